@@ -1,0 +1,315 @@
+"""The admin protocol: what a supervisor and an engine say to each other.
+
+HTTP with JSON bodies on the pod's loopback, under ``/admin/v1``, with a bearer token from a
+mounted file. This module holds the bodies only; the engine serves them and the supervisor's
+adapter sends them.
+
+==========================  =======================================================
+``GET  /status``            :class:`Status`
+``GET  /audit``             :class:`Audit`
+``GET  /diagnostics/KIND``  text; KIND is one of :class:`Diagnostic`
+``GET  /operations/ID``     :class:`Operation`
+``POST /trim``              :class:`TrimRequest`    -> 202 :class:`Operation`
+``POST /drain``             :class:`DrainRequest`   -> 202 :class:`Operation`
+``POST /resume``            :class:`ResumeRequest`  -> 200 :class:`Status`
+``POST /restart``           :class:`RestartRequest` -> 202 :class:`Operation`
+``POST /shutdown``          :class:`ShutdownRequest`-> 202 :class:`Operation`
+==========================  =======================================================
+
+Every failure answers with an :class:`ErrorBody`: 400 for a body that cannot be read, 401 for a
+missing or wrong token, 404 for an unknown operation, 409 for a call that was decided on another
+epoch or that meets another operation under way.
+
+A key that is absent or null is unknown, never zero. Sizes are bytes, times are seconds.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+PREFIX = "/admin/v1"
+
+OperationId = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
+]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+
+
+class Epoch(msgspec.Struct, frozen=True, order=True):
+    """The time between two (re)starts of an engine's worker.
+
+    ``boot_id`` is random for each start of the engine process; ``number`` grows by one with each
+    worker it starts. On the wire and in Kubernetes objects an epoch is ``BOOT_ID:NUMBER``.
+    """
+
+    boot_id: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.boot_id}:{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> Epoch:
+        """The epoch written as ``BOOT_ID:NUMBER``; ValueError otherwise."""
+        boot_id, separator, number = text.rpartition(":")
+        if not separator or not boot_id or not number.isdigit():
+            raise ValueError(f"epoch {text!r}: expected BOOT_ID:NUMBER, for example 3f9c21d0:4")
+        return cls(boot_id, int(number))
+
+
+class EngineState(StrEnum):
+    """Where an engine stands. New requests are taken in while warming, serving and restarting."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    SERVING = "serving"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Capability(StrEnum):
+    """What an engine can do; the remediation ladder skips the rungs it cannot."""
+
+    TRIM = "trim"
+    DRAIN = "drain"
+    RESTART_WORKER = "restart_worker"
+    RESTART_ENGINE = "restart_engine"
+    CARRY = "carry"
+    AUDIT = "audit"
+    DIAGNOSTICS = "diagnostics"
+
+
+class Role(StrEnum):
+    """What a process of the engine is for."""
+
+    FRONTEND = "frontend"
+    ZYGOTE = "zygote"
+    WORKER = "worker"
+    HOLDER = "holder"
+    OTHER = "other"
+
+
+class MemoryKind(StrEnum):
+    """Which memory a ledger entry or a budget speaks of."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+class Diagnostic(StrEnum):
+    """What can be asked of ``/diagnostics``."""
+
+    STACKS = "stacks"
+    GC = "gc"
+    TRACEMALLOC = "tracemalloc"
+    TORCH = "torch"
+
+
+class LedgerEntry(msgspec.Struct, omit_defaults=True):
+    """One owner of memory and what it says it holds.
+
+    ``bound`` is the most it will ever hold; null where the owner cannot say.
+    ``process`` is the role of the process that holds it.
+    """
+
+    owner: str
+    kind: MemoryKind
+    bytes: int
+    bound: int | None = None
+    process: Role = Role.WORKER
+
+
+class ProcessMemory(msgspec.Struct, omit_defaults=True):
+    """One process of the engine, by its own account.
+
+    ``malloc_in_use`` and ``malloc_retained`` are glibc's ``mallinfo2`` (in use: ``uordblks`` and
+    ``hblkhd``; retained: ``fordblks``). ``py_blocks`` is ``sys.getallocatedblocks()``, a count.
+    ``python_objects`` is the size of those blocks in bytes, which live in pymalloc's own arenas
+    and so outside malloc. ``shared`` is shared memory mapped by the process and owned by it.
+    """
+
+    role: Role
+    pid: int
+    malloc_in_use: int | None = None
+    malloc_retained: int | None = None
+    python_objects: int | None = None
+    py_blocks: int | None = None
+    shared: int | None = None
+
+
+class DeviceMemory(msgspec.Struct, omit_defaults=True):
+    """One accelerator as the engine sees it.
+
+    ``used`` and ``total`` come from ``cudaMemGetInfo`` and speak of the whole device;
+    ``torch_allocated`` and ``torch_reserved`` of the worker's allocator alone.
+    """
+
+    index: int
+    uuid: str | None = None
+    used: int | None = None
+    total: int | None = None
+    torch_allocated: int | None = None
+    torch_reserved: int | None = None
+
+
+class Load(msgspec.Struct, omit_defaults=True):
+    """Gauges and counters of work. Counters start at zero with each epoch.
+
+    ``inflight`` counts requests that the frontend accepted and has not yet answered; it may be
+    above ``running + waiting`` while the worker does not take them in.
+    """
+
+    running: int | None = None
+    waiting: int | None = None
+    inflight: int | None = None
+    requests_total: int | None = None
+    aborted_total: int | None = None
+    errors_total: int | None = None
+    prompt_tokens_total: int | None = None
+    generation_tokens_total: int | None = None
+    steps_total: int | None = None
+    preemptions_total: int | None = None
+
+
+class Status(msgspec.Struct, omit_defaults=True):
+    """An engine's whole account of itself. Answered by the frontend, also while a worker hangs.
+
+    ``report_age_s`` is the age of the worker's part (ledger, its process memory, steps); null
+    where no worker has reported in this epoch. ``injections`` names the faults that were
+    switched on for a test, so that nobody takes a laboratory for a production service.
+    """
+
+    state: EngineState
+    epoch: str
+    version: str
+    model: str
+    uptime_s: float
+    load: Load
+    processes: list[ProcessMemory] = []
+    devices: list[DeviceMemory] = []
+    ledger: list[LedgerEntry] = []
+    capabilities: list[Capability] = []
+    injections: list[str] = []
+    worker_starts: int = 0
+    report_age_s: float | None = None
+    restart_requested_by: str | None = None
+    operation: str | None = None
+
+
+class AuditFinding(msgspec.Struct):
+    """Two ledgers that disagree, or an owner outside its bound."""
+
+    rule: str
+    detail: str
+
+
+class Audit(msgspec.Struct):
+    """The outcome of holding every ledger against every other. ``idle`` says how strict it was."""
+
+    epoch: str
+    idle: bool
+    rules: list[str]
+    findings: list[AuditFinding]
+
+
+class Scope(StrEnum):
+    """How much of the engine a restart renews."""
+
+    WORKER = "worker"
+    ENGINE = "engine"
+
+
+class DrainMode(StrEnum):
+    """What becomes of running requests: they finish, are carried over a restart, or are aborted."""
+
+    FINISH = "finish"
+    CARRY = "carry"
+    ABORT = "abort"
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``expected_epoch`` is the fence: an engine in another epoch refuses the call (409)."""
+
+    operation_id: OperationId
+    expected_epoch: str
+
+
+class TrimRequest(_Request, kw_only=True):
+    """Give back what can be given back without disturbing a request."""
+
+
+class DrainRequest(_Request, kw_only=True):
+    """Take no new requests; see the running ones to their end before ``deadline_s``."""
+
+    mode: DrainMode = DrainMode.FINISH
+    deadline_s: Seconds = 30.0
+
+
+class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Serve again after a drain."""
+
+    expected_epoch: str
+
+
+class RestartRequest(_Request, kw_only=True):
+    """Renew the worker in place, or end the engine process so that its container restarts.
+
+    With ``scope: engine`` running requests end before ``deadline_s`` or are aborted; with
+    ``scope: worker`` and ``carry`` they go on in the next epoch.
+    """
+
+    scope: Scope = Scope.WORKER
+    carry: bool = True
+    deadline_s: Seconds = 30.0
+
+
+class ShutdownRequest(_Request, kw_only=True):
+    """Drain until ``deadline_s``, give everything back, exit with status 0."""
+
+    deadline_s: Seconds = 30.0
+
+
+class OperationState(StrEnum):
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class OperationStep(msgspec.Struct, omit_defaults=True):
+    """One step of an operation and what it gave back, where that was measured."""
+
+    name: str
+    duration_s: float
+    before_bytes: int | None = None
+    after_bytes: int | None = None
+    detail: str | None = None
+
+
+class Operation(msgspec.Struct, omit_defaults=True):
+    """A long call. The same ``operation_id`` again returns the same operation."""
+
+    id: str
+    kind: str
+    state: OperationState
+    epoch_before: str
+    started_at: float
+    epoch_after: str | None = None
+    finished_at: float | None = None
+    steps: list[OperationStep] = []
+    carried_requests: int | None = None
+    error: str | None = None
+
+
+class ErrorBody(msgspec.Struct, omit_defaults=True):
+    """Every failure. ``code`` is CamelCase and stable; ``message`` says what to do."""
+
+    code: str
+    message: str
+    epoch: str | None = None

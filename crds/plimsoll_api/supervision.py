@@ -1,0 +1,115 @@
+"""What the operator tells a supervisor: one JSON file, mounted from a ConfigMap.
+
+The renderer writes it from an InferenceService, the local mode writes the same file, and the
+supervisor reads it again whenever it changes. All sizes are bytes and all times are seconds:
+quantities and durations of the manifest were resolved by the renderer.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from plimsoll_api.admin import DrainMode
+
+CONFIG_FILE = "supervisor.json"
+
+PositiveBytes = Annotated[int, msgspec.Meta(gt=0)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Mode(StrEnum):
+    """``Observe`` records what it would have done; ``Recover`` does it."""
+
+    OBSERVE = "Observe"
+    RECOVER = "Recover"
+
+
+class Action(StrEnum):
+    """A rung of the remediation ladder, lightest first."""
+
+    TRIM = "Trim"
+    WORKER_RESTART = "WorkerRestart"
+    ENGINE_RESTART = "EngineRestart"
+    POD_REPLACE = "PodReplace"
+
+
+class EngineType(StrEnum):
+    PLIMSOLL = "plimsoll"
+
+
+class Budget(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Unexplained growth allowed within a window. ``limit_bytes`` is where the kernel kills."""
+
+    growth_bytes: PositiveBytes
+    window_s: PositiveSeconds
+    limit_bytes: PositiveBytes | None = None
+
+
+class MemoryPolicy(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A budget for host and for device memory; none means: watched, never acted on."""
+
+    host: Budget | None = None
+    device: Budget | None = None
+    warmup_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+
+
+class RestartBudget(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """At most ``count`` disruptive actions within ``window_s``; then none until a person resets."""
+
+    count: Annotated[int, msgspec.Meta(ge=0)] = 3
+    window_s: PositiveSeconds = 3600.0
+
+
+class Drain(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    mode: DrainMode = DrainMode.CARRY
+    deadline_s: PositiveSeconds = 30.0
+
+
+class Supervision(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    mode: Mode = Mode.OBSERVE
+    ladder: tuple[Action, ...] = (Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART)
+    drain: Drain = Drain()
+    restart_budget: RestartBudget = RestartBudget()
+    stall_timeout_s: PositiveSeconds = 120.0
+
+
+class ServiceRef(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The InferenceService this replica belongs to. ``uid`` is empty in local mode."""
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+
+
+class EngineEndpoint(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Where the engine answers: both on the pod's own loopback."""
+
+    type: EngineType
+    admin_url: str
+    serving_url: str
+    model: str = ""
+    version: str = ""
+
+
+class SupervisorConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The whole file. ``slots`` names the service's restart-slot Leases, empty in local mode."""
+
+    service: ServiceRef
+    engine: EngineEndpoint
+    memory: MemoryPolicy = MemoryPolicy()
+    supervision: Supervision = Supervision()
+    slots: tuple[str, ...] = ()
+    sample_interval_s: PositiveSeconds = 1.0
+
+
+def decode(data: bytes) -> SupervisorConfig:
+    """The configuration in ``data``; msgspec.DecodeError names the field that is wrong."""
+    return msgspec.json.decode(data, type=SupervisorConfig)
+
+
+def encode(config: SupervisorConfig) -> bytes:
+    """The same configuration always gives the same bytes, so that a ConfigMap does not flap."""
+    return msgspec.json.format(msgspec.json.encode(config, order="sorted"), indent=2) + b"\n"

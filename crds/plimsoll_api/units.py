@@ -1,0 +1,54 @@
+"""Quantities and durations as Kubernetes writes them, resolved to bytes and seconds."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+_SUFFIX = {
+    "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000), "": Fraction(1),
+    "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9), "T": Fraction(10**12),
+    "P": Fraction(10**15), "E": Fraction(10**18),
+    "Ki": Fraction(2**10), "Mi": Fraction(2**20), "Gi": Fraction(2**30), "Ti": Fraction(2**40),
+    "Pi": Fraction(2**50), "Ei": Fraction(2**60),
+}  # fmt: skip
+_QUANTITY = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)$")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
+_DURATION = re.compile(r"^(?:\d+(?:\.\d+)?(?:ms|h|m|s))+$")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def quantity(text: str | int | float) -> Fraction:
+    """The exact value of a Kubernetes quantity, for example ``512Mi``, ``1.5G``, ``100m``, ``2``."""
+    match = _QUANTITY.match(str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity; write for example 512Mi or 2Gi")
+    number, exponent, suffix = match.groups()
+    if exponent:
+        return Fraction(Decimal(number + exponent))
+    return Fraction(number) * _SUFFIX[suffix or ""]
+
+
+def parse_bytes(text: str | int) -> int:
+    """A memory quantity in whole bytes, rounded up."""
+    value = quantity(text)
+    return -((-value.numerator) // value.denominator)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in a duration such as ``90s``, ``10m``, ``1h30m``, ``250ms``."""
+    if not _DURATION.match(text):
+        raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
+    return sum(float(n) * _UNIT_S[unit] for n, unit in _DURATION_PART.findall(text))
+
+
+def format_bytes(value: float) -> str:
+    """A size for people, in binary units: ``1.5 GiB``, ``-312 KiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return (
+                f"{value:.0f} {unit}" if abs(value) >= 100 or unit == "B" else f"{value:.1f} {unit}"
+            )
+        value /= 1024
+    return f"{value:.1f} TiB"

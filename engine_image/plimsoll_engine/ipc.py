@@ -1,0 +1,179 @@
+"""The messages between the frontend and its worker.
+
+A Unix stream socket in the run directory; each message is a 4-byte big-endian length and a
+msgpack body. The worker connects after it was forked and says :class:`Hello` first. The frontend
+trusts only the worker of the epoch it started: it drops the connection of any other.
+
+Nothing here knows torch: the frontend imports it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from plimsoll_api.admin import AuditFinding, DeviceMemory, LedgerEntry, Load, OperationStep
+from plimsoll_api.admin import ProcessMemory as ProcessMemory
+
+LENGTH = struct.Struct(">I")
+MAX_MESSAGE_BYTES = 256 << 20
+
+
+class Sampling(msgspec.Struct, array_like=True):
+    """How the next token is chosen. ``temperature`` 0 is greedy. ``seed`` is always set: the
+    random number of token i depends on (seed, i) alone, so a carried request draws on as before."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+
+
+# ---- frontend to worker
+
+
+class Submit(msgspec.Struct, tag="submit"):
+    """A request. ``output_ids`` are the tokens that an earlier epoch already made (carry over);
+    they count towards ``sampling.max_tokens``."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    output_ids: list[int] = []
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    request_id: str
+
+
+class Trim(msgspec.Struct, tag="trim"):
+    operation_id: str
+
+
+class AuditQuery(msgspec.Struct, tag="audit"):
+    query_id: str
+
+
+class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
+    query_id: str
+    kind: str
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """Finish the step under way, answer no more tokens, give everything back, say Stopped, exit."""
+
+
+ToWorker = Submit | Abort | Trim | AuditQuery | DiagnosticQuery | Stop
+
+
+# ---- worker to frontend
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    epoch: int
+    pid: int
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The model is loaded and warm. ``max_model_len`` bounds prompt and output together."""
+
+    epoch: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    load_s: float
+
+
+class Token(msgspec.Struct, array_like=True):
+    """One new token. ``finish_reason`` is ``stop`` or ``length`` on the last one."""
+
+    request_id: str
+    token_id: int
+    finish_reason: str | None = None
+
+
+class Tokens(msgspec.Struct, tag="tokens"):
+    """The tokens of one step."""
+
+    step: int
+    tokens: list[Token]
+
+
+class Dropped(msgspec.Struct, tag="dropped"):
+    """A request that ended without a token: an error of its own, never of its neighbours."""
+
+    request_id: str
+    reason: str
+    message: str = ""
+
+
+class Report(msgspec.Struct, tag="report"):
+    """The worker's account of itself, at least once a second, also while idle."""
+
+    load: Load
+    memory: ProcessMemory
+    devices: list[DeviceMemory]
+    ledger: list[LedgerEntry]
+    prefix_hit_tokens_total: int = 0
+    prefix_query_tokens_total: int = 0
+    kv_blocks_used: int = 0
+    injections: list[str] = []
+
+
+class Trimmed(msgspec.Struct, tag="trimmed"):
+    operation_id: str
+    steps: list[OperationStep]
+
+
+class AuditReport(msgspec.Struct, tag="audited"):
+    query_id: str
+    idle: bool
+    rules: list[str]
+    findings: list[AuditFinding]
+
+
+class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
+    query_id: str
+    text: str
+
+
+class Stopped(msgspec.Struct, tag="stopped"):
+    """Everything was given back. Device bytes are torch's own count, exact; null on a CPU."""
+
+    device_allocated: int | None = None
+    device_baseline: int | None = None
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The worker cannot go on; it exits after this. ``message`` says what to do."""
+
+    message: str
+
+
+FromWorker = (
+    Hello
+    | Ready
+    | Tokens
+    | Dropped
+    | Report
+    | Trimmed
+    | AuditReport
+    | DiagnosticReport
+    | Stopped
+    | Failed
+)
+
+_encoder = msgspec.msgpack.Encoder()
+to_worker = msgspec.msgpack.Decoder(ToWorker)
+from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def frame(message: ToWorker | FromWorker) -> bytes:
+    """The bytes that carry ``message``, length first."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
