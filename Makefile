@@ -1,0 +1,82 @@
+# Each target does all of its own set-up; the first one on a fresh machine takes minutes,
+# because PyTorch brings its accelerator libraries along.
+#
+#   make demo       a leak, its incident and its cure on this machine: CPU, no cluster
+#   make test       every test that this machine can run
+#   make check      format, lint, types, import direction, generated files
+#   make cluster    a real one-node Kubernetes for a person (root, Debian)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST := $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-long test-gpu check format generate lock lab cluster cluster-down clean
+
+help:
+	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
+
+$(READY): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python >= 3.11 is needed; name one with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+setup: $(READY)
+
+demo: $(READY)
+	$(BIN)/plimsoll demo --out demo-report
+
+# The node tier needs root and Debian's containerd, runc and CNI plugins; the cluster tier needs
+# go, or KUBEBUILDER_ASSETS. `lab` installs and builds what is absent, once.
+lab: $(READY)
+	$(BIN)/python -m tests.lab setup
+
+test: $(READY) lab
+	$(PYTEST) -m 'not long'
+
+test-unit: $(READY)
+	$(PYTEST) tests/unit
+
+test-long: $(READY) lab
+	$(PYTEST) -m long --timeout 3600
+
+test-gpu: $(READY)
+	$(PYTEST) tests/gpu
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m plimsoll_api.generate --check
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+generate: $(READY)
+	$(BIN)/python -m plimsoll_api.generate
+
+# The lock names no registry host, so that a mirror can serve it.
+LOCK := $(BIN)/uv pip compile --quiet --no-emit-index-url --universal --python-version 3.11 \
+	--generate-hashes --custom-compile-command 'make lock' pyproject.toml
+lock: $(READY)
+	$(LOCK) --all-extras -o requirements/dev.txt
+	$(LOCK) --extra operator -c requirements/dev.txt -o requirements/operator.txt
+	$(LOCK) --extra sidecar -c requirements/dev.txt -o requirements/sidecar.txt
+	$(LOCK) --extra engine -c requirements/dev.txt -o requirements/engine.txt
+
+cluster: $(READY) lab
+	$(BIN)/python -m tests.lab up
+
+cluster-down: $(READY)
+	$(BIN)/python -m tests.lab down
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-report
