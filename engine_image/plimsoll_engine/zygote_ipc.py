@@ -1,0 +1,102 @@
+"""The messages between the frontend and the zygote, and what a zygote is started with.
+
+The zygote is started as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``.
+FD is its end of a Unix stream socketpair that it inherits; JSON is a :class:`WorkerConfig`. Each
+message is framed as in :mod:`plimsoll_engine.ipc`: a 4-byte big-endian length and a msgpack body.
+
+End of file on the socket means that the frontend is gone: the zygote kills its workers and exits.
+Its workers die with it (PR_SET_PDEATHSIG), and it dies with the frontend.
+
+Nothing here knows torch: the frontend imports it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_engine.ipc import LENGTH
+
+STACKS_DIRECTORY = "stacks"
+
+
+class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """All that a worker of any epoch is told when its zygote starts.
+
+    ``dtype`` is ``auto``, ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu`` or ``cuda``.
+    Null leaves a size to the worker. ``socket`` is the path of the frontend's Unix server socket;
+    ``inject`` is the text of ``PLIMSOLL_INJECT``, empty without faults.
+    """
+
+    model: str
+    run_dir: str
+    socket: str
+    dtype: str = "auto"
+    device: str = "auto"
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None
+    inject: str = ""
+
+
+def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
+    """Where process ``pid`` appends its stacks on SIGUSR1 (faulthandler, so also while it hangs)."""
+    return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
+
+
+# ---- frontend to zygote
+
+
+class Fork(msgspec.Struct, tag="fork"):
+    """Fork the worker of ``epoch``; it connects to the socket and says Hello with that number."""
+
+    epoch: int
+
+
+ToZygote = Fork
+
+
+# ---- zygote to frontend
+
+
+class ZygoteReady(msgspec.Struct, tag="ready"):
+    """Everything is imported; forks are taken from now on. ``import_s`` is how long that took."""
+
+    pid: int
+    import_s: float
+
+
+class Forked(msgspec.Struct, tag="forked"):
+    epoch: int
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, tag="fork_failed"):
+    """No worker was made: a second thread in the zygote, or no memory. ``message`` says which."""
+
+    epoch: int
+    message: str
+
+
+class Exited(msgspec.Struct, tag="exited"):
+    """A worker is gone and reaped. ``status`` is its exit code, or minus the signal's number."""
+
+    epoch: int
+    pid: int
+    status: int
+
+
+FromZygote = ZygoteReady | Forked | ForkFailed | Exited
+
+_encoder = msgspec.msgpack.Encoder()
+to_zygote = msgspec.msgpack.Decoder(ToZygote)
+from_zygote = msgspec.msgpack.Decoder(FromZygote)
+
+
+def frame(message: ToZygote | FromZygote) -> bytes:
+    """The bytes that carry ``message``, length first."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
