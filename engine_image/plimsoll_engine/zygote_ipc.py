@@ -43,7 +43,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
-    """Where process ``pid`` appends its stacks on SIGUSR1 (faulthandler, so also while it hangs)."""
+    """Where process ``pid`` appends its stacks on SIGUSR1: by faulthandler, so also in a hang."""
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
 
