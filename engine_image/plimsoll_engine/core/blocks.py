@@ -1,0 +1,144 @@
+"""The pool of KV blocks: who holds which, and which still hold a prompt's beginning.
+
+A block is in one of three states: *used* (referenced by one or more requests), *cached* (by none,
+but its contents have a hash, so a later prompt may take it again) or *free*. The three counts add
+up to the pool's size at every moment. Only numbers live here; the tensors are the runner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from plimsoll_engine.core.lru import LruCache
+
+
+INDEX_ENTRY_BYTES = 400
+"""Of one cached block's hash in the cache's dictionaries and its key (CPython 3.11, rounded up)."""
+
+
+class BlockPool:
+    """``num_blocks`` blocks of ``block_size`` tokens each.
+
+    The prefix cache maps a block's hash to its number. Blocks in use are pinned in it; the others
+    are evicted, least recently used first, when the free blocks are spent.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks {num_blocks}, block_size {block_size}: at least 1 each")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
+        self._references = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self.prefix) - self.prefix.pinned
+
+    @property
+    def used(self) -> int:
+        return sum(1 for count in self._references if count)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated now: free ones and those that may be evicted."""
+        return self.free + self.cached
+
+    def blocks_for(self, tokens: int) -> int:
+        """How many blocks hold ``tokens`` tokens."""
+        return -(-tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """``count`` blocks with one reference each, or None where there are not as many."""
+        if count > self.available:
+            return None
+        if count > len(self._free):
+            self._forget(self.prefix.evict(count - len(self._free)))
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def lookup(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest cached beginning, without taking them."""
+        found = []
+        for key in hashes:
+            block = self.prefix.get(key)
+            if block is None:
+                break
+            self.prefix.touch(key)
+            found.append(block)
+        return found
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Take one more reference to each of ``blocks``, which :meth:`lookup` found."""
+        for block in blocks:
+            if self._references[block] == 0:
+                self.prefix.pin(self._hash_of(block))
+            self._references[block] += 1
+
+    def register(self, block: int, key: bytes) -> None:
+        """Offer the full block to later prompts, unless another block holds the same contents."""
+        if key in self.prefix or self._hashes[block] is not None:
+            return
+        # There is an entry for each block at most, so the cache never evicts here.
+        self.prefix.put(key, block)
+        self.prefix.pin(key)
+        self._hashes[block] = key
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give one reference back for each block; the last blocks of a prompt are evicted first."""
+        for block in reversed(blocks):
+            if self._references[block] < 1:
+                raise AssertionError(f"block {block} was released more often than it was taken")
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            key = self._hashes[block]
+            if key is None:
+                self._free.append(block)
+            else:
+                self.prefix.unpin(key)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached block that no request uses; returns how many became free."""
+        evicted = self.prefix.evict(len(self.prefix))
+        self._forget(evicted)
+        return len(evicted)
+
+    def index_bytes(self) -> int:
+        """Host memory of the prefix cache's index; the contents are in the pool's tensors."""
+        return len(self.prefix) * INDEX_ENTRY_BYTES
+
+    @property
+    def index_bytes_bound(self) -> int:
+        return self.num_blocks * INDEX_ENTRY_BYTES
+
+    def problems(self) -> list[str]:
+        """What is wrong with this pool, for the audit; nothing on a sound one."""
+        found = self.prefix.problems()
+        if self.free + self.used + self.cached != self.num_blocks:
+            found.append(
+                f"{self.free} free + {self.used} used + {self.cached} cached blocks"
+                f" are not the pool's {self.num_blocks}"
+            )
+        if len(set(self._free)) != len(self._free):
+            found.append("a block is free twice")
+        return found
+
+    def _hash_of(self, block: int) -> bytes:
+        key = self._hashes[block]
+        if key is None:
+            raise AssertionError(f"block {block} is neither used nor cached")
+        return key
+
+    def _forget(self, evicted: list[tuple[bytes, int]]) -> None:
+        for _, block in evicted:
+            self._hashes[block] = None
+            self._free.append(block)

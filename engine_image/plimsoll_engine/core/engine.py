@@ -1,0 +1,167 @@
+"""The engine: requests in, one step at a time, tokens out.
+
+A step that fails is looked into: the requests of its batch are computed again one by one, and only
+the one that fails alone is dropped. An error that leaves the device unusable ends the worker.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from plimsoll_engine.core.blocks import BlockPool
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.scheduler import Chunk, Scheduler
+from plimsoll_engine.ipc import Dropped, Submit, Token
+
+
+TOKEN_BYTES = 40
+"""A token of a running request: a list slot and an int object (CPython 3.11)."""
+
+
+class DeviceLostError(RuntimeError):
+    """The device answers no more (a CUDA fault is sticky): only a new process helps."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    tokens: list[Token] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since this worker started."""
+
+    requests: int = 0
+    aborted: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+
+
+class Engine:
+    """All requests of one worker. Not thread-safe: the worker's loop alone calls it."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.counters = Counters()
+        self.requests: dict[str, Request] = {}
+        self._suspects: deque[str] = deque()
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.scheduler.pool
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.requests)
+
+    def make_request(self, submit: Submit) -> Request:
+        return Request.of(submit)
+
+    def submit(self, submit: Submit) -> Dropped | None:
+        """Queue a request; the refusal of one that can never run."""
+        if submit.request_id in self.requests:
+            return self._refused(submit.request_id, "a request of this id is already running")
+        request = self.make_request(submit)
+        if (why := self.scheduler.refusal(request)) is not None:
+            return self._refused(submit.request_id, why)
+        self.counters.requests += 1
+        self.counters.prompt_tokens += request.num_prompt
+        self.requests[request.request_id] = request
+        self.scheduler.add(request)
+        return None
+
+    def abort(self, request_id: str) -> bool:
+        """End a request without an answer; False where it is unknown or already ended."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        self.counters.aborted += 1
+        self._end(request)
+        return True
+
+    def step(self) -> StepOutput:
+        """Compute one batch. Raises :class:`DeviceLostError` when no further step can work."""
+        only = self._next_suspect()
+        chunks = self.scheduler.schedule(only)
+        if not chunks:
+            return StepOutput()
+        self.counters.steps += 1
+        try:
+            tokens = self.runner.run(chunks)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
+            message = f"{type(error).__name__}: {error}"
+        else:
+            return self._accept(chunks, tokens)
+        return self._failed(chunks, message)
+
+    def _accept(self, chunks: list[Chunk], tokens: dict[str, int]) -> StepOutput:
+        output = StepOutput()
+        for chunk in chunks:
+            request = chunk.request
+            self.scheduler.computed(chunk)
+            token_id = tokens.get(request.request_id)
+            if token_id is None:
+                continue
+            request.token_ids.append(token_id)
+            self.counters.generation_tokens += 1
+            reason = request.finish_reason(token_id, self.scheduler.max_model_len)
+            output.tokens.append(Token(request.request_id, token_id, reason))
+            if reason is not None:
+                self._end(request)
+        return output
+
+    def _failed(self, chunks: list[Chunk], message: str) -> StepOutput:
+        self._check_device(message)
+        requests = [chunk.request for chunk in chunks]
+        if len(requests) == 1:
+            self.counters.errors += 1
+            self._end(requests[0])
+            return StepOutput(dropped=[Dropped(requests[0].request_id, "error", message)])
+        for request in reversed(requests):
+            self.scheduler.preempt(request)
+        self._suspects.extend(request.request_id for request in requests)
+        return StepOutput()
+
+    def _next_suspect(self) -> Request | None:
+        while self._suspects:
+            request = self.requests.get(self._suspects.popleft())
+            if request is not None and request in self.scheduler.waiting:
+                return request
+        return None
+
+    def _check_device(self, message: str) -> None:
+        if self.runner.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.runner.device)
+        except RuntimeError as error:
+            raise DeviceLostError(f"{message}; the device is lost: {error}") from None
+
+    def _end(self, request: Request) -> None:
+        del self.requests[request.request_id]
+        self.scheduler.remove(request)
+        request.release(self.pool)
+
+    def _refused(self, request_id: str, message: str) -> Dropped:
+        self.counters.errors += 1
+        return Dropped(request_id, "invalid", message)
+
+    def request_bytes(self) -> int:
+        """Host memory of the live requests' tokens."""
+        return TOKEN_BYTES * sum(len(request.token_ids) for request in self.requests.values())
+
+    def close(self) -> None:
+        """Release every request and let go of model and KV pool. Again does nothing more."""
+        for request in list(self.requests.values()):
+            self._end(request)
+        self._suspects.clear()
+        self.pool.reset_prefix_cache()
+        self.runner.close()

@@ -1,0 +1,27 @@
+"""Hashes of full blocks: each covers its own tokens and, through its parent, all before them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from plimsoll_engine.core.request import Request
+
+HASH_BYTES = 16
+"""128 bits: a collision would serve another prompt's keys and values; 2**64 blocks away."""
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of one full block after ``parent`` (empty for the first block of a prompt)."""
+    return blake2b(array("q", token_ids).tobytes(), digest_size=HASH_BYTES, key=parent).digest()
+
+
+def extend_block_hashes(request: Request, block_size: int) -> None:
+    """Hash the blocks of ``request`` that became full since the last call."""
+    hashes = request.block_hashes
+    for start in range(len(hashes) * block_size, len(request.token_ids), block_size):
+        tokens = request.token_ids[start : start + block_size]
+        if len(tokens) < block_size:
+            break
+        hashes.append(hash_block(hashes[-1] if hashes else b"", tokens))

@@ -1,0 +1,77 @@
+"""One request in the worker, from its submission to its one release.
+
+A finished request must die by reference counting alone: it holds tokens, block numbers and hashes,
+and never a callable that holds the request. Whoever computes something about a request is a
+function that is handed the request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from plimsoll_engine.ipc import Sampling, Submit
+
+if TYPE_CHECKING:
+    from plimsoll_engine.core.blocks import BlockPool
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Request:
+    """``computed`` counts the tokens whose keys and values are in the pool."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt: int
+    sampling: Sampling
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    registered: int = 0
+    computed: int = 0
+    cached_tokens: int = 0
+    released: bool = False
+
+    @classmethod
+    def of(cls, submit: Submit) -> Request:
+        """The request that a message asks for; a carried one goes on after its ``output_ids``."""
+        return cls(
+            request_id=submit.request_id,
+            token_ids=submit.prompt_ids + submit.output_ids,
+            num_prompt=len(submit.prompt_ids),
+            sampling=submit.sampling,
+        )
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def uncomputed(self) -> int:
+        """Tokens whose keys and values the next steps must compute, at least 1 while alive."""
+        return len(self.token_ids) - self.computed
+
+    @property
+    def max_length(self) -> int:
+        """Prompt and output together when all of ``max_tokens`` are made."""
+        return self.num_prompt + self.sampling.max_tokens
+
+    def finish_reason(self, token_id: int, max_model_len: int) -> str | None:
+        """Why the request ends after its newest token, or None where it goes on."""
+        if not self.sampling.ignore_eos and token_id in self.sampling.stop_token_ids:
+            return "stop"
+        length = min(self.max_length, max_model_len)
+        return "length" if len(self.token_ids) >= length else None
+
+    def drop_blocks(self, pool: BlockPool) -> None:
+        """Give the blocks back; what they held must be computed again (preemption)."""
+        pool.release(self.block_ids)
+        self.block_ids = []
+        self.registered = self.computed = 0
+
+    def release(self, pool: BlockPool) -> None:
+        """The one end of every request, whatever its outcome. A second call does nothing."""
+        if self.released:
+            return
+        self.released = True
+        self.drop_blocks(pool)
+        self.block_hashes = []

@@ -1,0 +1,73 @@
+"""The sizes of one engine, resolved from what was asked for and what the machine has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from plimsoll_engine.zygote_ipc import WorkerConfig
+
+BLOCK_SIZE = 16
+CUDA_KV_FRACTION = 0.8
+"""Of the device memory that is free once the weights are there; the rest is for activations."""
+CPU_KV_BYTES = 64 << 20
+
+
+class SettingsError(ValueError):
+    """A size that cannot be; the message names the flag."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+
+
+def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """Bytes that one token's keys and values take over all layers."""
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * dim * dtype.itemsize)
+
+
+def resolve(asked: WorkerConfig, config: Any, dtype: torch.dtype, device: torch.device) -> Settings:
+    """Fill in what was not asked for. Call it after the weights were loaded."""
+    for name in (
+        "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
+    ):  # fmt: skip
+        value = getattr(asked, name)
+        if value is not None and value < 1:
+            raise SettingsError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    cuda = device.type == "cuda"
+    positions = int(config.max_position_embeddings)
+    max_model_len = asked.max_model_len or positions
+    if max_model_len > positions:
+        raise SettingsError(
+            f"--max-model-len {max_model_len}: the model has {positions} positions"
+            f" (max_position_embeddings)"
+        )
+    block_size = asked.block_size or BLOCK_SIZE
+    num_blocks = asked.num_blocks
+    if num_blocks is None:
+        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_FRACTION) if cuda else CPU_KV_BYTES
+        num_blocks = room // (kv_bytes_per_token(config, dtype) * block_size)
+    if num_blocks * block_size < max_model_len:
+        if asked.max_model_len is not None and asked.num_blocks is None:
+            raise SettingsError(
+                f"--max-model-len {max_model_len}: only {num_blocks} KV blocks of {block_size}"
+                f" tokens fit into memory; lower it"
+            )
+        max_model_len = num_blocks * block_size
+    if max_model_len < 2:
+        raise SettingsError("there is no memory for even one KV block after the weights")
+    return Settings(
+        max_num_seqs=asked.max_num_seqs or (256 if cuda else 32),
+        max_model_len=max_model_len,
+        max_num_batched_tokens=asked.max_num_batched_tokens or (8192 if cuda else 1024),
+        block_size=block_size,
+        num_blocks=num_blocks,
+    )

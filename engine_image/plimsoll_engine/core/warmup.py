@@ -1,0 +1,41 @@
+"""One throw-away round through the engine before it serves.
+
+It runs the largest prefill and the widest decode step, so that every library, kernel and buffer
+exists and the process has its largest working memory before the baseline is taken.
+"""
+
+from __future__ import annotations
+
+from plimsoll_engine.core.engine import Counters, Engine
+from plimsoll_engine.ipc import Sampling, Submit
+
+
+class WarmUpError(RuntimeError):
+    """The model cannot compute a throw-away request; the message is the model's."""
+
+
+def warm_up(engine: Engine) -> None:
+    """Run the round and leave the engine as if it never was; raises :class:`WarmUpError`."""
+    scheduler = engine.scheduler
+    longest = min(
+        scheduler.max_num_batched_tokens,
+        scheduler.max_model_len - 2,
+        engine.pool.num_blocks * engine.pool.block_size - 2,
+    )
+    width = min(scheduler.max_num_seqs, engine.pool.num_blocks)
+    _round(engine, [max(1, longest)], temperature=0.0)
+    _round(engine, [1] * width, temperature=1.0)
+    engine.pool.reset_prefix_cache()
+    engine.counters = Counters()
+    scheduler.preemptions_total = 0
+    scheduler.prefix_query_tokens_total = scheduler.prefix_hit_tokens_total = 0
+
+
+def _round(engine: Engine, lengths: list[int], temperature: float) -> None:
+    sampling = Sampling(max_tokens=2, temperature=temperature, ignore_eos=True)
+    for number, length in enumerate(lengths):
+        engine.submit(Submit(f"warm-up-{number}", [number % 7] * length, sampling))
+    while engine.has_work:
+        output = engine.step()
+        if output.dropped:
+            raise WarmUpError(f"warm-up: {output.dropped[0].message}")

@@ -1,0 +1,52 @@
+"""Who holds how much: each owner of memory declares its bytes and the most it will ever hold.
+
+An owner is a function that counts, not a number, so that the ledger cannot go stale; the functions
+belong to the engine's parts, and the ledger is cleared at shutdown before they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from plimsoll_api.admin import LedgerEntry, MemoryKind
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    name: str
+    kind: MemoryKind
+    count: Callable[[], int]
+    bound: int | None
+
+
+class Ledger:
+    """The owners of one worker, by name."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Owner] = {}
+
+    def register(
+        self, name: str, kind: MemoryKind, count: Callable[[], int], bound: int | None
+    ) -> None:
+        """Add an owner; ``count`` gives its bytes now, ``bound`` the most, None where unknown."""
+        if name in self._owners:
+            raise ValueError(f"ledger owner {name!r} is already registered")
+        self._owners[name] = Owner(name, kind, count, bound)
+
+    def entries(self) -> list[LedgerEntry]:
+        return [
+            LedgerEntry(owner.name, owner.kind, owner.count(), owner.bound)
+            for owner in self._owners.values()
+        ]
+
+    def problems(self) -> list[str]:
+        """The owners outside their bounds."""
+        return [
+            f"{entry.owner} holds {entry.bytes} bytes, its bound is {entry.bound}"
+            for entry in self.entries()
+            if entry.bound is not None and entry.bytes > entry.bound
+        ]
+
+    def clear(self) -> None:
+        self._owners.clear()

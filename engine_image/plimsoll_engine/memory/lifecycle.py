@@ -1,0 +1,161 @@
+"""From nothing to a warm engine, and back to nothing.
+
+``shutdown()`` is explicit, complete and may be called again: after success, after a start that
+failed at any stage, and after a failed forward. Nothing relies on ``__del__``, on the garbage
+collector or on the end of the process. On CUDA the bytes that torch has allocated are the baseline
+again, exactly; the baseline is taken when the context exists and its libraries have run once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plimsoll_api.admin import MemoryKind
+from plimsoll_engine.core import settings as sizes
+from plimsoll_engine.core.blocks import BlockPool
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.warmup import warm_up
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.models import loader
+from plimsoll_engine.zygote_ipc import WorkerConfig
+
+GC_THRESHOLDS = (20_000, 50, 1_000)
+"""Allocations before a young collection, and young ones before the older ones: a full collection
+stops every stream, and no request of ours needs one to die."""
+
+
+class Lifecycle:
+    """One engine's memory, from the first byte to the last."""
+
+    def __init__(self, config: WorkerConfig, engine_type: type[Engine] = Engine) -> None:
+        self.config = config
+        self.engine_type = engine_type
+        self.ledger = Ledger()
+        self.device: torch.device | None = None
+        self.settings: sizes.Settings | None = None
+        self.engine: Engine | None = None
+        self.device_baseline: int | None = None
+        self._model: Any = None
+        self._thresholds: tuple[int, int, int] | None = None
+
+    def start(self) -> Engine:
+        """Load, size, warm up. Whatever fails, everything is given back before it is raised."""
+        try:
+            self._start()
+        except BaseException as error:
+            self.shutdown()
+            # The frames of the traceback hold what they were building.
+            traceback.clear_frames(error.__traceback__)
+            raise
+        assert self.engine is not None
+        return self.engine
+
+    def _start(self) -> None:
+        folder = Path(self.config.model)
+        self.device = loader.choose_device(self.config.device)
+        config = loader.load_config(folder)
+        dtype = loader.choose_dtype(self.config.dtype, config, self.device)
+        torch.set_float32_matmul_precision("highest")
+        self.device_baseline = device_baseline(self.device)
+        self._model = loader.load_model(folder, config, dtype, self.device)
+        self.settings = sizes.resolve(self.config, config, dtype, self.device)
+        runner = Runner(self._model, self.settings.num_blocks, self.settings.block_size)
+        pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
+        scheduler = Scheduler(
+            pool,
+            self.settings.max_num_seqs,
+            self.settings.max_num_batched_tokens,
+            self.settings.max_model_len,
+        )
+        self.engine = self.engine_type(runner, scheduler)
+        self._register_owners()
+        warm_up(self.engine)
+        self._thresholds = gc.get_threshold()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+
+    def _register_owners(self) -> None:
+        assert self.engine is not None
+        assert self.device is not None
+        tensors = MemoryKind.DEVICE if self.device.type == "cuda" else MemoryKind.HOST
+        runner, pool = self.engine.runner, self.engine.pool
+        weights = sum(tensor.nbytes for tensor in _tensors(self._model))
+        self.ledger.register("weights", tensors, lambda: weights, weights)
+        self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes)
+        self.ledger.register(
+            "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
+        )
+        self.ledger.register("requests", MemoryKind.HOST, self.engine.request_bytes, None)
+
+    def shutdown(self) -> None:
+        """Give everything back. Again does nothing more."""
+        self.ledger.clear()
+        if self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
+            gc.unfreeze()
+            self._thresholds = None
+        cuda = self.device is not None and self.device.type == "cuda"
+        if cuda:
+            with contextlib.suppress(RuntimeError):  # a lost device cannot be waited for
+                torch.cuda.synchronize(self.device)
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+        if self._model is not None:
+            empty(self._model)
+            self._model = None
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        if cuda:
+            release_device_caches()
+
+    def device_allocated(self) -> int | None:
+        """Bytes that torch has allocated on the device now; None on a CPU."""
+        if self.device is None or self.device.type != "cuda":
+            return None
+        return torch.cuda.memory_allocated(self.device)
+
+
+def _tensors(model: Any) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def empty(model: Any) -> None:
+    """Take every tensor out of ``model``, so that no reference to a module keeps weights alive."""
+    for module in model.modules():
+        module._parameters.clear()
+        module._buffers.clear()
+
+
+def device_baseline(device: torch.device) -> int | None:
+    """Bytes allocated once the context exists and its libraries ran once; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    for dtype in (torch.float32, torch.bfloat16):
+        square = torch.ones(64, 64, dtype=dtype, device=device)
+        torch.nn.functional.linear(square, square).softmax(dim=-1)
+    torch.cuda.synchronize(device)
+    del square
+    release_device_caches()
+    return torch.cuda.memory_allocated(device)
+
+
+def release_device_caches() -> None:
+    """Give back what torch keeps for later: cuBLAS workspaces and free segments."""
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()

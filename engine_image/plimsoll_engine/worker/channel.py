@@ -1,0 +1,53 @@
+"""The worker's end of the socket to its frontend."""
+
+from __future__ import annotations
+
+import select
+import socket
+
+from plimsoll_engine import ipc
+from plimsoll_engine.worker.framing import FrameReader
+
+SEND_TIMEOUT_S = 30.0
+"""A frontend that reads nothing for so long is hung or gone; the worker must not hang with it."""
+CONNECT_TIMEOUT_S = 10.0
+
+
+class FrontendGoneError(ConnectionError):
+    """The frontend closed the socket or does not read it: the worker has nobody to work for."""
+
+
+class Channel:
+    """Sends in full, receives without waiting longer than asked."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            raise FrontendGoneError(f"frontend socket {path}: {error}") from None
+        self._socket.settimeout(SEND_TIMEOUT_S)
+        self._reader = FrameReader()
+
+    def send(self, message: ipc.FromWorker) -> None:
+        try:
+            self._socket.sendall(ipc.frame(message))
+        except OSError as error:
+            raise FrontendGoneError(f"frontend socket: {error}") from None
+
+    def receive(self, timeout_s: float) -> list[ipc.ToWorker]:
+        """What has arrived, after waiting at most ``timeout_s`` for the first byte."""
+        readable, _, _ = select.select([self._socket], [], [], timeout_s)
+        if not readable:
+            return []
+        try:
+            data = self._socket.recv(1 << 20)
+        except OSError as error:
+            raise FrontendGoneError(f"frontend socket: {error}") from None
+        if not data:
+            raise FrontendGoneError("the frontend closed the socket")
+        return [ipc.to_worker.decode(body) for body in self._reader.feed(data)]
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,154 @@
+"""One worker: connect, load, warm up, then serve until it is told to stop.
+
+One thread. Messages are read between steps, a step never waits for the frontend, and a report goes
+out at least once a second, also while idle.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+
+import torch
+
+from plimsoll_api.admin import Load
+from plimsoll_engine import ipc
+from plimsoll_engine.core.engine import DeviceLostError, Engine
+from plimsoll_engine.core.settings import SettingsError
+from plimsoll_engine.core.warmup import WarmUpError
+from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.memory.segments import PythonObjects, device_memory, process_memory
+from plimsoll_engine.models.loader import LoadError
+from plimsoll_engine.worker.channel import Channel, FrontendGoneError
+from plimsoll_engine.worker.process import write_stacks_on_sigusr1
+from plimsoll_engine.zygote_ipc import WorkerConfig
+
+REPORT_INTERVAL_S = 0.5
+
+
+def run(config: WorkerConfig, epoch: int) -> int:
+    """The whole life of a worker in a freshly forked process; the exit status."""
+    write_stacks_on_sigusr1(config.run_dir, "worker")
+    random.seed()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+    try:
+        channel = Channel(config.socket)
+    except FrontendGoneError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 1
+    lifecycle = Lifecycle(config)
+    try:
+        channel.send(ipc.Hello(epoch, os.getpid()))
+        begun = time.monotonic()
+        engine = lifecycle.start()
+        settings = lifecycle.settings
+        assert settings is not None
+        channel.send(
+            ipc.Ready(
+                epoch=epoch,
+                max_model_len=settings.max_model_len,
+                num_blocks=settings.num_blocks,
+                block_size=settings.block_size,
+                load_s=time.monotonic() - begun,
+            )
+        )
+        Worker(engine, lifecycle, channel).serve()
+    except FrontendGoneError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 1
+    except (LoadError, SettingsError, WarmUpError, DeviceLostError) as error:
+        return _fail(channel, str(error))
+    except Exception as error:  # noqa: BLE001 - the last line of defence: say it, then exit
+        sys.excepthook(*sys.exc_info())
+        return _fail(channel, f"{type(error).__name__}: {error}")
+    else:
+        return 0
+    finally:
+        lifecycle.shutdown()
+        channel.close()
+
+
+def _fail(channel: Channel, message: str) -> int:
+    print(f"worker: {message}", file=sys.stderr)
+    try:
+        channel.send(ipc.Failed(message))
+    except FrontendGoneError as error:
+        print(f"worker: {error}", file=sys.stderr)
+    return 1
+
+
+class Worker:
+    """The loop between the channel and the engine."""
+
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, channel: Channel) -> None:
+        self.engine = engine
+        self.lifecycle = lifecycle
+        self.channel = channel
+        self.python = PythonObjects()
+        self.stopping = False
+        self._next_report = 0.0
+
+    def serve(self) -> None:
+        """Until Stop. Raises :class:`FrontendGoneError` and :class:`DeviceLostError`."""
+        while not self.stopping:
+            wait_s = 0.0 if self.engine.has_work else self._next_report - time.monotonic()
+            for message in self.channel.receive(max(0.0, wait_s)):
+                self._handle(message)
+            if self.stopping:
+                break
+            if self.engine.has_work:
+                self._step()
+            if time.monotonic() >= self._next_report:
+                self._next_report = time.monotonic() + REPORT_INTERVAL_S
+                self.channel.send(self._report())
+        self._stop()
+
+    def _step(self) -> None:
+        output = self.engine.step()
+        if output.tokens:
+            self.channel.send(ipc.Tokens(self.engine.counters.steps, output.tokens))
+        for dropped in output.dropped:
+            self.channel.send(dropped)
+
+    def _handle(self, message: ipc.ToWorker) -> None:
+        match message:
+            case ipc.Submit():
+                refusal = self.engine.submit(message)
+                if refusal is not None:
+                    self.channel.send(refusal)
+            case ipc.Abort(request_id):
+                self.engine.abort(request_id)
+            case ipc.Stop():
+                self.stopping = True
+
+    def _report(self) -> ipc.Report:
+        engine, counters = self.engine, self.engine.counters
+        scheduler = engine.scheduler
+        return ipc.Report(
+            load=Load(
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+                requests_total=counters.requests,
+                aborted_total=counters.aborted,
+                errors_total=counters.errors,
+                prompt_tokens_total=counters.prompt_tokens,
+                generation_tokens_total=counters.generation_tokens,
+                steps_total=counters.steps,
+                preemptions_total=scheduler.preemptions_total,
+            ),
+            memory=process_memory(self.python),
+            devices=device_memory(engine.runner.device),
+            ledger=self.lifecycle.ledger.entries(),
+            prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
+            prefix_query_tokens_total=scheduler.prefix_query_tokens_total,
+            kv_blocks_used=engine.pool.used,
+        )
+
+    def _stop(self) -> None:
+        lifecycle = self.lifecycle
+        del self.engine
+        lifecycle.shutdown()
+        self.channel.send(ipc.Stopped(lifecycle.device_allocated(), lifecycle.device_baseline))

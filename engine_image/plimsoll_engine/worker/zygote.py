@@ -1,0 +1,178 @@
+"""The zygote: torch and the model code imported, no CUDA context, one thread; workers fork off it.
+
+Started by the frontend as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``
+(:mod:`plimsoll_engine.zygote_ipc`). A fork copies one thread only, so a lock that another thread
+held would stay locked in the child for ever, and an OpenMP pool would be gone while its library
+waits for it. Hence: thread counts are set before numpy and torch load, no tensor operation is run
+here, ``torch.cuda.is_available()`` is never asked, and the number of threads is checked before each
+fork.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before any library that would start a thread pool on import.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import argparse
+import contextlib
+import gc
+import importlib
+import select
+import signal
+import socket
+import sys
+import time
+from typing import NoReturn
+
+import msgspec
+
+from plimsoll_engine import zygote_ipc
+from plimsoll_engine.worker.framing import FrameReader
+from plimsoll_engine.worker.process import die_with_parent, threads
+from plimsoll_engine.zygote_ipc import Exited, Fork, Forked, ForkFailed, WorkerConfig, ZygoteReady
+
+IMPORTS = (
+    "torch",
+    "safetensors.torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.modeling_utils",
+    "transformers.masking_utils",
+    "transformers.models.qwen3.modeling_qwen3",
+    "plimsoll_engine.worker.main",
+)
+OPTIONAL_IMPORTS = ("triton",)
+
+
+class Zygote:
+    """Forks workers on demand and reaps them."""
+
+    def __init__(self, control: socket.socket, config: WorkerConfig) -> None:
+        self.control = control
+        self.config = config
+        self.reader = FrameReader()
+        self.workers: dict[int, tuple[int, int]] = {}
+        """pidfd -> (epoch, pid)"""
+
+    def serve(self) -> None:
+        """Until the frontend is gone; then no worker is left."""
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        try:
+            while True:
+                for fd, _ in poll.poll():
+                    if fd in self.workers:
+                        poll.unregister(fd)
+                        self._reap(fd)
+                    elif not self._read_control(poll):
+                        return
+        except OSError as error:
+            # The frontend went while it was written to.
+            print(f"zygote: control socket: {error}", file=sys.stderr)
+        finally:
+            self._kill_workers()
+
+    def _read_control(self, poll: select.poll) -> bool:
+        data = self.control.recv(65536)
+        for body in self.reader.feed(data):
+            message = zygote_ipc.to_zygote.decode(body)
+            fd = self._fork(message)
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        return bool(data)
+
+    def send(self, message: zygote_ipc.FromZygote) -> None:
+        self.control.sendall(zygote_ipc.frame(message))
+
+    def _fork(self, message: Fork) -> int | None:
+        names = threads()
+        if len(names) != 1:
+            why = f"the zygote has {len(names)} threads ({', '.join(names)}); a fork would copy one"
+            self.send(ForkFailed(message.epoch, why))
+            return None
+        zygote = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.send(ForkFailed(message.epoch, f"fork: {error}"))
+            return None
+        if pid == 0:
+            self._become_worker(message.epoch, zygote)
+        fd = os.pidfd_open(pid)
+        self.workers[fd] = (message.epoch, pid)
+        self.send(Forked(message.epoch, pid))
+        return fd
+
+    def _become_worker(self, epoch: int, zygote: int) -> NoReturn:
+        """The child's whole life; it never returns into the zygote's code."""
+        status = 1
+        try:
+            die_with_parent(zygote)
+            self.control.close()
+            for fd in self.workers:
+                os.close(fd)
+            from plimsoll_engine.worker import main
+
+            status = main.run(self.config, epoch)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self, fd: int) -> None:
+        epoch, pid = self.workers.pop(fd)
+        os.close(fd)
+        _, status = os.waitpid(pid, 0)
+        self.send(Exited(epoch, pid, os.waitstatus_to_exitcode(status)))
+
+    def _kill_workers(self) -> None:
+        for fd, (_, pid) in self.workers.items():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(fd)
+        self.workers.clear()
+
+
+def import_everything() -> None:
+    """What every worker needs, once."""
+    for name in IMPORTS:
+        importlib.import_module(name)
+    for name in OPTIONAL_IMPORTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.zygote")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--config", required=True, help="a WorkerConfig in JSON")
+    arguments = parser.parse_args()
+    die_with_parent(os.getppid())
+    # The terminal's Ctrl-C goes to the whole group; the frontend decides when workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = msgspec.json.decode(arguments.config, type=WorkerConfig)
+    control = socket.socket(fileno=arguments.control_fd)
+    begun = time.monotonic()
+    import_everything()
+    # Objects of before the fork are nobody's garbage: a collection in a worker need not look at
+    # them, and so does not copy their pages.
+    gc.collect()
+    gc.freeze()
+    zygote = Zygote(control, config)
+    zygote.send(ZygoteReady(os.getpid(), time.monotonic() - begun))
+    zygote.serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the libraries' own clean-up takes longer than all else and prints of itself
+
+
+if __name__ == "__main__":
+    main()
