@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 
 from plimsoll_engine.core.lru import LruCache
 
-
 INDEX_ENTRY_BYTES = 400
 """Of one cached block's hash in the cache's dictionaries and its key (CPython 3.11, rounded up)."""
 
@@ -120,9 +119,13 @@ class BlockPool:
     def index_bytes_bound(self) -> int:
         return self.num_blocks * INDEX_ENTRY_BYTES
 
+    def references(self) -> dict[int, int]:
+        """The used blocks and how many requests hold each."""
+        return {block: count for block, count in enumerate(self._references) if count}
+
     def problems(self) -> list[str]:
         """What is wrong with this pool, for the audit; nothing on a sound one."""
-        found = self.prefix.problems()
+        found = []
         if self.free + self.used + self.cached != self.num_blocks:
             found.append(
                 f"{self.free} free + {self.used} used + {self.cached} cached blocks"

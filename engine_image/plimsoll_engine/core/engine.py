@@ -7,7 +7,9 @@ the one that fails alone is dropped. An error that leaves the device unusable en
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import torch
 
@@ -16,7 +18,6 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.ipc import Dropped, Submit, Token
-
 
 TOKEN_BYTES = 40
 """A token of a running request: a list slot and an int object (CPython 3.11)."""
@@ -52,6 +53,9 @@ class Engine:
         self.scheduler = scheduler
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
+        self.live: WeakSet[Request] = WeakSet()
+        """Every request object that exists; only those in ``requests`` should."""
+        self.make_request: Callable[[Submit], Request] = Request.of
         self._suspects: deque[str] = deque()
 
     @property
@@ -61,9 +65,6 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self.requests)
-
-    def make_request(self, submit: Submit) -> Request:
-        return Request.of(submit)
 
     def submit(self, submit: Submit) -> Dropped | None:
         """Queue a request; the refusal of one that can never run."""
@@ -75,6 +76,7 @@ class Engine:
         self.counters.requests += 1
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
+        self.live.add(request)
         self.scheduler.add(request)
         return None
 

@@ -89,7 +89,7 @@ class Runner:
         packed = torch.tensor(ids + positions + write + last_rows + table, dtype=torch.int64)
         packed = packed.to(self.device, non_blocking=True)
         sizes = [len(ids), len(ids), len(ids), len(last_rows), len(table)]
-        ids_t, positions_t, write_t, last_t, table_t = packed.split(sizes)
+        ids_t, positions_t, write_t, last_t, table_t = torch.split(packed, sizes)
         decodes = sum(1 for chunk in chunks if chunk.count == 1)
         offsets = torch.arange(self.block_size, device=self.device)
         slots = (table_t.unsqueeze(-1) * self.block_size + offsets).flatten()

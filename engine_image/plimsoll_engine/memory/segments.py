@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+from typing import Any
 
 import torch
 
@@ -26,14 +27,15 @@ class _Mallinfo2(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _libc_function(name: str) -> ctypes._NamedFuncPointer | None:
+def libc_function(name: str) -> Any:
+    """A function of the C library by name, None where it has none (musl has no mallinfo2)."""
     try:
-        return getattr(ctypes.CDLL(None), name)  # type: ignore[no-any-return]
+        return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
 
 
-_mallinfo2 = _libc_function("mallinfo2")
+_mallinfo2 = libc_function("mallinfo2")
 if _mallinfo2 is not None:
     _mallinfo2.restype = _Mallinfo2
 
@@ -78,16 +80,20 @@ def process_memory(python: PythonObjects) -> ProcessMemory:
         malloc_retained=retained,
         python_objects=size,
         py_blocks=blocks,
-        shared=_shared(),
+        shared=_status_bytes("RssShmem:"),
     )
 
 
-def _shared() -> int | None:
-    """Bytes of shared memory in this process (``RssShmem`` of /proc/self/status)."""
+def resident_anonymous() -> int | None:
+    """Bytes of anonymous memory of this process that are resident."""
+    return _status_bytes("RssAnon:")
+
+
+def _status_bytes(key: str) -> int | None:
     try:
         with open("/proc/self/status") as status:
             for line in status:
-                if line.startswith("RssShmem:"):
+                if line.startswith(key):
                     return int(line.split()[1]) * 1024
     except OSError:
         return None

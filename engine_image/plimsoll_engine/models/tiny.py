@@ -12,7 +12,7 @@ depends on the distance alone and peaks at the lag), and its MLP adds the two nu
 computes exact products, silu(x)y + silu(-x)(-y) = xy, so it can add angles. The output head scores
 token v with the sum of cos(phase difference), which has one high peak: the best logit is far ahead
 of the second at every step, in bfloat16 too, so equality tests of greedy text cannot flake on ties.
-Text depends on 84 tokens of context, runs for ever (it never says EOS) and does not fall into loops.
+Text depends on 84 tokens of context, never says EOS and does not fall into loops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tiny checkpoint's tokenizer: byte-level BPE, learned from the text below, and its chat form."""
+"""The tiny checkpoint's tokenizer: byte-level BPE learned from the text below, and a chat form."""
 
 from __future__ import annotations
 

@@ -14,14 +14,18 @@ import time
 import torch
 
 from plimsoll_api.admin import Load
-from plimsoll_engine import ipc
+from plimsoll_engine import inject, ipc
 from plimsoll_engine.core.engine import DeviceLostError, Engine
 from plimsoll_engine.core.settings import SettingsError
 from plimsoll_engine.core.warmup import WarmUpError
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.diagnostics import diagnose
 from plimsoll_engine.memory.lifecycle import Lifecycle
 from plimsoll_engine.memory.segments import PythonObjects, device_memory, process_memory
+from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.models.loader import LoadError
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
+from plimsoll_engine.worker.faults import Faults
 from plimsoll_engine.worker.process import write_stacks_on_sigusr1
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
@@ -43,6 +47,7 @@ def run(config: WorkerConfig, epoch: int) -> int:
     try:
         channel.send(ipc.Hello(epoch, os.getpid()))
         begun = time.monotonic()
+        faults = inject.parse(config.inject)
         engine = lifecycle.start()
         settings = lifecycle.settings
         assert settings is not None
@@ -55,11 +60,11 @@ def run(config: WorkerConfig, epoch: int) -> int:
                 load_s=time.monotonic() - begun,
             )
         )
-        Worker(engine, lifecycle, channel).serve()
+        Worker(lifecycle, channel, Faults(faults, epoch, engine)).serve()
     except FrontendGoneError as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1
-    except (LoadError, SettingsError, WarmUpError, DeviceLostError) as error:
+    except (inject.InjectError, LoadError, SettingsError, WarmUpError, DeviceLostError) as error:
         return _fail(channel, str(error))
     except Exception as error:  # noqa: BLE001 - the last line of defence: say it, then exit
         sys.excepthook(*sys.exc_info())
@@ -83,10 +88,12 @@ def _fail(channel: Channel, message: str) -> int:
 class Worker:
     """The loop between the channel and the engine."""
 
-    def __init__(self, engine: Engine, lifecycle: Lifecycle, channel: Channel) -> None:
-        self.engine = engine
+    def __init__(self, lifecycle: Lifecycle, channel: Channel, faults: Faults) -> None:
+        assert lifecycle.engine is not None
+        self.engine: Engine = lifecycle.engine
         self.lifecycle = lifecycle
         self.channel = channel
+        self.faults = faults
         self.python = PythonObjects()
         self.stopping = False
         self._next_report = 0.0
@@ -102,6 +109,7 @@ class Worker:
             if self.engine.has_work:
                 self._step()
             if time.monotonic() >= self._next_report:
+                self.faults.tick()
                 self._next_report = time.monotonic() + REPORT_INTERVAL_S
                 self.channel.send(self._report())
         self._stop()
@@ -112,6 +120,7 @@ class Worker:
             self.channel.send(ipc.Tokens(self.engine.counters.steps, output.tokens))
         for dropped in output.dropped:
             self.channel.send(dropped)
+        self.faults.after_step(sum(token.finish_reason is not None for token in output.tokens))
 
     def _handle(self, message: ipc.ToWorker) -> None:
         match message:
@@ -121,6 +130,13 @@ class Worker:
                     self.channel.send(refusal)
             case ipc.Abort(request_id):
                 self.engine.abort(request_id)
+            case ipc.Trim(operation_id):
+                self.channel.send(ipc.Trimmed(operation_id, trim(self.engine, self.python)))
+            case ipc.AuditQuery(query_id):
+                idle, rules, findings = audit(self.engine, self.lifecycle.ledger)
+                self.channel.send(ipc.AuditReport(query_id, idle, rules, findings))
+            case ipc.DiagnosticQuery(query_id, kind):
+                self.channel.send(ipc.DiagnosticReport(query_id, diagnose(kind)))
             case ipc.Stop():
                 self.stopping = True
 
@@ -145,10 +161,11 @@ class Worker:
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,
             kv_blocks_used=engine.pool.used,
+            injections=self.faults.names,
         )
 
     def _stop(self) -> None:
         lifecycle = self.lifecycle
-        del self.engine
+        del self.engine, self.faults
         lifecycle.shutdown()
         self.channel.send(ipc.Stopped(lifecycle.device_allocated(), lifecycle.device_baseline))

@@ -10,16 +10,11 @@ fork.
 
 from __future__ import annotations
 
-import os
-
-# Before any library that would start a thread pool on import.
-for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"
-
 import argparse
 import contextlib
 import gc
 import importlib
+import os
 import select
 import signal
 import socket
@@ -34,6 +29,7 @@ from plimsoll_engine.worker.framing import FrameReader
 from plimsoll_engine.worker.process import die_with_parent, threads
 from plimsoll_engine.zygote_ipc import Exited, Fork, Forked, ForkFailed, WorkerConfig, ZygoteReady
 
+SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 IMPORTS = (
     "torch",
     "safetensors.torch",
@@ -44,6 +40,7 @@ IMPORTS = (
     "plimsoll_engine.worker.main",
 )
 OPTIONAL_IMPORTS = ("triton",)
+"""Published for Linux on x86-64 only."""
 
 
 class Zygote:
@@ -118,7 +115,7 @@ class Zygote:
             from plimsoll_engine.worker import main
 
             status = main.run(self.config, epoch)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a child must never run its parent's code
             sys.excepthook(*sys.exc_info())
         finally:
             with contextlib.suppress(Exception):
@@ -142,7 +139,8 @@ class Zygote:
 
 
 def import_everything() -> None:
-    """What every worker needs, once."""
+    """What every worker needs, once. The libraries read their thread counts when they load."""
+    os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
     for name in IMPORTS:
         importlib.import_module(name)
     for name in OPTIONAL_IMPORTS:

@@ -1,0 +1,90 @@
+"""Every ledger against every other: what must hold between two steps, by name.
+
+The rules of an idle engine are stricter: nothing may be left of requests that ended. A rule never
+repairs; it only says what it found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from plimsoll_api.admin import AuditFinding
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.memory.ledger import Ledger
+
+Rule = Callable[[Engine, Ledger], list[str]]
+
+
+def kv_blocks_add_up(engine: Engine, _: Ledger) -> list[str]:
+    """Free, used and cached blocks are together the pool."""
+    return engine.pool.problems()
+
+
+def kv_references_match(engine: Engine, _: Ledger) -> list[str]:
+    """Each block is referenced as often as the requests' block tables name it."""
+    named = Counter(block for request in engine.requests.values() for block in request.block_ids)
+    counted = engine.pool.references()
+    wrong = [block for block in named.keys() | counted if named[block] != counted.get(block, 0)]
+    if not wrong:
+        return []
+    block = min(wrong)
+    return [
+        f"{len(wrong)} blocks differ; block {block} has {counted.get(block, 0)} references and is"
+        f" in {named[block]} block tables"
+    ]
+
+
+def prefix_cache_keys_equal(engine: Engine, _: Ledger) -> list[str]:
+    """The prefix cache's order and data have the same keys."""
+    return engine.pool.prefix.problems()
+
+
+def queues_match_requests(engine: Engine, _: Ledger) -> list[str]:
+    """Each request is in exactly one queue, and nothing else is."""
+    scheduler = engine.scheduler
+    queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
+    if queued == Counter(engine.requests.keys()):
+        return []
+    return [f"{queued.total()} requests are queued, {len(engine.requests)} are known"]
+
+
+def released_requests_die(engine: Engine, _: Ledger) -> list[str]:
+    """A request that ended is dead, by reference counting alone."""
+    known = set(map(id, engine.requests.values()))
+    kept = [request.request_id for request in engine.live if id(request) not in known]
+    if not kept:
+        return []
+    return [f"{len(kept)} requests ended and are still in memory, for example {min(kept)}"]
+
+
+def ledger_within_bounds(_: Engine, ledger: Ledger) -> list[str]:
+    """No owner holds more than it declared."""
+    return ledger.problems()
+
+
+def idle_holds_no_block(engine: Engine, _: Ledger) -> list[str]:
+    """At idle no block is referenced."""
+    used = engine.pool.used
+    return [f"{used} blocks are referenced by no request"] if used else []
+
+
+ALWAYS: tuple[Rule, ...] = (
+    kv_blocks_add_up,
+    kv_references_match,
+    prefix_cache_keys_equal,
+    queues_match_requests,
+    released_requests_die,
+    ledger_within_bounds,
+)
+AT_IDLE: tuple[Rule, ...] = (idle_holds_no_block,)
+
+
+def audit(engine: Engine, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
+    """(idle, the rules that were held, what they found)."""
+    idle = not engine.has_work
+    rules = ALWAYS + AT_IDLE if idle else ALWAYS
+    findings = [
+        AuditFinding(rule.__name__, detail) for rule in rules for detail in rule(engine, ledger)
+    ]
+    return idle, [rule.__name__ for rule in rules], findings

@@ -1,0 +1,66 @@
+"""Give back what can be given back without disturbing a request, and say what each step gave."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+
+from plimsoll_api.admin import OperationStep
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.memory import segments
+from plimsoll_engine.memory.segments import PythonObjects
+
+
+def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
+    """Flush caches, collect garbage, return free memory to the device and to the kernel.
+
+    The order matters: what one step sets free the later ones return. Each step's bytes are of the
+    memory it is about, named in ``detail``.
+    """
+    device = engine.runner.device
+    pool = engine.pool
+
+    def cached_bytes() -> int:
+        return pool.cached * (engine.runner.kv_bytes // pool.num_blocks)
+
+    def host_in_use() -> int | None:
+        in_use, _ = segments.malloc()
+        return None if in_use is None else in_use + python.measure()[1]
+
+    steps = [
+        _step("prefix_cache_flush", "cached KV blocks", cached_bytes, pool.reset_prefix_cache),
+        _step("gc_collect", "malloc in use and Python objects", host_in_use, gc.collect),
+    ]
+    if device.type == "cuda":
+        steps.append(
+            _step(
+                "empty_cache",
+                "device memory reserved by torch",
+                lambda: torch.cuda.memory_reserved(device),
+                torch.cuda.empty_cache,
+            )
+        )
+    if (malloc_trim := segments.libc_function("malloc_trim")) is not None:
+        steps.append(
+            _step(
+                "malloc_trim",
+                "anonymous resident memory",
+                segments.resident_anonymous,
+                lambda: malloc_trim(ctypes.c_size_t(0)),
+            )
+        )
+    return steps
+
+
+def _step(
+    name: str, detail: str, measure: Callable[[], int | None], act: Callable[[], object]
+) -> OperationStep:
+    before = measure()
+    begun = time.monotonic()
+    act()
+    duration_s = time.monotonic() - begun
+    return OperationStep(name, duration_s, before, measure(), detail)
