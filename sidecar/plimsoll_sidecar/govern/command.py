@@ -1,0 +1,102 @@
+"""What the governor asks for, what comes back, and what it tells."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from plimsoll_api.admin import Capability, DrainMode, EngineState
+from plimsoll_api.supervision import Action
+from plimsoll_sidecar.govern.incident import Incident
+
+
+class Verb(StrEnum):
+    DIAGNOSE = "diagnose"
+    TRIM = "trim"
+    TAKE_SLOT = "take-slot"
+    DRAIN = "drain"
+    RESTART_WORKER = "restart-worker"
+    RESTART_ENGINE = "restart-engine"
+    RELEASE_SLOT = "release-slot"
+
+
+DISRUPTIVE = frozenset({Verb.DRAIN, Verb.RESTART_WORKER, Verb.RESTART_ENGINE})
+
+
+class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One thing to do. It is in the journal before it is sent.
+
+    ``epoch`` is the fence; ``operation_id`` makes a repetition harmless. ``stalled`` says that the
+    engine serves nobody: nothing is gained by waiting for other replicas or for a drain.
+    """
+
+    verb: Verb
+    operation_id: str
+    incident: str
+    epoch: str
+    stalled: bool = False
+    mode: DrainMode = DrainMode.FINISH
+    deadline_s: float = 0.0
+
+
+class Outcome(StrEnum):
+    """``Refused``: nothing was begun, assess again. ``Unknown``: nobody can say (a replay)."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    REFUSED = "Refused"
+    UNKNOWN = "Unknown"
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What became of a command. ``diagnostics`` names files that were saved."""
+
+    operation_id: str
+    outcome: Outcome
+    message: str = ""
+    diagnostics: tuple[str, ...] = ()
+
+
+class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The engine at the moment of an assessment, both from the same sample.
+
+    ``epoch`` is null while the engine does not answer. ``capabilities`` are the last known.
+    """
+
+    epoch: str | None
+    state: EngineState | None = None
+    capabilities: frozenset[Capability] = frozenset()
+
+    @property
+    def answers(self) -> bool:
+        return self.epoch is not None
+
+
+class Happening(StrEnum):
+    OPENED = "Opened"
+    CONFIRMED = "Confirmed"
+    CLEARED = "Cleared"
+    REMEDIATION = "Remediation"
+    ADVANCED = "Advanced"
+    ENDED = "Ended"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """A change in an incident's life. ``action`` is set on ``Remediation``: it is begun now."""
+
+    happening: Happening
+    at: float
+    incident: Incident
+    action: Action | None = None
+
+
+class Turn(msgspec.Struct):
+    """One advance of the governor: at most one new command, and what happened.
+
+    ``changed`` says that the state must be written to the journal before the command is sent.
+    """
+
+    command: Command | None = None
+    events: list[Event] = []
+    changed: bool = False

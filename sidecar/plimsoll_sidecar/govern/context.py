@@ -1,0 +1,93 @@
+"""What every transition of an incident has at hand within one turn of the governor."""
+
+from __future__ import annotations
+
+from plimsoll_api.admin import DrainMode
+from plimsoll_api.supervision import Action, MemoryPolicy, Supervision
+from plimsoll_sidecar.detect.assessment import Assessment, Kind, Suspicion
+from plimsoll_sidecar.govern.command import Command, EngineView, Event, Happening, Turn, Verb
+from plimsoll_sidecar.govern.endings import quiet_after
+from plimsoll_sidecar.govern.incident import (
+    Incident,
+    Phase,
+    Reason,
+    Step,
+    StepOutcome,
+    budget_of,
+)
+from plimsoll_sidecar.govern.state import GovernorState
+
+
+class Context:
+    """One turn's view of everything, and the ways to change it."""
+
+    def __init__(
+        self,
+        state: GovernorState,
+        policy: Supervision,
+        memory: MemoryPolicy,
+        assessment: Assessment,
+        engine: EngineView,
+        now: float,
+        hold: str | None,
+        turn: Turn,
+    ) -> None:
+        self.state, self.policy, self.memory = state, policy, memory
+        self.assessment, self.engine, self.now = assessment, engine, now
+        self.hold, self.turn = hold, turn
+        self.suspicions: dict[Kind, Suspicion] = {}
+
+    def tell(self, what: Happening, incident: Incident, action: Action | None = None) -> None:
+        self.turn.changed = True
+        self.turn.events.append(
+            Event(happening=what, at=self.now, incident=incident, action=action)
+        )
+
+    def enter(self, incident: Incident, phase: Phase) -> None:
+        incident.enter(phase, self.now)
+        self.tell(Happening.ADVANCED, incident)
+
+    def end(self, incident: Incident, phase: Phase, reason: Reason, message: str = "") -> None:
+        incident.enter(phase, self.now)
+        incident.ended_at, incident.reason, incident.message = self.now, reason, message
+        quiet_after(self.state, incident, self.now)
+        cleared = reason is Reason.CLEARED
+        self.tell(Happening.CLEARED if cleared else Happening.ENDED, incident)
+
+    def send(self, incident: Incident, verb: Verb, name: str) -> Command:
+        carry = verb is Verb.RESTART_WORKER
+        mode = self.policy.drain.mode
+        if not carry and mode is DrainMode.CARRY:
+            mode = DrainMode.FINISH  # nothing survives the end of the engine's process
+        command = Command(
+            verb=verb,
+            operation_id=incident.next_operation(verb.value),
+            incident=incident.name,
+            epoch=self.state.epoch or incident.epoch,
+            stalled=incident.kind is Kind.STALL,
+            mode=mode,
+            deadline_s=0.0 if mode is DrainMode.ABORT else self.policy.drain.deadline_s,
+        )
+        step = self.step(name, StepOutcome.BEGUN, "")
+        step.operation_id, step.before_bytes = command.operation_id, self.current(incident)
+        incident.note(step)
+        self.state.pending = self.turn.command = command
+        self.turn.changed = True
+        return command
+
+    def step(self, name: str, outcome: StepOutcome, message: str) -> Step:
+        return Step(time=self.now, step=name, outcome=outcome, message=message)
+
+    @property
+    def free(self) -> bool:
+        return self.state.pending is None
+
+    def current(self, incident: Incident) -> int | None:
+        budget = budget_of(incident.kind, self.assessment)
+        return budget.current if budget else None
+
+    def growth(self, incident: Incident) -> int:
+        """Unexplained growth now; what was last suspected where it is unknown."""
+        budget = budget_of(incident.kind, self.assessment)
+        known = budget.unexplained if budget else None
+        return incident.growth_bytes if known is None else known

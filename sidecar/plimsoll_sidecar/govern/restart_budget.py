@@ -1,0 +1,47 @@
+"""The restart budget: at most so many restarts within a window, then none until a reset."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plimsoll_api.supervision import RestartBudget
+
+KEPT = 256
+"""Entries kept: far above any sensible count, so that a crash loop cannot fill the journal."""
+
+
+class Restart(msgspec.Struct, omit_defaults=True):
+    """One restart of the engine or its worker: ours (with its operation) or its own.
+
+    ``epoch`` is the epoch that it ended. An entry is written before the restart is sent.
+    """
+
+    at: float
+    epoch: str
+    operation_id: str | None = None
+
+
+def within(restarts: list[Restart], policy: RestartBudget, now: float) -> int:
+    """How many restarts fall into the window that ends now.
+
+    An entry from the future (the clock was set back) counts: the budget never grows by accident.
+    """
+    return sum(1 for restart in restarts if now - restart.at < policy.window_s)
+
+
+def remaining(restarts: list[Restart], policy: RestartBudget, now: float) -> int:
+    """Restarts that are still allowed."""
+    return max(0, policy.count - within(restarts, policy, now))
+
+
+def record(restarts: list[Restart], restart: Restart, policy: RestartBudget) -> None:
+    """Adds an entry, once for each epoch that ended, and forgets those outside the window."""
+    if any(known.epoch == restart.epoch for known in restarts):
+        return
+    restarts.append(restart)
+    restarts[:] = [known for known in restarts if restart.at - known.at < policy.window_s][-KEPT:]
+
+
+def withdraw(restarts: list[Restart], epoch: str) -> None:
+    """Takes back the entry of an epoch whose restart was refused before it began."""
+    restarts[:] = [known for known in restarts if known.epoch != epoch]

@@ -1,0 +1,66 @@
+"""What the governor must remember over a restart of the supervisor, and its constants."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_sidecar.govern.command import Command
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.govern.restart_budget import Restart
+
+ROUND = 5
+"""Assessments in a round. Counted, not timed: a replay at any interval behaves as a live run."""
+CONFIRM_ROUNDS = 2
+"""Rounds after the soft trim through which a suspicion must hold before it is confirmed."""
+SLOT_RETRY_S = 5.0
+"""Pause between two tries to take a restart slot; slots are held for a minute or so."""
+SLOT_WAIT_S = 1800.0
+"""Longest wait for a slot: then the incident ends, and opens again after its back-off."""
+SETTLE_S = 60.0
+"""Time after the new epoch's warm-up in which memory may still come down."""
+START_S = 900.0
+"""Longest start of an engine, to which the warm-up is added: loading large weights takes minutes
+(Kubernetes' own default for a Deployment's progress deadline is 600 s)."""
+BACK_OFF_S = 300.0
+BACK_OFF_MAX_S = 3600.0
+MAX_REFUSALS = 3
+RETURNED_ENOUGH = 0.9
+"""Share of the growth that a remediation must return to count as a cure."""
+RETURNED_SOME = 0.5
+"""Below this share the next rung is tried."""
+
+
+class Quiet(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Why no new incident of a kind opens for now. It is lifted by the first condition that is
+    met: a time, another epoch, a round without suspicion; with none of them only by a reset."""
+
+    until: float | None = None
+    epoch: str | None = None
+    while_suspected: bool = False
+    absent: int = 0
+
+    def lifted(self, suspected: bool, epoch: str | None, now: float) -> bool:
+        self.absent = 0 if suspected else self.absent + 1
+        if self.until is not None and now >= self.until:
+            return True
+        if self.epoch is not None and epoch is not None and epoch != self.epoch:
+            return True
+        return self.while_suspected and self.absent >= ROUND
+
+
+class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Serialisable with msgspec. ``epoch`` is the last that the engine named.
+
+    ``pending`` is the one command under way: after a restart of the supervisor it is sent again,
+    with the same operation id. ``exhausted`` is the hard stop of the restart budget.
+    """
+
+    incidents: list[Incident] = []
+    quiet: dict[Kind, Quiet] = {}
+    failures: dict[Kind, int] = {}
+    restarts: list[Restart] = []
+    pending: Command | None = None
+    slot_holder: str | None = None
+    exhausted: bool = False
+    epoch: str | None = None

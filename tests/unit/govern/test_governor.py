@@ -1,0 +1,390 @@
+"""The governor against a small model of an engine: every step of an incident's life."""
+
+import msgspec
+
+from plimsoll_api.admin import Capability, EngineState
+from plimsoll_api.supervision import Action, MemoryPolicy, Mode, RestartBudget, Supervision
+from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
+from plimsoll_sidecar.govern.command import (
+    Command,
+    EngineView,
+    Event,
+    Happening,
+    Outcome,
+    Result,
+    Verb,
+)
+from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.govern.incident import Incident, Phase, Reason, StepOutcome
+from plimsoll_sidecar.govern.state import BACK_OFF_S, ROUND, SETTLE_S, GovernorState
+
+BASELINE = 1_000_000_000
+EVERYTHING = frozenset(Capability)
+
+
+class World:
+    """An engine whose memory leaks, and whose answers the test chooses."""
+
+    def __init__(self, policy: Supervision | None = None, state: GovernorState | None = None):
+        policy = policy or Supervision(mode=Mode.RECOVER)
+        self.governor = Governor(policy, MemoryPolicy(warmup_s=2.0), state, "pod-0")
+        self.now = 1_000.0
+        self.number = 1
+        self.growth = 0
+        self.suspect = True
+        self.kind = Kind.HOST_GROWTH
+        self.over_budget = True
+        self.process: str | None = "worker"
+        self.answers = True
+        self.warm = True
+        self.capabilities = EVERYTHING
+        self.commands: list[Command] = []
+        self.events: list[Event] = []
+        self.hold: str | None = None
+
+    def tick(self, *results: Result) -> Command | None:
+        self.now += 1.0
+        suspicions = []
+        if self.suspect and (self.warm or self.kind is Kind.STALL):
+            suspicions.append(
+                Suspicion(
+                    kind=self.kind,
+                    segment=None if self.kind is Kind.STALL else Segment.PYTHON_OBJECTS,
+                    confidence=0.9,
+                    consumed_ratio=1.2,
+                    bytes=self.growth,
+                    over_budget=self.over_budget,
+                    process=self.process,
+                )
+            )
+        host = BudgetState(
+            current=BASELINE + self.growth, baseline=BASELINE, explained=0, unexplained=self.growth
+        )
+        assessment = Assessment(
+            t=self.now, epoch=self.number, warm=self.warm, suspicions=suspicions, host=host
+        )
+        engine = EngineView(
+            epoch=f"boot:{self.number}" if self.answers else None,
+            state=EngineState.SERVING if self.answers else None,
+            capabilities=self.capabilities,
+        )
+        turn = self.governor.advance(assessment, engine, self.now, results, self.hold)
+        self.events += turn.events
+        if turn.command:
+            assert turn.changed
+            self.commands.append(turn.command)
+        return turn.command
+
+    def until_command(self, *results: Result, limit: int = 100) -> Command:
+        command = self.tick(*results)
+        for _ in range(limit):
+            if command is not None:
+                return command
+            command = self.tick()
+        raise AssertionError(f"no command within {limit} assessments")
+
+    def answer(self, command: Command, outcome: Outcome = Outcome.SUCCEEDED, limit: int = 100):
+        return self.until_command(
+            Result(operation_id=command.operation_id, outcome=outcome), limit=limit
+        )
+
+    def to(self, verb: Verb) -> Command:
+        """Answers everything with success until ``verb`` is asked for."""
+        command = self.until_command()
+        while command.verb is not verb:
+            command = self.answer(command)
+        return command
+
+    def renew(self, growth: int = 0) -> None:
+        self.number += 1
+        self.growth, self.suspect = growth, False
+
+    def run(self, ticks: int, *results: Result) -> None:
+        self.tick(*results)
+        for _ in range(ticks - 1):
+            self.tick()
+
+    @property
+    def open(self) -> list[Incident]:
+        return self.governor.state.incidents
+
+    @property
+    def ended(self) -> list[Incident]:
+        return [
+            event.incident
+            for event in self.events
+            if event.happening in (Happening.ENDED, Happening.CLEARED)
+        ]
+
+    @property
+    def verbs(self) -> list[Verb]:
+        return [command.verb for command in self.commands]
+
+
+def done(command: Command, outcome: Outcome = Outcome.SUCCEEDED, message: str = "") -> Result:
+    return Result(operation_id=command.operation_id, outcome=outcome, message=message)
+
+
+def test_a_leak_is_trimmed_confirmed_and_cured_by_a_worker_restart() -> None:
+    world = World()
+    world.growth = 500_000_000
+    restart = world.to(Verb.RESTART_WORKER)
+    assert world.verbs == [Verb.TRIM, Verb.DIAGNOSE, Verb.TAKE_SLOT, Verb.RESTART_WORKER]
+    assert restart.epoch == "boot:1"
+    assert world.open[0].phase is Phase.RESTARTING
+    world.renew(growth=10_000_000)
+    release = world.answer(restart)
+    assert release.verb is Verb.RELEASE_SLOT
+    world.tick(done(release))
+    (incident,) = world.ended
+    assert (incident.phase, incident.reason) == (Phase.RESOLVED, Reason.WORKER_RESTART)
+    assert incident.returned_bytes == 490_000_000
+    assert world.governor.state.slot_holder is None
+    assert world.governor.state.pending is None
+    assert [e.action for e in world.events if e.happening is Happening.REMEDIATION] == [
+        Action.TRIM,
+        Action.WORKER_RESTART,
+    ]
+    assert len({step.operation_id for step in incident.timeline}) == len(incident.timeline)
+
+
+def test_a_trim_that_returns_the_growth_resolves_the_incident() -> None:
+    world = World()
+    world.growth = 400_000_000
+    trim = world.to(Verb.TRIM)
+    world.growth, world.suspect = 20_000_000, False
+    world.run(ROUND + 1, done(trim))
+    (incident,) = world.ended
+    assert (incident.phase, incident.reason) == (Phase.RESOLVED, Reason.TRIM)
+    assert incident.returned_bytes == 380_000_000
+    assert world.verbs == [Verb.TRIM]
+
+
+def test_a_suspicion_that_goes_away_by_itself_is_cleared_untouched() -> None:
+    world = World()
+    world.run(2)
+    world.suspect = False
+    world.run(ROUND)
+    assert world.ended[0].reason is Reason.CLEARED
+    assert world.events[-1].happening is Happening.CLEARED
+    assert world.commands == []
+
+
+def test_no_absence_of_suspicion_counts_while_the_engine_does_not_answer() -> None:
+    world = World()
+    world.run(2)
+    world.suspect, world.answers = False, False
+    world.run(10 * ROUND)
+    assert [incident.phase for incident in world.open] == [Phase.OPEN]
+
+
+def test_a_confirmed_leak_within_its_budget_disturbs_nobody() -> None:
+    world = World()
+    world.growth, world.over_budget = 100_000_000, False
+    diagnose = world.to(Verb.DIAGNOSE)
+    world.run(50, done(diagnose))
+    assert world.open[0].phase is Phase.CONFIRMED
+    assert world.verbs == [Verb.TRIM, Verb.DIAGNOSE]
+
+
+def test_memory_of_the_frontend_needs_an_engine_restart_with_a_drain() -> None:
+    world = World()
+    world.growth, world.process = 500_000_000, "frontend"
+    drain = world.to(Verb.DRAIN)
+    assert world.open[0].phase is Phase.DRAINING
+    restart = world.answer(drain)
+    assert restart.verb is Verb.RESTART_ENGINE
+    assert Verb.RESTART_WORKER not in world.verbs
+    assert len(world.governor.state.restarts) == 1
+    world.renew()
+    world.run(3, done(restart))
+    assert world.ended[0].reason is Reason.ENGINE_RESTART
+
+
+def test_a_restart_that_returns_too_little_leads_to_the_next_rung() -> None:
+    world = World()
+    world.growth = 500_000_000
+    restart = world.to(Verb.RESTART_WORKER)
+    world.renew(growth=400_000_000)
+    drain = world.answer(restart, limit=int(SETTLE_S) + 10)
+    assert drain.verb is Verb.DRAIN
+    assert drain.epoch == "boot:2"
+    engine = world.answer(drain)
+    assert engine.verb is Verb.RESTART_ENGINE
+    world.number, world.growth = 3, 0
+    world.run(3, done(engine))
+    assert world.ended[0].reason is Reason.ENGINE_RESTART
+    assert world.ended[0].returned_bytes == 500_000_000
+
+
+def test_a_ladder_without_a_rung_left_backs_off() -> None:
+    policy = Supervision(mode=Mode.RECOVER, ladder=(Action.TRIM, Action.WORKER_RESTART))
+    world = World(policy)
+    world.growth = 500_000_000
+    restart = world.to(Verb.RESTART_WORKER)
+    world.tick(done(restart, Outcome.FAILED, "the worker did not come up"))
+    world.tick()
+    assert world.ended[0].reason is Reason.LADDER_EXHAUSTED
+    world.run(int(BACK_OFF_S) - 10)
+    assert world.open == []
+    world.run(20)
+    assert len(world.open) == 1
+
+
+def test_a_stall_saves_stacks_then_restarts_without_trim_or_drain() -> None:
+    world = World()
+    world.kind = Kind.STALL
+    restart = world.to(Verb.RESTART_WORKER)
+    assert world.verbs == [Verb.DIAGNOSE, Verb.TAKE_SLOT, Verb.RESTART_WORKER]
+    assert restart.stalled
+    world.renew()
+    world.run(ROUND + 3, done(restart))
+    assert world.ended[0].reason is Reason.WORKER_RESTART
+
+
+def test_a_frontend_that_does_not_answer_is_restarted_as_an_engine() -> None:
+    world = World()
+    world.tick()
+    world.kind, world.answers, world.suspect = Kind.STALL, False, True
+    world.governor.state.incidents.clear()
+    restart = world.to(Verb.RESTART_ENGINE)
+    assert world.verbs == [Verb.DIAGNOSE, Verb.TAKE_SLOT, Verb.RESTART_ENGINE]
+    assert restart.epoch == "boot:1"
+
+
+def test_observe_records_what_it_would_have_done_and_does_nothing() -> None:
+    world = World(Supervision(mode=Mode.OBSERVE))
+    world.growth = 500_000_000
+    world.run(200)
+    (incident,) = world.ended
+    assert (incident.phase, incident.reason) == (Phase.SUPPRESSED, Reason.OBSERVED)
+    assert [(s.step, s.outcome) for s in incident.timeline] == [
+        ("Trim", StepOutcome.WOULD),
+        ("WorkerRestart", StepOutcome.WOULD),
+    ]
+    assert world.commands == []
+
+
+def test_the_restart_budget_stops_the_ladder_until_a_reset() -> None:
+    policy = Supervision(mode=Mode.RECOVER, restart_budget=RestartBudget(count=1, window_s=60))
+    world = World(policy)
+    world.growth = 500_000_000
+    restart = world.to(Verb.RESTART_WORKER)
+    world.renew()
+    world.answer(restart)
+    world.tick(done(world.commands[-1]))
+    world.growth, world.suspect = 500_000_000, True
+    sent = len(world.commands)
+    while len(world.ended) < 2:
+        command = world.tick(*([done(world.commands[-1])] if len(world.commands) > sent else []))
+    assert world.ended[1].reason is Reason.RESTART_BUDGET_EXHAUSTED
+    assert "reset" in world.ended[1].message
+    world.run(10)
+    before = len(world.commands)
+    world.run(500)  # far longer than the window: the stop is for good
+    assert len(world.commands) == before
+    assert world.open == []
+    assert world.governor.restarts_left(world.now) == 0
+    world.governor.reset()
+    command = world.to(Verb.RESTART_WORKER)
+    assert command.epoch == "boot:2"
+
+
+def test_a_refused_restart_is_not_counted_and_is_decided_anew() -> None:
+    world = World()
+    world.growth = 500_000_000
+    restart = world.to(Verb.RESTART_WORKER)
+    assert len(world.governor.state.restarts) == 1
+    world.tick(done(restart, Outcome.REFUSED, "another operation is under way"))
+    assert world.open[0].refusals == 1
+    assert world.governor.state.restarts == []
+    take = world.until_command()
+    assert take.verb is Verb.TAKE_SLOT
+    again = world.answer(take)
+    assert again.verb is Verb.RESTART_WORKER
+    assert again.operation_id != restart.operation_id
+    assert len(world.governor.state.restarts) == 1
+
+
+def test_refusals_without_end_end_the_incident() -> None:
+    world = World()
+    world.growth = 500_000_000
+    command = world.until_command()
+    while not world.ended:
+        refused = command.verb is Verb.RESTART_WORKER
+        outcome = Outcome.REFUSED if refused else Outcome.SUCCEEDED
+        world.tick(done(command, outcome))
+        if not world.ended:
+            pending = world.governor.state.pending
+            command = pending if pending else world.until_command()
+    assert world.ended[0].reason is Reason.REFUSED
+    assert world.governor.state.restarts == []
+
+
+def test_a_crash_of_the_engine_renews_the_incident_and_counts_as_a_restart() -> None:
+    world = World()
+    world.growth = 500_000_000
+    world.to(Verb.TAKE_SLOT)
+    world.renew()
+    release = world.answer(world.commands[-1])
+    assert release.verb is Verb.RELEASE_SLOT
+    assert world.ended[0].reason is Reason.NEW_EPOCH
+    assert [r.epoch for r in world.governor.state.restarts] == ["boot:1"]
+
+
+def test_a_restart_whose_answer_was_lost_is_recognised_by_the_epoch() -> None:
+    world = World()
+    world.growth = 500_000_000
+    restart = world.to(Verb.RESTART_WORKER)
+    world.renew()
+    world.tick()  # the new epoch is seen before the answer
+    world.run(3, done(restart, Outcome.REFUSED, "decided on another epoch"))
+    assert world.ended[0].reason is Reason.WORKER_RESTART
+    assert len(world.governor.state.restarts) == 1
+
+
+def test_an_unknown_effect_ends_the_incident_as_in_a_replay() -> None:
+    world = World()
+    world.growth = 500_000_000
+    restart = world.to(Verb.RESTART_WORKER)
+    world.answer(restart, Outcome.UNKNOWN)
+    assert world.ended[0].reason is Reason.EFFECT_UNKNOWN
+    world.run(100, done(world.commands[-1]))
+    assert world.open == []
+
+
+def test_a_hold_follows_incidents_and_sends_nothing() -> None:
+    world = World()
+    world.growth, world.hold = 500_000_000, "the journal cannot be written"
+    world.run(200)
+    assert world.commands == []
+    assert world.open[0].phase is Phase.CONFIRMED
+    world.hold = None
+    assert world.to(Verb.RESTART_WORKER)
+
+
+def test_kinds_that_no_action_cures_are_reported_only() -> None:
+    world = World()
+    world.kind = Kind.ORPHAN_DEVICE_MEMORY
+    diagnose = world.until_command()
+    assert diagnose.verb is Verb.DIAGNOSE
+    world.run(100, done(diagnose))
+    assert len(world.ended) == 1
+    assert world.ended[0].reason is Reason.LADDER_EXHAUSTED
+    assert world.verbs == [Verb.DIAGNOSE]
+
+
+def test_the_state_survives_the_journal_at_every_step() -> None:
+    """Encoded and decoded after every assessment, the story is the same."""
+    world = World()
+    world.growth = 500_000_000
+    results: list[Result] = []
+    while not world.ended:
+        data = msgspec.json.encode(world.governor.state)
+        world.governor.state = msgspec.json.decode(data, type=GovernorState)
+        command = world.tick(*results)
+        results = [done(command)] if command else []
+        if command and command.verb is Verb.RESTART_WORKER:
+            world.renew()
+    assert world.ended[0].reason is Reason.WORKER_RESTART
+    assert world.verbs.count(Verb.RESTART_WORKER) == 1
