@@ -28,7 +28,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One thing to do. It is in the journal before it is sent.
 
     ``epoch`` is the fence; ``operation_id`` makes a repetition harmless. ``stalled`` says that the
-    engine serves nobody: nothing is gained by waiting for other replicas or for a drain.
+    engine serves nobody: nothing is gained by waiting for other replicas or for a drain. ``leaves``
+    says that the slot is for an action that takes the pod out of service.
     """
 
     verb: Verb
@@ -36,6 +37,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     incident: str
     epoch: str
     stalled: bool = False
+    leaves: bool = False
     mode: DrainMode = DrainMode.FINISH
     deadline_s: float = 0.0
 

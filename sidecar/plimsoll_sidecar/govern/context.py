@@ -59,12 +59,14 @@ class Context:
         mode = self.policy.drain.mode
         if not carry and mode is DrainMode.CARRY:
             mode = DrainMode.FINISH  # nothing survives the end of the engine's process
+        stalled = incident.kind is Kind.STALL
         command = Command(
             verb=verb,
             operation_id=incident.next_operation(verb.value),
             incident=incident.name,
             epoch=self.state.epoch or incident.epoch,
-            stalled=incident.kind is Kind.STALL,
+            stalled=stalled,
+            leaves=incident.rung is Action.ENGINE_RESTART and not stalled,
             mode=mode,
             deadline_s=0.0 if mode is DrainMode.ABORT else self.policy.drain.deadline_s,
         )

@@ -8,8 +8,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from plimsoll_api.admin import Capability, EngineState
 from plimsoll_api.supervision import MemoryPolicy, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
-from plimsoll_sidecar.govern.command import DISRUPTIVE, Command, EngineView, Happening, Outcome
-from plimsoll_sidecar.govern.command import Result, Verb
+from plimsoll_sidecar.govern.command import (
+    DISRUPTIVE,
+    Command,
+    EngineView,
+    Happening,
+    Outcome,
+    Result,
+    Verb,
+)
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import DISRUPTING
 from plimsoll_sidecar.govern.state import GovernorState

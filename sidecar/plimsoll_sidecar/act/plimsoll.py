@@ -1,0 +1,186 @@
+"""The adapter for our own engine: the admin protocol over the pod's loopback."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import urllib3
+
+from plimsoll_api import admin
+from plimsoll_api.admin import Diagnostic, DrainMode, ErrorBody, Operation, OperationState, Status
+from plimsoll_sidecar.act.adapter import EngineError
+from plimsoll_sidecar.govern.command import Command, Outcome, Result
+
+ANSWER_S = 3.0
+"""Longest wait for one answer. Long calls answer 202 at once, so that this is generous."""
+POLL_S = 0.25
+TRIM_S = 60.0
+DRAIN_GRACE_S = 15.0
+WORKER_START_S = 600.0
+"""Longest start of a worker after the old one ended: it may have to load its weights again."""
+ENGINE_EXIT_S = 60.0
+DIAGNOSTIC_S = 15.0
+
+
+_T = TypeVar("_T")
+
+
+class Refused(EngineError):
+    """The engine answered that it will not; ``status`` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class PlimsollEngine:
+    """Safe to use from several threads: urllib3's pool is, and nothing else is kept."""
+
+    def __init__(self, admin_url: str, token_file: Path) -> None:
+        self._url = admin_url.rstrip("/") + admin.PREFIX
+        self._token_file = token_file
+        self._http = urllib3.PoolManager(maxsize=4, retries=False)
+
+    def status(self) -> Status:
+        return _decode(self._call("GET", "/status"), Status)
+
+    def diagnostics(self, kind: Diagnostic) -> bytes:
+        return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_S)
+
+    def resume(self, epoch: str) -> None:
+        self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
+
+    def trim(self, command: Command) -> Result:
+        body = admin.TrimRequest(operation_id=command.operation_id, expected_epoch=command.epoch)
+        return self._operate(command, "/trim", body, TRIM_S)
+
+    def drain(self, command: Command) -> Result:
+        body = admin.DrainRequest(
+            operation_id=command.operation_id,
+            expected_epoch=command.epoch,
+            mode=command.mode,
+            deadline_s=command.deadline_s,
+        )
+        return self._operate(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
+
+    def restart_worker(self, command: Command) -> Result:
+        body = self._restart(command, admin.Scope.WORKER)
+        return self._operate(command, "/restart", body, command.deadline_s + WORKER_START_S)
+
+    def restart_engine(self, command: Command) -> Result:
+        """Succeeds as soon as the accepted operation's engine is gone: the next has other ids."""
+        body = self._restart(command, admin.Scope.ENGINE)
+        limit_s = command.deadline_s + ENGINE_EXIT_S
+        return self._operate(command, "/restart", body, limit_s, ends_engine=True)
+
+    def _restart(self, command: Command, scope: admin.Scope) -> admin.RestartRequest:
+        return admin.RestartRequest(
+            operation_id=command.operation_id,
+            expected_epoch=command.epoch,
+            scope=scope,
+            carry=command.mode is DrainMode.CARRY,
+            deadline_s=command.deadline_s,
+        )
+
+    def _operate(
+        self,
+        command: Command,
+        path: str,
+        body: msgspec.Struct,
+        limit_s: float,
+        ends_engine: bool = False,
+    ) -> Result:
+        """Sends an operation and follows it to its end, within ``limit_s``.
+
+        A lost answer is asked for again with the same id; an engine that started anew meanwhile
+        knows no such operation and refuses it for its epoch.
+        """
+        deadline = time.monotonic() + limit_s
+        accepted = False
+        trouble = "no answer"
+        while time.monotonic() < deadline:
+            try:
+                if not accepted:
+                    data = self._call("POST", path, body)
+                    accepted = True
+                else:
+                    data = self._call("GET", f"/operations/{command.operation_id}")
+                operation = _decode(data, Operation)
+                if operation.state is not OperationState.RUNNING:
+                    return _result(command, operation)
+                trouble = "still running"
+            except Refused as error:
+                if error.status == 404 and accepted:
+                    accepted = False
+                    continue
+                refused = error.status == 409
+                return _answer(command, Outcome.REFUSED if refused else Outcome.FAILED, str(error))
+            except EngineError as error:
+                if accepted and ends_engine:
+                    return _answer(command, Outcome.SUCCEEDED, "the engine's process ended")
+                trouble = str(error)
+            time.sleep(POLL_S)
+        return _answer(
+            command, Outcome.FAILED, f"{path}: not finished within {limit_s:.0f} s: {trouble}"
+        )
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None = None,
+        timeout_s: float = ANSWER_S,
+    ) -> bytes:
+        headers = {"Authorization": f"Bearer {self._token()}"}
+        data = None
+        if body is not None:
+            data = msgspec.json.encode(body)
+            headers["Content-Type"] = "application/json"
+        try:
+            response = self._http.request(
+                method, self._url + path, body=data, headers=headers, timeout=timeout_s
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise EngineError(f"{method} {path}: {error}") from error
+        if response.status < 300:
+            return response.data
+        raise Refused(
+            response.status, f"{method} {path}: {_reason(response.status, response.data)}"
+        )
+
+    def _token(self) -> str:
+        try:
+            return self._token_file.read_text().strip()
+        except OSError as error:
+            raise EngineError(f"admin token {self._token_file}: {error.strerror}") from error
+
+
+def _decode(data: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
+
+
+def _reason(status: int, data: bytes) -> str:
+    try:
+        body = msgspec.json.decode(data, type=ErrorBody)
+    except msgspec.MsgspecError:
+        return f"HTTP {status}"
+    return f"HTTP {status} {body.code}: {body.message}"
+
+
+def _answer(command: Command, outcome: Outcome, message: str) -> Result:
+    return Result(operation_id=command.operation_id, outcome=outcome, message=message)
+
+
+def _result(command: Command, operation: Operation) -> Result:
+    if operation.state is OperationState.FAILED:
+        return _answer(command, Outcome.FAILED, operation.error or "the engine does not say why")
+    steps = ", ".join(f"{step.name} {step.duration_s:.3f} s" for step in operation.steps)
+    if operation.carried_requests is not None:
+        steps = f"{operation.carried_requests} requests carried over; {steps}"
+    return _answer(command, Outcome.SUCCEEDED, steps)

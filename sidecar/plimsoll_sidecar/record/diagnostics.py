@@ -1,0 +1,95 @@
+"""Evidence saved before anything is destroyed: once an incident, in a bounded directory."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from plimsoll_api.admin import Diagnostic, Status
+from plimsoll_sidecar.act.adapter import EngineAdapter, EngineError
+from plimsoll_sidecar.govern.command import Command
+
+log = logging.getLogger(__name__)
+
+DIRECTORY = "diagnostics"
+MAX_BYTES = 64 << 20
+MAX_FILE_BYTES = 8 << 20
+STALL = (Diagnostic.STACKS,)
+GROWTH = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.TORCH)
+
+
+class Diagnostics:
+    """Writes ``<state-dir>/diagnostics/<incident>/``; the oldest incidents make room."""
+
+    def __init__(self, engine: EngineAdapter, state_dir: Path, run_dir: Path) -> None:
+        self._engine, self._root, self._run_dir = engine, state_dir / DIRECTORY, run_dir
+
+    def save(self, command: Command) -> tuple[str, ...]:
+        """Saves what can be had, and returns the files' names relative to the state directory.
+
+        What the engine cannot say is left out; OSError where nothing can be written.
+        """
+        folder = self._root / command.incident
+        folder.mkdir(parents=True, exist_ok=True)
+        self._make_room(folder)
+        saved: list[Path] = []
+        for kind in STALL if command.stalled else GROWTH:
+            try:
+                text = self._engine.diagnostics(kind)
+            except EngineError as error:
+                log.info("diagnostic %s: %s", kind.value, error)
+                continue
+            saved.append(_write(folder / f"{kind.value}.txt", text))
+        try:
+            status = self._engine.status()
+        except EngineError:
+            saved += self._leftover_stacks(folder)
+        else:
+            if not command.stalled:
+                saved += _smaps(folder, status)
+        return tuple(str(path.relative_to(self._root.parent)) for path in saved)
+
+    def _leftover_stacks(self, folder: Path) -> list[Path]:
+        """Stacks that the engine's processes wrote to the shared directory by themselves."""
+        found = []
+        for source in sorted((self._run_dir / "stacks").glob("*")):
+            if source.is_file() and source.stat().st_size:
+                found.append(_write(folder / f"stacks-{source.name}", source.read_bytes()))
+        return found
+
+    def _make_room(self, keep: Path) -> None:
+        folders = sorted(
+            (path for path in self._root.iterdir() if path.is_dir()),
+            key=lambda path: path.stat().st_mtime,
+        )
+        sizes = {path: _size(path) for path in folders}
+        total = sum(sizes.values())
+        for path in folders:
+            if total <= MAX_BYTES or path == keep:
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            total -= sizes[path]
+
+
+def _smaps(folder: Path, status: Status) -> list[Path]:
+    """``smaps_rollup`` of each process: exact, but milliseconds of the kernel's time, so once."""
+    saved = []
+    for process in status.processes:
+        try:
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_bytes()
+        except OSError as error:
+            log.info("smaps_rollup of %s: %s", process.role.value, error.strerror)
+            continue
+        name = f"smaps_rollup-{process.role.value}-{process.pid}.txt"
+        saved.append(_write(folder / name, text))
+    return saved
+
+
+def _write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data[:MAX_FILE_BYTES])
+    return path
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

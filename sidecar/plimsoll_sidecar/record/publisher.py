@@ -1,0 +1,175 @@
+"""Brings incidents from the journal to Kubernetes: LeakIncident objects, and an Event a phase.
+
+A thread of its own: the API server may be away for hours without holding up anything. Only the
+newest state of each incident is kept here, the journal keeps what has not arrived, so nothing is
+lost by a restart either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import random
+import threading
+
+from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.govern.incident import Incident, Phase
+from plimsoll_sidecar.record.incident import (
+    GROUP,
+    VERSION,
+    object_of,
+    path_of,
+    rfc3339,
+    status_object_of,
+)
+from plimsoll_sidecar.record.kube import KubeClient, KubeError
+
+log = logging.getLogger(__name__)
+
+BACK_OFF_S = 1.0
+BACK_OFF_MAX_S = 60.0
+WARNINGS = frozenset({Phase.CONFIRMED, Phase.UNRESOLVED})
+CONTAINER = "engine"
+
+
+class Publisher:
+    """``offer`` and ``acknowledged`` are for the journal's thread; neither ever blocks."""
+
+    def __init__(self, kube: KubeClient, service: ServiceRef, pod: str) -> None:
+        self._kube, self._service, self._pod = kube, service, pod
+        self._latest: dict[str, tuple[int, Incident]] = {}
+        self._known: set[str] = set()
+        self._lock = threading.Lock()
+        self._work = threading.Event()
+        self._stopping = False
+        self._arrived: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self.failures = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread; what has not arrived stays in the journal."""
+        self._stopping = True
+        self._work.set()
+        self._thread.join(timeout_s)
+
+    def offer(self, revision: int, incident: Incident) -> None:
+        """Takes over a state; ``incident`` must not be changed afterwards."""
+        with self._lock:
+            self._latest[incident.name] = (revision, incident)
+        self._work.set()
+
+    def acknowledged(self) -> list[tuple[str, int]]:
+        """Names and revisions that have arrived since the last call."""
+        found = []
+        while not self._arrived.empty():
+            found.append(self._arrived.get_nowait())
+        return found
+
+    @property
+    def backlog(self) -> int:
+        with self._lock:
+            return len(self._latest)
+
+    def _run(self) -> None:
+        pause = BACK_OFF_S
+        while not self._stopping:
+            self._work.wait()
+            self._work.clear()
+            while not self._stopping and (item := self._next()) is not None:
+                revision, incident = item
+                try:
+                    self.publish(incident)
+                except KubeError as error:
+                    self.failures += 1
+                    log.warning("incident %s is not published yet: %s", incident.name, error)
+                    self._put_back(revision, incident)
+                    wait = error.retry_after_s or pause * random.uniform(0.5, 1.0)
+                    pause = min(2 * pause, BACK_OFF_MAX_S)
+                    if self._pause(wait):
+                        return
+                else:
+                    pause = BACK_OFF_S
+                    self._arrived.put((incident.name, revision))
+
+    def publish(self, incident: Incident) -> None:
+        """Object, status, Event; each may be repeated. Raises KubeError."""
+        namespace = self._service.namespace
+        if incident.name not in self._known:
+            body = object_of(incident, self._service, self._pod, CONTAINER)
+            self._kube.apply(path_of(namespace, incident.name), body)
+            self._known.add(incident.name)
+        status = status_object_of(incident, self._service)
+        try:
+            applied = self._kube.apply(path_of(namespace, incident.name, "status"), status)
+        except KubeError as error:
+            if error.status == 404:
+                self._known.discard(incident.name)  # it was deleted: made anew by the next try
+            raise
+        self._event(incident, applied.get("metadata", {}).get("uid", ""))
+
+    def _event(self, incident: Incident, uid: str) -> None:
+        """One Event a phase: its name is made from both, so that a repetition finds it there."""
+        digest = hashlib.sha256(f"{incident.name}/{incident.phase}".encode()).hexdigest()[:16]
+        at = rfc3339(incident.phase_since)
+        namespace = self._service.namespace
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{incident.name[:200]}.{digest}", "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": "LeakIncident",
+                "namespace": namespace,
+                "name": incident.name,
+                "uid": uid,
+            },
+            "reason": incident.phase.value,
+            "message": describe(incident)[:1024],
+            "type": "Warning" if incident.phase in WARNINGS else "Normal",
+            "source": {"component": "plimsoll-supervisor", "host": self._pod},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        try:
+            self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
+        except KubeError as error:
+            if error.status in (403, 409):
+                return  # there already; or the namespace is being deleted
+            raise
+
+    def _next(self) -> tuple[int, Incident] | None:
+        with self._lock:
+            if not self._latest:
+                return None
+            return self._latest.pop(next(iter(self._latest)))
+
+    def _put_back(self, revision: int, incident: Incident) -> None:
+        with self._lock:
+            self._latest.setdefault(incident.name, (revision, incident))
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits; True when it is time to stop."""
+        threading.Event().wait(0)
+        self._work.clear()
+        self._work.wait(seconds)
+        self._work.set()
+        return self._stopping
+
+
+def describe(incident: Incident) -> str:
+    """One sentence for an Event or a log line."""
+    seen = incident.attribution
+    where = f" in {seen.segment}" if seen.segment else ""
+    size = f" of {format_bytes(seen.bytes)}{where}" if seen.bytes else ""
+    text = f"{incident.kind.value}{size}, {100 * incident.consumed_ratio:.0f} % of the budget"
+    if incident.returned_bytes is not None:
+        text += f", {format_bytes(incident.returned_bytes)} returned"
+    if incident.reason is not None:
+        text += f" ({incident.reason.value})"
+    return f"{text}. {incident.message}".strip()
