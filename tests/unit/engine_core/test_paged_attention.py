@@ -1,0 +1,85 @@
+"""Attention over the paged pool equals plain attention, for mixed batches, GQA and both types."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from plimsoll_engine.models.paged_attention import Prefill, StepPlan, paged_attention
+
+HEADS, KV_HEADS, DIM, SLOTS, LAYER = 6, 2, 8, 64, 1
+
+
+def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Causal attention of the last rows of one sequence; [rows, heads, dim] each."""
+    rows, context = query.shape[0], key.shape[0]
+    mask = torch.arange(context) <= torch.arange(context - rows, context).unsqueeze(-1)
+    expand = HEADS // KV_HEADS
+    out = scaled_dot_product_attention(
+        query.transpose(0, 1).float(),
+        key.transpose(0, 1).repeat_interleave(expand, 0).float(),
+        value.transpose(0, 1).repeat_interleave(expand, 0).float(),
+        attn_mask=mask,
+        scale=0.3,
+    )
+    return out.transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=str
+)
+def test_mixed_batch_equals_plain_attention(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(3)
+    # (context, new tokens): two decodes of unequal length, a first chunk, a later chunk.
+    sequences = [(9, 1), (14, 1), (5, 5), (17, 6)]
+    order = torch.randperm(SLOTS).tolist()
+    slots = [[order.pop() for _ in range(context)] for context, _ in sequences]
+    keys = torch.randn(2, SLOTS, KV_HEADS, DIM).to(dtype)
+    values = torch.randn(2, SLOTS, KV_HEADS, DIM).to(dtype)
+    rows = sum(new for _, new in sequences)
+    query = torch.randn(1, HEADS, rows, DIM).to(dtype)
+    key, value = (torch.randn(1, KV_HEADS, rows, DIM).to(dtype) for _ in range(2))
+    untouched = keys[0].clone()
+
+    decode_slots = torch.tensor([slots[0] + [0] * 5, slots[1]])
+    decode_mask = torch.arange(14) < torch.tensor([[9], [14]])
+    prefills = []
+    start = 2
+    for (context, new), own in zip(sequences[2:], slots[2:], strict=True):
+        mask = torch.arange(context) <= torch.arange(context - new, context).unsqueeze(-1)
+        prefills.append(Prefill(start, start + new, torch.tensor(own), mask))
+        start += new
+    write = [
+        slot
+        for (_, new), own in zip(sequences, slots, strict=True)
+        for slot in own[len(own) - new :]
+    ]
+    plan = StepPlan(keys, values, torch.tensor(write), 2, decode_slots, decode_mask, prefills)
+    module = cast(Any, SimpleNamespace(layer_idx=LAYER))
+    out, _ = paged_attention(module, query, key, value, None, scaling=0.3, plan=plan)
+
+    assert out.shape == (1, rows, HEADS, DIM)
+    assert torch.equal(keys[0], untouched), "another layer's keys were written"
+    row = 0
+    for (_, new), own in zip(sequences, slots, strict=True):
+        expected = plain(
+            query[0, :, row : row + new].transpose(0, 1), keys[LAYER][own], values[LAYER][own]
+        )
+        torch.testing.assert_close(
+            out[0, row : row + new].float(), expected, atol=tolerance, rtol=tolerance
+        )
+        assert torch.equal(
+            keys[LAYER][own[len(own) - new :]], key[0, :, row : row + new].transpose(0, 1)
+        )
+        row += new
+
+
+def test_sliding_window_is_refused() -> None:
+    module = cast(Any, SimpleNamespace(layer_idx=0, sliding_window=128))
+    none = cast(Any, None)
+    with pytest.raises(NotImplementedError, match="sliding window"):
+        paged_attention(module, none, none, none, None, scaling=1.0, plan=none)
