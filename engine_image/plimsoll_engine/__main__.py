@@ -1,0 +1,51 @@
+"""``python -m plimsoll_engine serve|drain``. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from plimsoll_engine import settings
+
+
+class _Parser(argparse.ArgumentParser):
+    """One clear line and status 2, without the usage text around it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="plimsoll_engine", description="A Plimsoll inference engine.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve|drain")
+    serve = commands.add_parser("serve", help="serve a checkpoint")
+    settings.add_flags(serve)
+    drain = commands.add_parser("drain", help="preStop hook: let running requests end")
+    drain.add_argument("--admin-port", type=settings.port, default=8001)
+    drain.add_argument("--run-dir", type=Path, required=True, metavar="DIR")
+    drain.add_argument("--deadline", type=settings.positive_seconds, default=30.0, metavar="S")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 after a graceful end, 1 after a failure, 2 for wrong flags or files."""
+    flags = _parser().parse_args(arguments)
+    if flags.command == "drain":
+        from plimsoll_engine import prestop
+
+        return prestop.drain(flags.admin_port, flags.run_dir, flags.deadline)
+    from plimsoll_engine import logs, server
+
+    logs.configure()
+    try:
+        return server.run(settings.from_flags(flags))
+    except settings.UsageError as error:
+        print(f"plimsoll_engine serve: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

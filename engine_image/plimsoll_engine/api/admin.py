@@ -1,0 +1,222 @@
+"""The admin API of :mod:`plimsoll_api.admin`, for the pod's loopback and one bearer token."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from plimsoll_api import admin
+from plimsoll_api.admin import PREFIX, EngineState, ErrorBody, Operation
+from plimsoll_engine.api import body as bodies
+from plimsoll_engine.frontend import audit, diagnostics, drain, restart, trim
+from plimsoll_engine.frontend.engine import Engine
+from plimsoll_engine.frontend.epochs import StaleEpoch
+from plimsoll_engine.frontend.operations import Busy, Recorder
+from plimsoll_engine.frontend.status import StatusReader
+
+MAX_BODY_BYTES = 64 << 10
+
+_Fenced = admin.TrimRequest | admin.DrainRequest | admin.RestartRequest | admin.ShutdownRequest
+_Body = TypeVar("_Body")
+
+
+class AdminError(Exception):
+    """An answer other than 2xx."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def app(engine: Engine, token: str) -> ASGIApp:
+    """The application of the admin port; ``token`` is what the supervisor wrote."""
+    api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
+    statuses = StatusReader(engine)
+
+    @api.get(PREFIX + "/status")
+    async def status() -> Response:
+        return _json(statuses.read())
+
+    @api.get(PREFIX + "/audit")
+    async def get_audit() -> Response:
+        return _json(await audit.audit(engine))
+
+    @api.get(PREFIX + "/diagnostics/{kind}")
+    async def get_diagnostics(kind: str) -> Response:
+        try:
+            wanted = admin.Diagnostic(kind)
+        except ValueError:
+            raise AdminError(
+                404,
+                "UnknownDiagnostic",
+                f"no diagnostic {kind!r}: choose {', '.join(admin.Diagnostic)}",
+            ) from None
+        text = await diagnostics.diagnose(engine, wanted)
+        return Response(text, media_type="text/plain; charset=utf-8")
+
+    @api.get(PREFIX + "/operations/{operation_id}")
+    async def get_operation(operation_id: str) -> Response:
+        operation = engine.operations.get(operation_id)
+        if operation is None:
+            raise AdminError(404, "UnknownOperation", f"no operation {operation_id!r} in this boot")
+        return _json(operation)
+
+    @api.post(PREFIX + "/trim")
+    async def post_trim(request: Request) -> Response:
+        body = await _decode(request, admin.TrimRequest)
+        return _begin(engine, "trim", body, None, lambda r: trim.trim(engine, r))
+
+    @api.post(PREFIX + "/drain")
+    async def post_drain(request: Request) -> Response:
+        body = await _decode(request, admin.DrainRequest)
+        return _begin(
+            engine, "drain", body, EngineState.DRAINING, lambda r: drain.drain(engine, r, body)
+        )
+
+    @api.post(PREFIX + "/resume")
+    async def post_resume(request: Request) -> Response:
+        body = await _decode(request, admin.ResumeRequest)
+        _fence(engine, body.expected_epoch)
+        if engine.lifecycle.state not in (EngineState.DRAINING, EngineState.DRAINED):
+            if engine.lifecycle.state is not EngineState.SERVING:
+                raise _not_now(engine, "resume")
+            return _json(statuses.read())
+        current = engine.operations.current
+        if current is not None and current.kind != "drain":
+            raise AdminError(409, "Busy", f"operation {current.id} ({current.kind}) is under way")
+        await engine.operations.cancel()
+        drain.resume(engine)
+        return _json(statuses.read())
+
+    @api.post(PREFIX + "/restart")
+    async def post_restart(request: Request) -> Response:
+        body = await _decode(request, admin.RestartRequest)
+        if body.scope is admin.Scope.ENGINE:
+            return _shutdown(engine, "restart_engine", body)
+        return _begin(
+            engine,
+            "restart_worker",
+            body,
+            EngineState.RESTARTING,
+            lambda r: restart.restart_worker(engine, r, body),
+        )
+
+    @api.post(PREFIX + "/shutdown")
+    async def post_shutdown(request: Request) -> Response:
+        return _shutdown(engine, "shutdown", await _decode(request, admin.ShutdownRequest))
+
+    @api.exception_handler(AdminError)
+    async def admin_error(request: Request, error: AdminError) -> Response:
+        epoch = str(engine.epochs.current)
+        return _json(ErrorBody(error.code, str(error), epoch), error.status)
+
+    @api.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    @api.exception_handler(404)
+    async def not_found(request: Request, error: Exception) -> Response:
+        return _json(ErrorBody("NotFound", f"no such path: {request.url.path}"), 404)
+
+    @api.exception_handler(405)
+    async def not_allowed(request: Request, error: Exception) -> Response:
+        message = f"{request.method} is not a method of {request.url.path}"
+        return _json(ErrorBody("MethodNotAllowed", message), 405)
+
+    return _Guard(api, token)
+
+
+class _Guard:
+    """Nothing behind it is reached without the token, unknown paths included."""
+
+    def __init__(self, inner: ASGIApp, token: str) -> None:
+        self._inner = inner
+        self._expected = b"Bearer " + token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
+            if not hmac.compare_digest(given, self._expected):
+                body = ErrorBody(
+                    "Unauthorized",
+                    "the bearer token is missing or wrong: read the run directory's admin-token",
+                )
+                await _json(body, 401)(scope, receive, send)
+                return
+        await self._inner(scope, receive, send)
+
+
+def _json(body: msgspec.Struct, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+async def _decode(request: Request, kind: type[_Body]) -> _Body:
+    try:
+        return msgspec.json.decode(await bodies.read(request, MAX_BODY_BYTES), type=kind)
+    except bodies.TooLarge as error:
+        raise AdminError(413, "BodyTooLarge", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AdminError(400, "BadRequest", f"the body cannot be read: {error}") from None
+
+
+def _fence(engine: Engine, expected_epoch: str) -> None:
+    try:
+        engine.epochs.check(expected_epoch)
+    except StaleEpoch as error:
+        raise AdminError(409, "StaleEpoch", str(error)) from None
+    except ValueError as error:
+        raise AdminError(400, "BadRequest", f"expected_epoch: {error}") from None
+
+
+def _not_now(engine: Engine, kind: str) -> AdminError:
+    return AdminError(
+        409, "NotPossible", f"an engine that is {engine.lifecycle.state} cannot do: {kind}"
+    )
+
+
+def _begin(
+    engine: Engine,
+    kind: str,
+    body: _Fenced,
+    state: EngineState | None,
+    work: Callable[[Recorder], Awaitable[None]],
+) -> Response:
+    """202 with the operation. ``state`` is the one that the work begins with, if it has one."""
+    operations = engine.operations
+    known = operations.get(body.operation_id)
+    if known is None:
+        _fence(engine, body.expected_epoch)
+        if operations.current is None and not _possible(engine, state):
+            raise _not_now(engine, kind)
+    try:
+        operation = operations.begin(body.operation_id, kind, body.expected_epoch, work)
+    except Busy as error:
+        raise AdminError(409, "Busy", str(error)) from None
+    return _accepted(operation)
+
+
+def _possible(engine: Engine, state: EngineState | None) -> bool:
+    if state is None:
+        return not engine.lifecycle.ended
+    return engine.lifecycle.state is state or engine.lifecycle.may(state)
+
+
+def _shutdown(
+    engine: Engine, kind: str, body: admin.RestartRequest | admin.ShutdownRequest
+) -> Response:
+    async def work(recorder: Recorder) -> None:
+        with recorder.step("shutdown"):
+            await engine.shutdown(body.deadline_s)
+
+    return _begin(engine, kind, body, EngineState.STOPPING, work)
+
+
+def _accepted(operation: Operation) -> Response:
+    return _json(operation, 202)

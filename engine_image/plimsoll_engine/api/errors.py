@@ -1,0 +1,69 @@
+"""Errors of the serving API in OpenAI's shape, each with a type and a code that are stable."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plimsoll_engine.frontend.engine import NotServing
+from plimsoll_engine.frontend.requests import QueueFull, RequestFailed
+
+RETRY_AFTER_S = 1
+
+
+class ApiError(Exception):
+    """An answer other than 200. ``param`` names the field that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry = retry
+
+    @property
+    def kind(self) -> str:
+        if self.status == 404:
+            return "not_found_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> bytes:
+        error = {
+            "message": str(self),
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def of(error: Exception) -> ApiError:
+    """The answer that an engine's refusal or a request's failure gets."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFull():
+            return ApiError(429, str(error), code="queue_full", retry=True)
+        case NotServing():
+            return ApiError(503, str(error), code="not_serving", retry=True)
+        case RequestFailed(reason="invalid"):
+            return ApiError(400, str(error), code="invalid_request")
+        case RequestFailed(reason="unavailable"):
+            return ApiError(503, str(error), code="unavailable", retry=True)
+    return ApiError(500, str(error), code="internal_error")

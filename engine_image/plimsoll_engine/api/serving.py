@@ -1,0 +1,113 @@
+"""The OpenAI API, and the probes beside it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from plimsoll_engine.api import body as bodies
+from plimsoll_engine.api import build, protocol
+from plimsoll_engine.api.answer import Answer, error_response
+from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.frontend.engine import Engine
+from plimsoll_engine.frontend.metrics import CONTENT_TYPE
+from plimsoll_engine.frontend.requests import Generation
+
+MAX_BODY_BYTES = 32 << 20
+
+_Body = TypeVar("_Body", protocol.CompletionRequest, protocol.ChatRequest)
+
+
+def app(engine: Engine) -> FastAPI:
+    """The application of the serving port."""
+    api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
+    created = int(time.time())
+
+    @api.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await _decode(request, protocol.CompletionRequest)
+        generation = await build.completion(engine, body)
+        return _answer(engine, generation, body, chat=False)
+
+    @api.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = await _decode(request, protocol.ChatRequest)
+        generation = await build.chat(engine, body)
+        return _answer(engine, generation, body, chat=True)
+
+    @api.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        card = {
+            "id": engine.settings.served_model_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "plimsoll",
+            "max_model_len": engine.max_model_len,
+        }
+        return {"object": "list", "data": [card]}
+
+    @api.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @api.get("/ready")
+    async def ready() -> JSONResponse:
+        state = str(engine.lifecycle.state)
+        return JSONResponse({"state": state}, 200 if engine.lifecycle.ready else 503)
+
+    @api.get("/metrics")
+    async def metrics() -> Response:
+        return Response(engine.metrics.render(), media_type=CONTENT_TYPE)
+
+    @api.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @api.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    @api.exception_handler(404)
+    async def not_found(request: Request, error: Exception) -> Response:
+        return error_response(ApiError(404, f"no such path: {request.url.path}", code="not_found"))
+
+    @api.exception_handler(405)
+    async def not_allowed(request: Request, error: Exception) -> Response:
+        message = f"{request.method} is not a method of {request.url.path}"
+        return error_response(ApiError(405, message, code="method_not_allowed"))
+
+    return api
+
+
+async def _decode(request: Request, kind: type[_Body]) -> _Body:
+    try:
+        raw = await bodies.read(request, MAX_BODY_BYTES)
+    except bodies.TooLarge as error:
+        raise ApiError(413, str(error), code="body_too_large") from None
+    return protocol.decode(raw, kind)
+
+
+def _answer(
+    engine: Engine,
+    generation: Generation,
+    body: protocol.CompletionRequest | protocol.ChatRequest,
+    *,
+    chat: bool,
+) -> Answer:
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise ApiError(
+            400, "stream_options is for streams: set stream to true", param="stream_options",
+            code="invalid_value",
+        )  # fmt: skip
+    return Answer(
+        engine,
+        generation,
+        chat=chat,
+        stream=bool(body.stream),
+        usage=options is not None and options.include_usage,
+    )

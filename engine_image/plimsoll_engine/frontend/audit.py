@@ -1,0 +1,56 @@
+"""Every ledger against every other: the worker's own rules, and the frontend's beside them."""
+
+from __future__ import annotations
+
+import secrets
+
+from plimsoll_api.admin import Audit, AuditFinding
+from plimsoll_engine import ipc
+from plimsoll_engine.frontend.engine import Engine, NoAnswer
+
+TIMEOUT_S = 5.0
+
+LEDGER_BOUNDS = "frontend_ledger_within_bounds"
+CAPACITY = "request_log_within_capacity"
+IDLE_OUTBOX = "idle_outbox_empty"
+IDLE_WORKER = "idle_frontend_means_idle_worker"
+ANSWERS = "worker_answers"
+RULES = [LEDGER_BOUNDS, CAPACITY, IDLE_OUTBOX, IDLE_WORKER, ANSWERS]
+
+
+async def audit(engine: Engine) -> Audit:
+    """``idle`` is true where neither frontend nor worker held a request before and after."""
+    before = len(engine.requests)
+    try:
+        query_id = f"audit-{secrets.token_hex(8)}"
+        # The question follows every abort on the same socket, so an idle frontend's worker has
+        # ended its requests by the time that it answers.
+        worker = await engine.ask(ipc.AuditQuery(query_id), query_id, ipc.AuditReport, TIMEOUT_S)
+    except NoAnswer as error:
+        findings = [AuditFinding(ANSWERS, str(error)), *_own(engine)]
+        return Audit(str(engine.epochs.current), False, RULES, findings)
+    idle = before == 0 and len(engine.requests) == 0
+    findings = [*worker.findings, *_own(engine)]
+    if idle and not worker.idle:
+        findings.append(
+            AuditFinding(IDLE_WORKER, "the worker holds requests that no client waits for")
+        )
+    if idle and len(engine.workers.link.outbox):
+        findings.append(
+            AuditFinding(IDLE_OUTBOX, f"{len(engine.workers.link.outbox)} messages unsent")
+        )
+    return Audit(
+        str(engine.epochs.current), idle and worker.idle, [*worker.rules, *RULES], findings
+    )
+
+
+def _own(engine: Engine) -> list[AuditFinding]:
+    findings = [
+        AuditFinding(LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, its bound is {e.bound}")
+        for e in engine.ledger.entries()
+        if e.bound is not None and e.bytes > e.bound
+    ]
+    held, capacity = len(engine.requests), engine.requests.capacity
+    if held > capacity:
+        findings.append(AuditFinding(CAPACITY, f"{held} requests, capacity {capacity}"))
+    return findings

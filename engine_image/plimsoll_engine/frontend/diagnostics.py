@@ -1,0 +1,86 @@
+"""What a person wants to see of a sick engine; each answer is text and comes within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import io
+import secrets
+import tempfile
+import tracemalloc
+from collections import Counter
+
+from plimsoll_api.admin import Diagnostic
+from plimsoll_engine import ipc
+from plimsoll_engine.frontend.engine import Engine, NoAnswer
+
+WORKER_TIMEOUT_S = 10.0
+TOP = 40
+# The tail of a stacks file: the last dump, not those of hours ago.
+STACKS_BYTES = 256 << 10
+
+
+async def diagnose(engine: Engine, kind: Diagnostic) -> str:
+    """Frontend first, then the worker. What the worker cannot say is said so."""
+    own = _OWN[kind]()
+    if kind is Diagnostic.STACKS:
+        worker = await _worker_stacks(engine)
+    else:
+        worker = await _ask(engine, kind)
+    return f"== frontend\n{own}\n== worker, epoch {engine.epochs.current}\n{worker}\n"
+
+
+async def _ask(engine: Engine, kind: Diagnostic) -> str:
+    query_id = f"diagnostic-{secrets.token_hex(8)}"
+    query = ipc.DiagnosticQuery(query_id, str(kind))
+    try:
+        return (await engine.ask(query, query_id, ipc.DiagnosticReport, WORKER_TIMEOUT_S)).text
+    except NoAnswer as error:
+        return f"unknown: {error}"
+
+
+async def _worker_stacks(engine: Engine) -> str:
+    """By a signal, not by a message: a hung worker reads none."""
+    path = await engine.workers.dump_stacks()
+    if path is None:
+        return "unknown: the worker is not there, or wrote no stacks within a second"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - STACKS_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        threads = file.read()
+    tasks = io.StringIO()
+    for task in asyncio.all_tasks():
+        task.print_stack(file=tasks, limit=8)
+    return f"{threads}\n-- tasks\n{tasks.getvalue()}"
+
+
+def _objects() -> str:
+    counts = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
+    lines = [f"{count:>9}  {name}" for name, count in counts.most_common(TOP)]
+    return "\n".join([f"gc counts {gc.get_count()}, garbage {len(gc.garbage)}", *lines]) + "\n"
+
+
+def _tracemalloc() -> str:
+    if not tracemalloc.is_tracing():
+        return "off: start the engine with PYTHONTRACEMALLOC=1 (it costs time and memory)\n"
+    statistics = tracemalloc.take_snapshot().statistics("lineno")[:TOP]
+    return "\n".join(str(line) for line in statistics) + "\n"
+
+
+def _torch() -> str:
+    return "the frontend holds no torch\n"
+
+
+_OWN = {
+    Diagnostic.STACKS: _stacks,
+    Diagnostic.GC: _objects,
+    Diagnostic.TRACEMALLOC: _tracemalloc,
+    Diagnostic.TORCH: _torch,
+}

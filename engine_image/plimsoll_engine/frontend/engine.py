@@ -1,0 +1,292 @@
+"""The engine as its two APIs see it: requests in, text out, one worker behind.
+
+Everything here runs on one event loop. What a worker says arrives in :meth:`Engine._received`;
+its uninvited end in :meth:`Engine._lost`. The long calls are in restart.py, drain.py and trim.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from plimsoll_api.admin import EngineState, Load
+from plimsoll_engine import ipc
+from plimsoll_engine.frontend import carry, load, restart
+from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
+from plimsoll_engine.frontend.ledger import FrontendLedger
+from plimsoll_engine.frontend.lifecycle import Lifecycle
+from plimsoll_engine.frontend.metrics import Metrics
+from plimsoll_engine.frontend.operations import Operations
+from plimsoll_engine.frontend.requests import Generation, RequestFailed, RequestLog
+from plimsoll_engine.frontend.tokenizer import Tokenizer
+from plimsoll_engine.frontend.workers import Workers
+from plimsoll_engine.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply", ipc.Trimmed, ipc.AuditReport, ipc.DiagnosticReport)
+
+
+class NotServing(Exception):
+    """The engine takes no new requests; another replica does."""
+
+
+class NoAnswer(Exception):
+    """The worker did not answer in time, or is not there."""
+
+
+class Engine:
+    """``exit_code`` resolves when the process is to end."""
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.started_at = time.monotonic()
+        self.epochs = Epochs()
+        self.crashes = CrashBudget()
+        self.lifecycle = Lifecycle(self._state_changed)
+        self.requests = RequestLog(settings.max_queued)
+        self.operations = Operations(self.epochs)
+        self.ledger = FrontendLedger(self.requests, tokenizer)
+        self.workers = Workers(settings.worker_config(), self.epochs, self._received, self._lost)
+        self.metrics = Metrics(
+            settings.served_model_name, lambda: self.lifecycle.state, self.load, self.injections
+        )
+        self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        # Held by whoever replaces the worker: a planned restart, or the recovery from a crash.
+        self.replacing = asyncio.Lock()
+        # New requests wait for the next worker.
+        self.holding = False
+        self.ready: ipc.Ready | None = None
+        self.report: ipc.Report | None = None
+        self.counts = load.EpochCounts()
+        self._report_at: float | None = None
+        self._replies: dict[str, asyncio.Future[ipc.FromWorker]] = {}
+        self._recovery: asyncio.Task[None] | None = None
+
+    # ---- requests
+
+    @contextmanager
+    def running(self, generation: Generation) -> Iterator[None]:
+        """Admit a request; whatever happens inside, it ends in one release.
+
+        Raises :class:`NotServing` and QueueFull, both before anything was done.
+        """
+        if not self.lifecycle.admits:
+            raise NotServing(f"the engine is {self.lifecycle.state}: it takes no new requests")
+        self.requests.admit(generation)
+        self.idle.clear()
+        self.counts.requests += 1
+        self.counts.prompt_tokens += len(generation.prompt_ids)
+        self.metrics.admitted(generation)
+        try:
+            if self.ready is not None and not self.holding:
+                self._submit(generation)
+            yield
+        finally:
+            self._release(generation)
+
+    def _submit(self, generation: Generation) -> None:
+        generation.with_worker = True
+        self.workers.link.send(generation.submission())
+
+    def withdraw(self, generation: Generation) -> None:
+        """The worker need not go on with this request."""
+        if generation.with_worker and self.ready is not None:
+            self.workers.link.send(ipc.Abort(generation.request_id))
+        generation.with_worker = False
+
+    def _release(self, generation: Generation) -> None:
+        self.requests.release(generation.request_id)
+        self.withdraw(generation)
+        if generation.failed:
+            reason = "error"
+            self.counts.errors += 1
+        elif generation.finish_reason is None:
+            reason = "abort"
+            self.counts.aborted += 1
+        else:
+            reason = generation.finish_reason
+        self.metrics.ended(generation, reason)
+        if not len(self.requests):
+            self.idle.set()
+            if self.lifecycle.state is EngineState.DRAINING and self.operations.current is None:
+                self.lifecycle.move(EngineState.DRAINED)  # a drain whose deadline had passed
+
+    def resubmit(self) -> int:
+        """Hand every running request to the present worker; how many those were."""
+        if self.ready is None:
+            return 0
+        carried = [g for g in carry.to_resubmit(self.requests) if not g.with_worker]
+        for generation in carried:
+            self._submit(generation)
+        return len(carried)
+
+    # ---- the worker
+
+    def epoch_begun(self, ready: ipc.Ready, reason: str) -> None:
+        """A worker is ready: count from zero."""
+        self.ready = ready
+        self.holding = False
+        self.report = None
+        self._report_at = None
+        self.counts = load.EpochCounts()
+        self.metrics.worker_started(reason)
+        log.info(
+            "worker ready",
+            extra={
+                "epoch": str(self.epochs.current),
+                "reason": reason,
+                "load_s": ready.load_s,
+                "max_model_len": ready.max_model_len,
+                "num_blocks": ready.num_blocks,
+            },
+        )
+
+    def epoch_ended(self) -> None:
+        """No worker takes requests from now on; they wait in the log."""
+        self.ready = None
+        for generation in self.requests.unfinished():
+            generation.with_worker = False
+        for waiting in self._replies.values():
+            if not waiting.done():
+                waiting.set_exception(NoAnswer("the worker ended before it answered"))
+
+    async def ask(
+        self, message: ipc.ToWorker, reply_id: str, reply: type[Reply], timeout_s: float
+    ) -> Reply:
+        """Send a question and wait for its answer. Raises :class:`NoAnswer`."""
+        if self.ready is None:
+            raise NoAnswer("no worker is ready")
+        waiting: asyncio.Future[ipc.FromWorker] = asyncio.get_running_loop().create_future()
+        self._replies[reply_id] = waiting
+        self.workers.link.send(message)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await waiting
+        except TimeoutError:
+            raise NoAnswer(f"the worker did not answer within {timeout_s:g} s") from None
+        finally:
+            del self._replies[reply_id]
+        if not isinstance(answer, reply):
+            raise NoAnswer(f"the worker answered with a {type(answer).__name__}")
+        return answer
+
+    def _received(self, message: ipc.FromWorker) -> None:
+        match message:
+            case ipc.Tokens(tokens=tokens):
+                self._tokens(tokens)
+            case ipc.Dropped(request_id=request_id, reason=reason, message=why):
+                generation = self.requests.get(request_id)
+                if generation is not None:
+                    generation.with_worker = False
+                    generation.fail(RequestFailed(reason, why or reason))
+            case ipc.Report():
+                self.report = message
+                self._report_at = time.monotonic()
+                self.metrics.reported(message)
+            case ipc.Trimmed(operation_id=reply_id):
+                self._answered(reply_id, message)
+            case ipc.AuditReport(query_id=reply_id) | ipc.DiagnosticReport(query_id=reply_id):
+                self._answered(reply_id, message)
+
+    def _answered(self, reply_id: str, message: ipc.FromWorker) -> None:
+        waiting = self._replies.get(reply_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+    def _tokens(self, tokens: list[ipc.Token]) -> None:
+        now = time.monotonic()
+        for token in tokens:
+            generation = self.requests.get(token.request_id)
+            if generation is None or not generation.with_worker or generation.done:
+                continue  # released or parked while the token was under way
+            generation.push(token.token_id, token.finish_reason)
+            self.counts.generation_tokens += 1
+            self.metrics.token(generation, now)
+            if token.finish_reason is not None:
+                generation.with_worker = False
+            elif generation.done:
+                self.withdraw(generation)  # a stop string: the worker does not know it
+
+    def _lost(self, reason: str) -> None:
+        log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
+        self.epoch_ended()
+        if not self.lifecycle.ended and self.lifecycle.state is not EngineState.STOPPING:
+            self._recovery = asyncio.create_task(restart.recover(self, reason), name="recovery")
+
+    # ---- the whole
+
+    def load(self) -> Load:
+        reported = None if self.report is None else self.report.load
+        return load.merge(reported, self.counts, len(self.requests))
+
+    def injections(self) -> list[str]:
+        """The names of the faults switched on, known before a worker reports them."""
+        if self.report is not None and self.report.injections:
+            return self.report.injections
+        parts = (part.partition(":")[0].strip() for part in self.settings.inject.split(";"))
+        return [name for name in parts if name]
+
+    @property
+    def report_age_s(self) -> float | None:
+        return None if self._report_at is None else time.monotonic() - self._report_at
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and output together; None before the first worker says it."""
+        return self.settings.max_model_len if self.ready is None else self.ready.max_model_len
+
+    async def start(self) -> None:
+        """Start the first worker. On failure the engine is failed and ``exit_code`` is set."""
+        self.lifecycle.move(EngineState.WARMING)
+        await restart.first_start(self)
+
+    def fail(self, message: str) -> None:
+        """Give up: every request gets an error, the process ends with status 1."""
+        log.critical("engine failed", extra={"reason": message})
+        if self.lifecycle.may(EngineState.FAILED):
+            self.lifecycle.move(EngineState.FAILED)
+        self.requests.fail_all("error", f"the engine failed: {message}")
+        if not self.exit_code.done():
+            self.exit_code.set_result(1)
+
+    async def shutdown(self, deadline_s: float) -> None:
+        """Running requests end before ``deadline_s`` seconds or get an error; then exit 0."""
+        if not self.lifecycle.may(EngineState.STOPPING):
+            return
+        self.lifecycle.move(EngineState.STOPPING)
+        for generation in self.requests.unfinished():
+            generation.parked = False
+        self.resubmit()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.idle.wait()
+        except TimeoutError:
+            log.warning("requests aborted", extra={"count": len(self.requests.unfinished())})
+            self.requests.fail_all("unavailable", "the engine stops: send the request again")
+        if self._recovery is not None:
+            self._recovery.cancel()
+        async with self.replacing:
+            stop = await self.workers.stop()
+            self.epoch_ended()
+        if stop.stopped is not None:
+            log.info(
+                "worker stopped",
+                extra={
+                    "device_allocated": stop.stopped.device_allocated,
+                    "device_baseline": stop.stopped.device_baseline,
+                },
+            )
+        self.lifecycle.move(EngineState.STOPPED)
+        if not self.exit_code.done():
+            self.exit_code.set_result(0)
+
+    def _state_changed(self, before: EngineState, after: EngineState) -> None:
+        log.info("state", extra={"before": str(before), "after": str(after)})

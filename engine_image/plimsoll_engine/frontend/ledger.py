@@ -1,0 +1,32 @@
+"""What the frontend itself holds, beside the worker's ledger."""
+
+from __future__ import annotations
+
+from plimsoll_api.admin import LedgerEntry, MemoryKind, Role
+from plimsoll_engine.frontend.requests import RequestLog
+from plimsoll_engine.frontend.tokenizer import Tokenizer
+
+
+class FrontendLedger:
+    """Owners of frontend memory, counted when asked."""
+
+    def __init__(self, requests: RequestLog, tokenizer: Tokenizer) -> None:
+        self._requests = requests
+        self._tokenizer_bytes = tokenizer.file_bytes
+
+    def entries(self) -> list[LedgerEntry]:
+        return [
+            LedgerEntry(
+                owner="request_log",
+                kind=MemoryKind.HOST,
+                bytes=self._requests.bytes(),
+                process=Role.FRONTEND,
+            ),
+            LedgerEntry(
+                owner="tokenizer",
+                kind=MemoryKind.HOST,
+                bytes=self._tokenizer_bytes,
+                bound=self._tokenizer_bytes,
+                process=Role.FRONTEND,
+            ),
+        ]

@@ -1,0 +1,53 @@
+"""The engine's whole account of itself, put together when asked; never waits for the worker."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+
+from plimsoll_api.admin import Capability, ProcessMemory, Role, Status
+from plimsoll_engine.frontend.engine import Engine
+from plimsoll_engine.host_memory import PythonObjects, process_memory
+
+VERSION = version("plimsoll")
+
+
+class StatusReader:
+    """Holds the one measurement that is made once: the mean size of a Python object."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._python = PythonObjects()
+
+    def read(self) -> Status:
+        engine = self._engine
+        report = engine.report
+        operation = engine.operations.current
+        return Status(
+            state=engine.lifecycle.state,
+            epoch=str(engine.epochs.current),
+            version=VERSION,
+            model=engine.settings.served_model_name,
+            uptime_s=round(time.monotonic() - engine.started_at, 3),
+            load=engine.load(),
+            processes=self._processes(),
+            devices=[] if report is None else report.devices,
+            ledger=engine.ledger.entries() + ([] if report is None else report.ledger),
+            capabilities=list(Capability),
+            injections=engine.injections(),
+            worker_starts=engine.workers.starts,
+            report_age_s=engine.report_age_s,
+            operation=None if operation is None else operation.id,
+        )
+
+    def _processes(self) -> list[ProcessMemory]:
+        workers = self._engine.workers
+        processes = [process_memory(Role.FRONTEND, self._python)]
+        if workers.zygote_pid is not None:
+            processes.append(ProcessMemory(role=Role.ZYGOTE, pid=workers.zygote_pid))
+        report = self._engine.report
+        if report is not None and report.memory.pid == workers.pid:
+            processes.append(report.memory)
+        elif workers.pid is not None:
+            processes.append(ProcessMemory(role=Role.WORKER, pid=workers.pid))
+        return processes

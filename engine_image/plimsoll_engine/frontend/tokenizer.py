@@ -1,0 +1,134 @@
+"""Text to tokens and chats to text, from the files of a checkpoint; no transformers, no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as _Tokenizer
+
+from plimsoll_engine.settings import UsageError
+
+
+class TemplateError(Exception):
+    """The chat cannot be written as a prompt; the message is the template's own."""
+
+
+class Tokenizer:
+    """The tokenizer of the checkpoint in ``model``; UsageError names the file that is wrong."""
+
+    def __init__(self, model: Path) -> None:
+        file = model / "tokenizer.json"
+        try:
+            self._tokenizer = _Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            raise UsageError(f"{file}: not a tokenizer: {error}") from None
+        settings = _read_json(model / "tokenizer_config.json")
+        # What the parsed tokenizer takes is not told; its file's size is of the same order.
+        self.file_bytes = file.stat().st_size
+        self.vocab_size: int = self._tokenizer.get_vocab_size()
+        self.eos_ids = _eos_ids(model)
+        self._special = {
+            name: _token_text(settings[name])
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if settings.get(name)
+        }
+        self._template = _compile(_template_source(model, settings))
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a plain prompt, with what the tokenizer adds itself (a BOS, if any)."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Tokens of a chat: its template already wrote every special token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """The prompt of a chat, ready for the assistant's turn."""
+        if self._template is None:
+            raise TemplateError(
+                "this model has no chat template (chat_template.jinja or tokenizer_config.json): "
+                "use /v1/completions"
+            )
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, **self._special
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+            raise TemplateError(f"the chat template refuses these messages: {error}") from None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{file}: expected a JSON object")
+    return data
+
+
+def _eos_ids(model: Path) -> list[int]:
+    """The tokens that end a text: of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(model / name).get("eos_token_id")
+        if value is not None:
+            return list(value) if isinstance(value, list) else [int(value)]
+    return []
+
+
+def _token_text(value: Any) -> str:
+    return str(value["content"] if isinstance(value, dict) else value)
+
+
+def _template_source(model: Path, settings: dict[str, Any]) -> str | None:
+    file = model / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _compile(source: str | None) -> jinja2.Template | None:
+    if source is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise UsageError(f"the checkpoint's chat template is malformed: {error}") from None
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    # Jinja's own filter escapes for HTML, which models were not trained on.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().astimezone().strftime(layout)

@@ -1,0 +1,33 @@
+"""Give back what can be given back without disturbing a request: here, then in the worker."""
+
+from __future__ import annotations
+
+import gc
+
+from plimsoll_engine import host_memory, ipc
+from plimsoll_engine.frontend.engine import Engine, NoAnswer
+from plimsoll_engine.frontend.operations import OperationFailed, Recorder
+
+# malloc_trim of a heap of tens of GiB takes seconds, a full collection as well.
+WORKER_TIMEOUT_S = 30.0
+
+
+async def trim(engine: Engine, recorder: Recorder) -> None:
+    """The worker's steps follow the frontend's. Fails where the worker does not answer."""
+    with recorder.step("frontend_gc_collect") as step:
+        step.before_bytes = host_memory.rss_anon()
+        step.detail = f"{gc.collect()} objects collected"
+        step.after_bytes = host_memory.rss_anon()
+    with recorder.step("frontend_malloc_trim") as step:
+        step.before_bytes = host_memory.rss_anon()
+        if not host_memory.malloc_trim():
+            step.detail = "this libc has no malloc_trim"
+        step.after_bytes = host_memory.rss_anon()
+    operation_id = recorder.operation.id
+    try:
+        trimmed = await engine.ask(
+            ipc.Trim(operation_id), operation_id, ipc.Trimmed, WORKER_TIMEOUT_S
+        )
+    except NoAnswer as error:
+        raise OperationFailed(f"only the frontend was trimmed: {error}") from None
+    recorder.add(trimmed.steps)

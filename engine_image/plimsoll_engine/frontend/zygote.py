@@ -1,0 +1,131 @@
+"""The frontend's end of the zygote: start it, have it fork workers, hear of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+
+import msgspec
+
+from plimsoll_engine import zygote_ipc
+from plimsoll_engine.frontend.framing import read_body
+from plimsoll_engine.zygote_ipc import Exited, Forked, ForkFailed, WorkerConfig, ZygoteReady
+
+FORK_TIMEOUT_S = 10.0
+
+
+class ZygoteLost(Exception):
+    """The zygote ended or does not answer; its workers have died with it."""
+
+
+class Zygote:
+    """``on_exit`` is called for each worker that ended, ``on_lost`` once when the zygote did."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        on_exit: Callable[[Exited], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._on_exit = on_exit
+        self._on_lost = on_lost
+        self._process: Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[ZygoteReady] | None = None
+        self._forked: asyncio.Future[int] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, timeout_s: float) -> ZygoteReady:
+        """Raises :class:`ZygoteLost` where it is not ready within ``timeout_s`` seconds."""
+        ours, theirs = socket.socketpair()
+        self._ready = asyncio.get_running_loop().create_future()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "plimsoll_engine.worker.zygote",
+                "--control-fd",
+                str(theirs.fileno()),
+                "--config",
+                msgspec.json.encode(self._config).decode(),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader), name="zygote reader")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ready
+        except TimeoutError:
+            await self.close()
+            raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
+
+    async def fork(self, epoch: int) -> int:
+        """The pid of the new worker. Raises :class:`ZygoteLost`; RuntimeError when it refuses."""
+        if self._writer is None or self._forked is not None:
+            raise ZygoteLost("the zygote is not running")
+        self._forked = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(zygote_ipc.frame(zygote_ipc.Fork(epoch)))
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                return await self._forked
+        except TimeoutError:
+            raise ZygoteLost(f"the zygote did not fork within {FORK_TIMEOUT_S:g} s") from None
+        finally:
+            self._forked = None
+
+    async def close(self) -> None:
+        """End the zygote, and every worker with it."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(2.0):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        self._process = None
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        reason = "the zygote ended"
+        try:
+            while (body := await read_body(reader)) is not None:
+                self._handle(zygote_ipc.from_zygote.decode(body))
+        except (ValueError, msgspec.DecodeError) as error:
+            reason = f"the zygote sent what is no message: {error}"
+        for waiting in (self._ready, self._forked):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ZygoteLost(reason))
+                waiting.exception()  # seen: whoever waits for it may have given up
+        self._on_lost(reason)
+
+    def _handle(self, message: zygote_ipc.FromZygote) -> None:
+        match message:
+            case ZygoteReady():
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(message)
+            case Forked(pid=pid):
+                if self._forked is not None and not self._forked.done():
+                    self._forked.set_result(pid)
+            case ForkFailed(message=why):
+                if self._forked is not None and not self._forked.done():
+                    self._forked.set_exception(RuntimeError(why))
+            case Exited():
+                self._on_exit(message)

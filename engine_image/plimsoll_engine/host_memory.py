@@ -1,0 +1,111 @@
+"""A process's host memory by its own account, for processes with and without torch.
+
+What cannot be read is None, never zero.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from plimsoll_api.admin import ProcessMemory, Role
+
+_SAMPLE_OBJECTS = 20_000
+
+
+class _Mallinfo2(ctypes.Structure):
+    """``struct mallinfo2`` (malloc.h, glibc 2.33 and later); ten fields of size_t, in bytes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def _libc(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any] | None:
+    try:
+        function = getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError):  # another libc
+        return None
+    function.restype = restype
+    function.argtypes = list(argtypes)
+    return function  # type: ignore[no-any-return]
+
+
+_mallinfo2 = _libc("mallinfo2", _Mallinfo2)
+_malloc_trim = _libc("malloc_trim", ctypes.c_int, ctypes.c_size_t)
+
+
+def malloc() -> tuple[int | None, int | None]:
+    """(in use, retained) bytes of malloc: blocks in arenas and mapped ones; free but kept."""
+    if _mallinfo2 is None:
+        return None, None
+    info = _mallinfo2()
+    return info.uordblks + info.hblkhd, info.fordblks
+
+
+def malloc_trim() -> bool:
+    """Give malloc's free pages back to the kernel; False where the libc cannot."""
+    if _malloc_trim is None:
+        return False
+    _malloc_trim(0)
+    return True
+
+
+class PythonObjects:
+    """Bytes of Python objects, estimated from their count.
+
+    ``sys.getallocatedblocks()`` costs microseconds, the size of every object does not; so the mean
+    size of a block is measured once, from a sample of the collector's objects.
+    """
+
+    def __init__(self) -> None:
+        objects = gc.get_objects()
+        step = max(1, len(objects) // _SAMPLE_OBJECTS)
+        sizes = (sys.getsizeof(item, 64) for item in objects[::step])
+        # Larger objects than pymalloc's 512 bytes live in malloc and are counted there.
+        small = [size for size in sizes if size <= 512]
+        self._bytes_per_block = sum(small) / len(small) if small else 64.0
+
+    def measure(self) -> tuple[int, int]:
+        """(blocks, bytes)."""
+        blocks = sys.getallocatedblocks()
+        return blocks, int(blocks * self._bytes_per_block)
+
+
+def process_memory(role: Role, python: PythonObjects) -> ProcessMemory:
+    """This process's host memory by segment."""
+    in_use, retained = malloc()
+    blocks, size = python.measure()
+    return ProcessMemory(
+        role=role,
+        pid=os.getpid(),
+        malloc_in_use=in_use,
+        malloc_retained=retained,
+        python_objects=size,
+        py_blocks=blocks,
+        shared=_status_bytes("RssShmem"),
+    )
+
+
+def rss_anon() -> int | None:
+    """Anonymous memory of this process in bytes (``RssAnon`` of /proc/self/status)."""
+    return _status_bytes("RssAnon")
+
+
+def _status_bytes(key: str) -> int | None:
+    try:
+        with open("/proc/self/status") as status:
+            for line in status:
+                if line.startswith(key + ":"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None

@@ -1,0 +1,90 @@
+"""The preStop hook: drain the engine of this pod. Standard library only, so it starts at once.
+
+It runs while the endpoints of a terminating pod are still being withdrawn, so it lets the engine
+serve for a moment before it closes the door.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TOKEN_FILE = "admin-token"
+PREFIX = "/admin/v1"
+CALL_TIMEOUT_S = 5.0
+# Endpoint changes reach kube-proxy and ingress controllers within seconds; a quarter of the
+# deadline at most is spent on that.
+ENDPOINT_DELAY_S = 5.0
+POLL_S = 0.2
+
+
+class Refused(Exception):
+    """The engine answered with an error."""
+
+
+def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
+    """0 when the engine is drained or gone, 1 with a line on standard error when it is not."""
+    end = time.monotonic() + deadline_s
+    try:
+        token = (run_dir / TOKEN_FILE).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        print(f"drain: {run_dir / TOKEN_FILE}: {error.strerror}", file=sys.stderr)
+        return 2
+    time.sleep(min(ENDPOINT_DELAY_S, deadline_s / 4))
+    try:
+        while time.monotonic() < end:
+            status = _call(admin_port, token, "GET", "/status")
+            state = status["state"]
+            if state in ("drained", "stopping", "stopped", "failed"):
+                return 0
+            if state == "serving":
+                _begin(admin_port, token, status["epoch"], end - time.monotonic())
+            time.sleep(POLL_S)
+    except ConnectionRefusedError:
+        return 0  # nothing is left to drain
+    except (OSError, Refused, ValueError, KeyError, http.client.HTTPException) as error:
+        print(f"drain: the admin API on port {admin_port}: {error}", file=sys.stderr)
+        return 1
+    print(f"drain: requests still run after {deadline_s:g} s", file=sys.stderr)
+    return 1
+
+
+def _begin(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
+    """Refusals by the fence or by another operation are tried again until the deadline."""
+    body = {
+        "operation_id": f"prestop-{epoch.replace(':', '-')}-{time.time_ns()}",
+        "expected_epoch": epoch,
+        "deadline_s": max(0.0, deadline_s),
+    }
+    try:
+        _call(admin_port, token, "POST", "/drain", body)
+    except Refused as error:
+        if not str(error).startswith("409"):
+            raise
+
+
+def _call(
+    admin_port: int, token: str, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=CALL_TIMEOUT_S)
+    try:
+        connection.request(
+            method,
+            PREFIX + path,
+            None if body is None else json.dumps(body),
+            {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )
+        response = connection.getresponse()
+        data = response.read()
+        if response.status >= 300:
+            raise Refused(f"{response.status} {data.decode(errors='replace')[:500]}")
+        answer = json.loads(data)
+    finally:
+        connection.close()
+    if not isinstance(answer, dict):
+        raise ValueError("the answer is no JSON object")
+    return answer

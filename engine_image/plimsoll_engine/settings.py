@@ -1,0 +1,172 @@
+"""What ``python -m plimsoll_engine serve`` is told: flags and environment, checked at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_engine.inject import InjectError
+from plimsoll_engine.inject import parse as parse_faults
+from plimsoll_engine.zygote_ipc import WorkerConfig
+
+INJECT_VARIABLE = "PLIMSOLL_INJECT"
+WORKER_SOCKET = "worker.sock"
+TOKEN_FILE = "admin-token"
+ENGINE_FILE = "engine.json"
+
+
+class UsageError(Exception):
+    """A flag, path or variable that cannot be used; the message names it and says what to do."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All times are seconds. Null leaves a size to the worker.
+
+    ``max_queued`` bounds the requests accepted and not yet answered, running ones included.
+    """
+
+    model: Path
+    served_model_name: str
+    run_dir: Path
+    host: str = "0.0.0.0"
+    port: int = 8000
+    admin_port: int = 8001
+    dtype: str = "auto"
+    device: str = "auto"
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None
+    max_queued: int = 1024
+    startup_timeout_s: float = 600.0
+    shutdown_timeout_s: float = 30.0
+    inject: str = ""
+
+    @property
+    def socket(self) -> Path:
+        return self.run_dir / WORKER_SOCKET
+
+    @property
+    def token_file(self) -> Path:
+        return self.run_dir / TOKEN_FILE
+
+    def worker_config(self) -> WorkerConfig:
+        return WorkerConfig(
+            model=str(self.model),
+            run_dir=str(self.run_dir),
+            socket=str(self.socket),
+            dtype=self.dtype,
+            device=self.device,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            inject=self.inject,
+        )
+
+
+def port(text: str) -> int:
+    """An argparse type: a TCP port, 0 for any."""
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 (any) to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def positive_seconds(text: str) -> float:
+    """An argparse type: seconds above 0 and at most a day."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r}: give seconds above 0, at most 86400")
+    return value
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", required=True, type=Path, metavar="DIR", help="checkpoint directory")
+    add("--served-model-name", metavar="NAME", help="default: the directory's name")
+    add("--run-dir", required=True, type=Path, metavar="DIR", help="sockets, token, stacks")
+    add("--host", default="0.0.0.0", help="address of the serving API")
+    add("--port", default=8000, type=port, help="port of the serving API; 0 takes a free one")
+    add("--admin-port", default=8001, type=port, help="admin API, on 127.0.0.1 only")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add("--max-num-seqs", type=_positive, metavar="N", help="requests that run at once")
+    add("--max-model-len", type=_positive, metavar="N", help="prompt and output tokens together")
+    add("--max-num-batched-tokens", type=_positive, metavar="N", help="tokens of one step")
+    add("--block-size", type=_positive, metavar="N", help="tokens of one KV block")
+    add("--num-blocks", type=_positive, metavar="N", help="KV blocks of the pool")
+    add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
+    add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
+    add("--shutdown-timeout", default=30.0, type=positive_seconds, metavar="S")
+    add("--allow-inject", action="store_true", help=f"obey {INJECT_VARIABLE}: tests only")
+
+
+def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings that ``flags`` mean; :class:`UsageError` where a path or variable is wrong."""
+    environ = os.environ if environ is None else environ
+    inject = environ.get(INJECT_VARIABLE, "")
+    if inject and not flags.allow_inject:
+        raise UsageError(
+            f"{INJECT_VARIABLE} is set, which switches faults on: "
+            "unset it, or add --allow-inject in a test"
+        )
+    try:
+        parse_faults(inject)
+    except InjectError as error:
+        raise UsageError(str(error)) from None
+    _check_checkpoint(flags.model)
+    try:
+        flags.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--run-dir {flags.run_dir}: {error.strerror}; give a directory") from None
+    if not os.access(flags.run_dir, os.W_OK | os.X_OK):
+        raise UsageError(f"--run-dir {flags.run_dir} is not writable by uid {os.getuid()}")
+    run_dir = flags.run_dir.resolve()
+    # sun_path holds 108 bytes with its terminator (unix(7)).
+    if len(os.fsencode(run_dir / WORKER_SOCKET)) > 107:
+        raise UsageError(f"--run-dir {run_dir}: too long for a Unix socket path (107 bytes)")
+    return Settings(
+        model=flags.model.resolve(),
+        served_model_name=flags.served_model_name or flags.model.resolve().name,
+        run_dir=run_dir,
+        host=flags.host,
+        port=flags.port,
+        admin_port=flags.admin_port,
+        dtype=flags.dtype,
+        device=flags.device,
+        max_num_seqs=flags.max_num_seqs,
+        max_model_len=flags.max_model_len,
+        max_num_batched_tokens=flags.max_num_batched_tokens,
+        block_size=flags.block_size,
+        num_blocks=flags.num_blocks,
+        max_queued=flags.max_queued,
+        startup_timeout_s=flags.startup_timeout,
+        shutdown_timeout_s=flags.shutdown_timeout,
+        inject=inject,
+    )
+
+
+def _check_checkpoint(model: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        if not (model / name).is_file():
+            raise UsageError(f"--model {model}: {name} is missing; give a checkpoint directory")
+    try:
+        json.loads((model / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model {model}: config.json cannot be read: {error}") from None
