@@ -46,6 +46,7 @@ class Lifecycle:
         self.engine: Engine | None = None
         self.device_baseline: int | None = None
         self._model: Any = None
+        self._runner: Runner | None = None
         self._thresholds: tuple[int, int, int] | None = None
 
     def start(self) -> Engine:
@@ -69,7 +70,7 @@ class Lifecycle:
         self.device_baseline = device_baseline(self.device)
         self._model = loader.load_model(folder, config, dtype, self.device)
         self.settings = sizes.resolve(self.config, config, dtype, self.device)
-        runner = Runner(self._model, self.settings.num_blocks, self.settings.block_size)
+        self._runner = Runner(self._model, self.settings.num_blocks, self.settings.block_size)
         pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
         scheduler = Scheduler(
             pool,
@@ -77,7 +78,7 @@ class Lifecycle:
             self.settings.max_num_batched_tokens,
             self.settings.max_model_len,
         )
-        self.engine = self.engine_type(runner, scheduler)
+        self.engine = self.engine_type(self._runner, scheduler)
         self._register_owners()
         warm_up(self.engine)
         self._thresholds = gc.get_threshold()
@@ -112,6 +113,9 @@ class Lifecycle:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
         if self._model is not None:
             empty(self._model)
             self._model = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from plimsoll_engine.models import paged_attention
@@ -66,6 +67,7 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
     transformers.utils.logging.disable_progress_bar()
     if not list(folder.glob("*.safetensors")):
         raise LoadError(f"{folder}: no *.safetensors file; weights in other formats are not read")
+    _check_files(folder)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -75,25 +77,29 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are listed in info, by name
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise LoadError(f"{folder}: {_broken_file(folder) or error}") from None
+        raise LoadError(f"{folder}: {error}") from None
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if names := sorted(str(name) for name in info.get(kind) or ()):
+        found = info.get(kind) or ()
+        # A mismatched one is (name, shape in the file, shape in the model).
+        if names := sorted(key if isinstance(key, str) else _shapes(*key) for key in found):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise LoadError(f"{folder}: {len(names)} {kind.replace('_keys', ' tensors')}: {shown}")
     model.requires_grad_(False)
     return model.eval().to(device)
 
 
-def _broken_file(folder: Path) -> str | None:
-    """Which weights file cannot be read, for an error that does not say so itself."""
-    from safetensors import SafetensorError, safe_open
+def _shapes(name: str, in_file: object, in_model: object) -> str:
+    return f"{name} is {in_file} in the file and {in_model} in the model"
 
+
+def _check_files(folder: Path) -> None:
+    """Read each weights file's header, so that the error of a broken one names it."""
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            return f"{path.name}: {error}"
-    return None
+            raise LoadError(f"{path}: {error}") from None

@@ -1,0 +1,148 @@
+"""On CUDA: shutdown gives device memory back exactly, and text equals the CPU's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.memory import lifecycle as lifecycle_module
+from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.memory.segments import PythonObjects, device_memory
+from plimsoll_engine.memory.trim import trim
+from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_engine.zygote_ipc import WorkerConfig
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
+)
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(folder)
+    return folder
+
+
+def config(checkpoint: Path, device: str = "cuda", dtype: str = "float32") -> WorkerConfig:
+    # 1,048,576 tokens at 1 KiB (float32): a KV pool of 1 GiB on the GPU.
+    blocks = 65_536 if device == "cuda" else 512
+    return WorkerConfig(str(checkpoint), "/tmp", "unused", dtype, device, num_blocks=blocks)
+
+
+def generate(engine: Engine, count: int = 8, new: int = 64) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {f"r{i}": [] for i in range(count)}
+    for i, name in enumerate(tokens):
+        engine.submit(Submit(name, [10 + i] * (5 + 30 * i), Sampling(max_tokens=new)))
+    while engine.has_work:
+        output = engine.step()
+        assert not output.dropped, output.dropped
+        for token in output.tokens:
+            tokens[token.request_id].append(token.token_id)
+    return tokens
+
+
+def success(lifecycle: Lifecycle) -> None:
+    generate(lifecycle.start())
+
+
+def forward_error(lifecycle: Lifecycle) -> None:
+    engine = lifecycle.start()
+    model = engine.runner.model
+
+    def fails(**arguments: object) -> object:
+        kept = model(**arguments)
+        raise RuntimeError(f"broken forward after {kept.logits.shape}")
+
+    engine.runner.model = fails
+    engine.submit(Submit("r", [5] * 9, Sampling(max_tokens=4)))
+    assert "broken forward" in engine.step().dropped[0].message
+
+
+def at_work(lifecycle: Lifecycle) -> None:
+    engine = lifecycle.start()
+    engine.submit(Submit("r", [5] * 900, Sampling(max_tokens=400)))
+    for _ in range(3):
+        engine.step()
+
+
+def failed_start(stage: str) -> Callable[[Lifecycle], None]:
+    def act(lifecycle: Lifecycle) -> None:
+        def fails(*_: object) -> object:
+            raise RuntimeError(f"{stage} failed")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lifecycle_module, stage, fails)
+            with pytest.raises(RuntimeError, match="failed"):
+                lifecycle.start()
+
+    act.__name__ = f"failed_start_{stage}"
+    return act
+
+
+ENDS = [success, forward_error, at_work, *map(failed_start, ("Runner", "Scheduler", "warm_up"))]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+def test_shutdown_returns_to_the_baseline_exactly(
+    end: Callable[[Lifecycle], None], checkpoint: Path
+) -> None:
+    lifecycle = Lifecycle(config(checkpoint))
+    peak_before = torch.cuda.max_memory_allocated()
+    end(lifecycle)
+    lifecycle.shutdown()
+    assert lifecycle.device_allocated() == lifecycle.device_baseline
+    assert torch.cuda.memory_reserved() == lifecycle.device_baseline
+    if end is success:
+        assert torch.cuda.max_memory_allocated() > max(peak_before, 0) or peak_before > GIB
+
+
+def test_ten_restarts_in_one_process_keep_no_byte(checkpoint: Path) -> None:
+    used = []
+    for _ in range(10):
+        lifecycle = Lifecycle(config(checkpoint))
+        success(lifecycle)
+        (device,) = device_memory(torch.device("cuda", 0))
+        assert device.torch_allocated is not None
+        assert device.torch_allocated >= GIB
+        lifecycle.shutdown()
+        assert lifecycle.device_allocated() == lifecycle.device_baseline
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        used.append(total - free)
+    # The first cycle loads libraries and kernels; nothing grows after it.
+    assert max(used[1:]) == min(used[1:]), used
+
+
+def test_text_on_the_gpu_equals_text_on_the_cpu(checkpoint: Path) -> None:
+    found = {}
+    for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16")):
+        lifecycle = Lifecycle(config(checkpoint, device, dtype))
+        engine = lifecycle.start()
+        begun = time.monotonic()
+        found[device, dtype] = generate(engine)
+        steps = engine.counters.steps
+        print(f"{device} {dtype}: {1e3 * (time.monotonic() - begun) / steps:.2f} ms a step")
+        lifecycle.shutdown()
+    assert found["cuda", "float32"] == found["cpu", "float32"]
+    assert all(len(tokens) == 64 for tokens in found["cuda", "bfloat16"].values())
+
+
+def test_a_trim_gives_reserved_memory_back(checkpoint: Path) -> None:
+    lifecycle = Lifecycle(config(checkpoint))
+    engine = lifecycle.start()
+    block = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    del block
+    steps = {step.name: step for step in trim(engine, PythonObjects())}
+    lifecycle.shutdown()
+    returned = steps["empty_cache"]
+    assert returned.before_bytes is not None
+    assert returned.after_bytes is not None
+    assert returned.before_bytes - returned.after_bytes >= GIB
