@@ -59,6 +59,8 @@ class Answer(Response):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, RequestFailed, OSError):
                     await task
+            # A failed task holds its exception, whose traceback holds this frame: no cycle is left.
+            del answering, leaving, task
 
     async def _stream_to(self, send: Send) -> None:
         delta = await self._generation.delta()

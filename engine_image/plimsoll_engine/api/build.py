@@ -10,7 +10,7 @@ from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest, text_content
 from plimsoll_engine.frontend.engine import Engine
 from plimsoll_engine.frontend.requests import Generation
-from plimsoll_engine.frontend.tokenizer import TemplateError, Tokenizer
+from plimsoll_engine.frontend.tokenizer import TemplateError
 from plimsoll_engine.ipc import Sampling
 
 # OpenAI's default of /v1/completions.
@@ -25,21 +25,16 @@ CHARACTERS_PER_TOKEN = 64
 async def completion(engine: Engine, body: CompletionRequest) -> Generation:
     """Raises ApiError."""
     _check_model(engine, body.model)
-    prompt = body.prompt
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise invalid(
-                f"{len(prompt)} prompts in one request are not supported: send one each",
-                "prompt",
-                "unsupported_value",
-            )
-        prompt = prompt[0]
+    prompt = _one_prompt(body.prompt)
     if not prompt:
         raise invalid("prompt is empty: give text or token ids", "prompt", "empty_prompt")
     if isinstance(prompt, str):
         ids = await _encode(engine, prompt, engine.tokenizer.encode, "prompt")
     else:
-        ids = _token_ids(engine.tokenizer, prompt, "prompt")
+        largest = engine.tokenizer.vocab_size - 1
+        if max(prompt) > largest:
+            raise invalid(f"token {max(prompt)} does not exist: the largest is {largest}", "prompt")
+        ids = prompt
     return _generation(engine, body, "cmpl", ids, body.max_tokens or COMPLETION_TOKENS)
 
 
@@ -84,13 +79,23 @@ async def _encode(
         raise invalid(f"{param} holds what is no Unicode text", param) from None
 
 
-def _token_ids(tokenizer: Tokenizer, ids: object, param: str) -> list[int]:
-    assert isinstance(ids, list)
-    largest = tokenizer.vocab_size - 1
-    for token in ids:
-        if token > largest:
-            raise invalid(f"token {token} does not exist: the largest is {largest}", param)
-    return ids
+def _one_prompt(prompt: str | list[str | int | list[int]]) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    ids = [token for token in prompt if isinstance(token, int)]
+    if len(ids) == len(prompt):
+        return ids
+    if ids:
+        raise invalid("prompt mixes token ids with prompts", "prompt")
+    if len(prompt) > 1:
+        raise invalid(
+            f"{len(prompt)} prompts in one request are not supported: send one each",
+            "prompt",
+            "unsupported_value",
+        )
+    only = prompt[0]
+    assert not isinstance(only, int)
+    return only
 
 
 def _generation(

@@ -54,7 +54,8 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionRequest(_Common, kw_only=True):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    # One text, one list of token ids, or a list with one of these.
+    prompt: str | list[str | TokenId | list[TokenId]]
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None

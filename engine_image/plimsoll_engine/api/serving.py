@@ -67,6 +67,11 @@ def app(engine: Engine) -> FastAPI:
     async def api_error(request: Request, error: ApiError) -> Response:
         return error_response(error)
 
+    @api.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        message = "an error of the engine's own; its log says more"
+        return error_response(ApiError(500, message, code="internal_error"))
+
     @api.exception_handler(ClientDisconnect)
     async def left(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=400)  # nobody reads it

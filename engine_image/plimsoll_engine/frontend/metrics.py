@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import InfoMetricFamily
 from prometheus_client.registry import Collector
 
@@ -17,6 +24,9 @@ from plimsoll_engine.frontend.requests import Generation
 from plimsoll_engine.ipc import Report
 
 PREFIX = "plimsoll_engine_"
+# A sample a series that nothing reads, and scrapes are parsed by a sidecar with little memory.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # The bounds of vLLM's histograms of the same names, so that one dashboard reads both.

@@ -90,41 +90,42 @@ class Operations:
         while len(self._known) > HISTORY:
             del self._known[next(iter(self._known))]
         self.current = operation
-        self._task = asyncio.create_task(self._run(operation, work), name=f"operation {kind}")
+        log.info("operation begun", extra={"operation": operation_id, "kind": kind})
+        self._task = asyncio.create_task(_run(work, Recorder(operation)), name=f"operation {kind}")
+        # Not in the task itself: one that is cancelled before its first step runs none of its code.
+        self._task.add_done_callback(lambda task: self._ended(operation, task))
         return operation
 
-    async def _run(self, operation: Operation, work: Work) -> None:
-        log.info("operation begun", extra={"operation": operation.id, "kind": operation.kind})
-        try:
-            await work(Recorder(operation))
-            operation.state = OperationState.SUCCEEDED
-        except asyncio.CancelledError:
-            operation.state = OperationState.FAILED
-            operation.error = "cancelled: the engine is stopping"
-            raise
-        except OperationFailed as error:
-            operation.state = OperationState.FAILED
+    def _ended(self, operation: Operation, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            operation.error = "cancelled: a resume or the engine's end came first"
+        elif isinstance(error, OperationFailed):
             operation.error = str(error)
-        except Exception as error:
-            log.exception("operation failed", extra={"operation": operation.id})
-            operation.state = OperationState.FAILED
+        elif error is not None:
             operation.error = f"{type(error).__name__}: {error}"
-        finally:
-            operation.finished_at = time.time()
-            operation.epoch_after = str(self._epochs.current)
-            self.current = None
-            log.info(
-                "operation ended",
-                extra={
-                    "operation": operation.id,
-                    "kind": operation.kind,
-                    "state": str(operation.state),
-                    "error": operation.error,
-                },
-            )
+            log.error("operation failed", extra={"operation": operation.id}, exc_info=error)
+        failed = operation.error is not None
+        operation.state = OperationState.FAILED if failed else OperationState.SUCCEEDED
+        operation.finished_at = time.time()
+        operation.epoch_after = str(self._epochs.current)
+        self.current = None
+        log.info(
+            "operation ended",
+            extra={
+                "operation": operation.id,
+                "kind": operation.kind,
+                "state": str(operation.state),
+                "error": operation.error,
+            },
+        )
 
     async def cancel(self) -> None:
         """End the operation under way, if any."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=5)
+
+
+async def _run(work: Work, recorder: Recorder) -> None:
+    await work(recorder)

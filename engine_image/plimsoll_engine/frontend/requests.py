@@ -74,7 +74,7 @@ class Generation:
         self._detokenizer = Detokenizer(decode)
         self._stops = StopMatcher(stops)
         self._pending: list[str] = []
-        self._error: RequestFailed | None = None
+        self._error: tuple[str, str] | None = None
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -106,7 +106,7 @@ class Generation:
     def fail(self, error: RequestFailed) -> None:
         """End the request with an error; one that has ended already stays as it is."""
         if not self.done:
-            self._error = error
+            self._error = (error.reason, str(error))
             self._wake.set()
             self.ended.set()
 
@@ -116,7 +116,8 @@ class Generation:
             self._wake.clear()
             await self._wake.wait()
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            # A new one each time: one that is kept would hold this frame, and so this request.
+            raise RequestFailed(*self._error)
         text = "".join(self._pending)
         self._pending.clear()
         return Delta(text, self.finish_reason)

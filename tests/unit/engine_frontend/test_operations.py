@@ -1,0 +1,100 @@
+"""Operations: idempotent by id, fenced by epoch, one at a time, a bounded history."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from plimsoll_api.admin import OperationState
+from plimsoll_engine.frontend.epochs import CrashBudget, Epochs, StaleEpoch
+from plimsoll_engine.frontend.operations import (
+    HISTORY,
+    Busy,
+    OperationFailed,
+    Operations,
+    Recorder,
+)
+
+
+async def nothing(recorder: Recorder) -> None:
+    with recorder.step("one"):
+        await asyncio.sleep(0)
+
+
+def test_the_same_id_is_the_same_operation_also_in_a_later_epoch() -> None:
+    async def run() -> None:
+        epochs = Epochs("boot")
+        operations = Operations(epochs)
+
+        async def restart(recorder: Recorder) -> None:
+            epochs.advance()
+
+        first = operations.begin("a", "restart", "boot:0", restart)
+        assert operations.begin("a", "restart", "boot:0", restart) is first
+        await asyncio.sleep(0.01)
+        assert first.state is OperationState.SUCCEEDED
+        assert (first.epoch_before, first.epoch_after) == ("boot:0", "boot:1")
+        assert operations.begin("a", "restart", "boot:0", restart) is first
+        assert str(epochs.current) == "boot:1"
+        with pytest.raises(StaleEpoch):
+            operations.begin("b", "restart", "boot:0", restart)
+        with pytest.raises(Busy, match="choose another id"):
+            operations.begin("a", "trim", "boot:1", nothing)
+
+    asyncio.run(run())
+
+
+def test_one_at_a_time() -> None:
+    async def run() -> None:
+        operations = Operations(Epochs("boot"))
+        gate = asyncio.Event()
+
+        async def wait(recorder: Recorder) -> None:
+            await gate.wait()
+
+        first = operations.begin("a", "drain", "boot:0", wait)
+        with pytest.raises(Busy, match="a \\(drain\\) is under way"):
+            operations.begin("b", "trim", "boot:0", nothing)
+        await operations.cancel()
+        assert first.state is OperationState.FAILED
+        assert operations.begin("b", "trim", "boot:0", nothing).state is OperationState.RUNNING
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_a_failure_is_the_operations_own() -> None:
+    async def run() -> None:
+        operations = Operations(Epochs("boot"))
+
+        async def fails(recorder: Recorder) -> None:
+            with recorder.step("tries"):
+                raise OperationFailed("no worker")
+
+        operation = operations.begin("a", "trim", "boot:0", fails)
+        await asyncio.sleep(0.01)
+        assert (operation.state, operation.error) == (OperationState.FAILED, "no worker")
+        assert [step.name for step in operation.steps] == ["tries"]
+        assert operations.current is None
+
+    asyncio.run(run())
+
+
+def test_history_is_bounded() -> None:
+    async def run() -> None:
+        operations = Operations(Epochs("boot"))
+        for number in range(HISTORY + 5):
+            operations.begin(f"op-{number}", "trim", "boot:0", nothing)
+            await asyncio.sleep(0.001)
+        assert operations.get("op-4") is None
+        assert operations.get("op-5") is not None
+
+    asyncio.run(run())
+
+
+def test_three_crashes_within_a_minute_are_too_many() -> None:
+    budget = CrashBudget(limit=3, window_s=60)
+    assert [budget.spend(t) for t in (0.0, 10.0, 20.0)] == [True, True, False]
+    slow = CrashBudget(limit=3, window_s=60)
+    assert all(slow.spend(t) for t in (0.0, 31.0, 62.0, 93.0))
