@@ -1,0 +1,227 @@
+"""Writes crds/*.yaml from the models: ``python -m plimsoll_api.generate [--check]``.
+
+A CRD's schema is structural: no references, no ``oneOf``, every property typed. pydantic's JSON
+schema is not, so it is rewritten here; keys that a model adds (CEL rules, list types) pass through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from plimsoll_api import inferenceservice, leakincident
+from plimsoll_api.schema import GROUP, VERSION, rule, validations
+
+CRD_DIR = Path(__file__).resolve().parents[1]
+_DROPPED = ("title", "additionalProperties", "discriminator", "propertyNames", "const")
+
+
+def structural(model: type[BaseModel]) -> dict[str, Any]:
+    """The structural schema of ``model``."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    return _rewrite(schema, schema.get("$defs", {}))
+
+
+def _rewrite(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+    node = {key: value for key, value in node.items() if key != "$defs"}
+    if "$ref" in node:
+        target = defs[node.pop("$ref").rpartition("/")[2]]
+        node = {**target, **node}
+    if "x-kubernetes-int-or-string" in node:
+        return {key: value for key, value in node.items() if key not in ("type", "title")}
+    options = [option for option in node.pop("anyOf", ()) if option.get("type") != "null"]
+    if len(options) > 1:
+        raise ValueError(f"a structural schema has one type: {options}")
+    if options:
+        inner = _rewrite(options[0], defs)
+        node.pop("default", None)
+        return {**inner, **{key: value for key, value in node.items() if key != "title"}}
+    values = node.get("additionalProperties")
+    out = {key: value for key, value in node.items() if key not in _DROPPED}
+    if isinstance(values, dict):
+        out["additionalProperties"] = _rewrite(values, defs)
+    if "properties" in node:
+        required = node.get("required", ())
+        out["properties"] = {
+            name: _property(value, name in required, defs)
+            for name, value in node["properties"].items()
+        }
+    if "items" in node:
+        out["items"] = _rewrite(node["items"], defs)
+    return out
+
+
+def _property(node: dict[str, Any], required: bool, defs: dict[str, Any]) -> dict[str, Any]:
+    """An object that is always there (never null) gets a default, so that its parts' defaults
+    apply although a manifest leaves it out."""
+    out = _rewrite(node, defs)
+    always_there = "anyOf" not in node and not required and "default" not in out
+    if always_there and out.get("type") == "object" and "properties" in out:
+        out["default"] = {}
+    return out
+
+
+def _crd(
+    model: type[BaseModel],
+    kind: str,
+    plural: str,
+    short_name: str,
+    columns: Sequence[dict[str, Any]],
+    subresources: dict[str, Any],
+    rules: dict[str, Any],
+) -> dict[str, Any]:
+    schema = structural(model)
+    schema["properties"] = {
+        "apiVersion": {"type": "string", "description": "Version of the schema of this object."},
+        "kind": {"type": "string", "description": "What this object is."},
+        "metadata": {"type": "object"},
+        "spec": schema["properties"]["spec"],
+        "status": schema["properties"]["status"],
+    }
+    schema["required"] = ["spec"]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short_name],
+                "categories": ["plimsoll"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": list(columns),
+                    "subresources": subresources,
+                    "schema": {"openAPIV3Schema": schema | rules},
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, path: str, type_: str = "string", priority: int = 0) -> dict[str, Any]:
+    column = {"name": name, "type": type_, "jsonPath": path}
+    return column | {"priority": priority} if priority else column
+
+
+def _condition(field: str) -> str:
+    return f'.status.conditions[?(@.type=="Ready")].{field}'
+
+
+def inference_service() -> dict[str, Any]:
+    """The CRD of InferenceService."""
+    module = inferenceservice
+    return _crd(
+        module.InferenceService,
+        module.KIND,
+        module.PLURAL,
+        module.SHORT_NAME,
+        [
+            _column("URL", ".status.url"),
+            _column("Ready", _condition("status")),
+            _column("Reason", _condition("reason")),
+            _column("Host%", ".status.memory.hostConsumedPercent", "integer"),
+            _column("Device%", ".status.memory.deviceConsumedPercent", "integer"),
+            _column("Restarts", ".status.restarts", "integer"),
+            _column("Incidents", ".status.openIncidents", "integer"),
+            _column("Age", ".metadata.creationTimestamp", "date"),
+        ],
+        {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        validations(
+            rule(
+                f"size(self.metadata.name) <= {module.MAX_NAME} && "
+                f"self.metadata.name.matches('{module.NAME_PATTERN}')",
+                f"metadata.name must be at most {module.MAX_NAME} lower-case letters, digits and "
+                "dashes, and begin with a letter",
+            )
+        ),
+    )
+
+
+def leak_incident() -> dict[str, Any]:
+    """The CRD of LeakIncident."""
+    module = leakincident
+    return _crd(
+        module.LeakIncident,
+        module.KIND,
+        module.PLURAL,
+        module.SHORT_NAME,
+        [
+            _column("Service", ".spec.service"),
+            _column("Kind", ".spec.kind"),
+            _column("Phase", ".status.phase"),
+            _column("Segment", ".status.attribution.segment"),
+            _column("Outcome", ".status.outcome"),
+            _column("Pod", ".spec.pod", priority=1),
+            _column("Age", ".metadata.creationTimestamp", "date"),
+        ],
+        {"status": {}},
+        {},
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes every value out: kubectl users read these files."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def files() -> dict[str, str]:
+    """File name -> text of every generated manifest."""
+    return {
+        f"{crd['metadata']['name']}.yaml": "# Generated by python -m plimsoll_api.generate\n"
+        + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=100)
+        for crd in (inference_service(), leak_incident())
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the files, or with ``--check`` exits 1 and shows the difference."""
+    parser = argparse.ArgumentParser(prog="plimsoll_api.generate", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail where a file differs")
+    check = parser.parse_args(arguments).check
+    drifted = False
+    for name, text in files().items():
+        path = CRD_DIR / name
+        if not check:
+            path.write_text(text, encoding="utf-8")
+            continue
+        found = path.read_text(encoding="utf-8") if path.exists() else ""
+        if found != text:
+            drifted = True
+            sys.stderr.writelines(
+                difflib.unified_diff(
+                    found.splitlines(True), text.splitlines(True), f"crds/{name}", "generated"
+                )
+            )
+    if drifted:
+        sys.stderr.write("crds/*.yaml are not what the models say: run make generate\n")
+    return int(drifted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,392 @@
+"""InferenceService, spec side: what a person writes to have a supervised inference engine.
+
+The CRD is generated from these models (:mod:`plimsoll_api.generate`). What the API server's schema
+and CEL rules refuse, these models refuse too, so that a manifest means the same in local mode.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from plimsoll_api.admin import DrainMode
+from plimsoll_api.inferenceservice_status import InferenceServiceStatus
+from plimsoll_api.schema import (
+    API_VERSION,
+    Duration,
+    Model,
+    PositiveDuration,
+    PositiveQuantity,
+    PreservedObject,
+    Quantity,
+    rule,
+    validations,
+)
+from plimsoll_api.supervision import Action, EngineType, Mode
+from plimsoll_api.units import parse_bytes
+
+KIND = "InferenceService"
+PLURAL = "inferenceservices"
+SHORT_NAME = "plinf"
+MAX_NAME = 50
+"""Names of owned objects add up to 13 characters to it, within a label value's 63."""
+
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+URI_PATTERN = r"^(file:///|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/|$))"
+URI_MESSAGE = "model.uri must be file:///ABSOLUTE/PATH or pvc://CLAIM/PATH"
+MAX_SLOTS = 16
+
+Rung = Literal[Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART]
+_LADDER_ORDER = (Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART)
+_Text = Annotated[str, StringConstraints(max_length=4096)]
+_Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+
+
+class ModelSource(Model):
+    """Which weights are served and under which name."""
+
+    uri: Annotated[
+        str,
+        StringConstraints(max_length=1024),
+        Field(
+            description="Where the checkpoint directory is. `file:///PATH` is a path inside the "
+            "engine's container, `pvc://CLAIM/PATH` a directory on a PersistentVolumeClaim of the "
+            "same namespace, mounted read-only.",
+            json_schema_extra=validations(
+                rule(f"self.matches('{URI_PATTERN}') && !self.contains('..')", URI_MESSAGE)
+            ),
+        ),
+    ]
+    served_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
+        None,
+        description="The name that clients give as `model`. Default: the InferenceService's name.",
+    )
+
+    @field_validator("uri")
+    @classmethod
+    def _supported(cls, uri: str) -> str:
+        claim = uri.removeprefix("pvc://").partition("/")[0]
+        supported = uri.startswith("file:///") or (uri.startswith("pvc://") and claim)
+        if not supported or ".." in uri:
+            raise ValueError(f"{URI_MESSAGE}, not {uri!r}")
+        return uri
+
+
+class EnvVar(Model):
+    """One environment variable, as in a container."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
+        description="Name of the variable."
+    )
+    value: Annotated[str, StringConstraints(max_length=8192)] | None = Field(
+        None, description="Its value; empty where neither this nor `valueFrom` is given."
+    )
+    value_from: PreservedObject | None = Field(
+        None,
+        description="Where the value comes from, as in a container: `secretKeyRef`, "
+        "`configMapKeyRef`, `fieldRef` or `resourceFieldRef`. Not available in local mode.",
+    )
+
+
+class Resources(Model):
+    """Compute resources of a container."""
+
+    limits: Annotated[dict[str, Quantity], Field(max_length=32)] = Field(
+        default_factory=dict, description="The most it may use, by resource name."
+    )
+    requests: Annotated[dict[str, Quantity], Field(max_length=32)] = Field(
+        default_factory=dict, description="What is set aside for it, by resource name."
+    )
+
+
+class Engine(Model):
+    """The engine's container."""
+
+    type: EngineType = Field(EngineType.PLIMSOLL, description="Which engine it is.")
+    image: _Image | None = Field(
+        None, description="Image of the engine. Default: the operator's `--engine-image`."
+    )
+    args: Annotated[list[_Text], Field(max_length=128)] = Field(
+        default_factory=list,
+        description="Further arguments of the engine, after those that the operator writes.",
+    )
+    env: Annotated[list[EnvVar], Field(max_length=128)] = Field(
+        default_factory=list,
+        description="Further environment variables of the engine.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
+    )
+    port: Annotated[int, Field(ge=1024, le=65535)] = Field(
+        8000,
+        description="Port of the OpenAI API in the pod. Not 8001, 9464 or 9465, which the admin "
+        "API and the supervisor use.",
+        json_schema_extra=validations(
+            rule(
+                "!(self in [8001, 9464, 9465])",
+                "engine.port must not be 8001, 9464 or 9465: the admin API and the supervisor "
+                "use them",
+            )
+        ),
+    )
+    resources: Resources = Field(
+        default_factory=Resources, description="Compute resources of the engine."
+    )
+    startup_timeout: PositiveDuration = Field(
+        "10m", description="How long an engine may take from its start until it is ready."
+    )
+
+    @field_validator("port")
+    @classmethod
+    def _free_port(cls, port: int) -> int:
+        if port in (8001, 9464, 9465):
+            raise ValueError("8001, 9464 and 9465 belong to the admin API and the supervisor")
+        return port
+
+
+class MemoryBudget(Model):
+    """How much unexplained memory a replica may gain."""
+
+    growth_budget: PositiveQuantity = Field(
+        description="Unexplained growth that is allowed per replica within `window`, in bytes. "
+        "To allow none is not possible, and no budget at all is the field above left out.",
+        json_schema_extra=validations(
+            rule(
+                "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
+                "growthBudget must be more than 0; leave host or device out for no budget",
+            )
+        ),
+    )
+    window: PositiveDuration = Field("24h", description="The time that the budget is for.")
+    limit: PositiveQuantity | None = Field(
+        None,
+        description="Memory at which the replica dies, in bytes. Default for host: the engine's "
+        "memory limit. Default for device: the device's size.",
+    )
+
+    @model_validator(mode="after")
+    def _below_limit(self) -> Self:
+        if self.limit is not None and parse_bytes(self.growth_budget) > parse_bytes(self.limit):
+            raise ValueError(
+                f"growthBudget {self.growth_budget} must not be larger than limit {self.limit}"
+            )
+        return self
+
+
+def _budget_rule() -> dict[str, Any]:
+    return validations(
+        rule(
+            "!has(self.limit) || quantity(string(self.growthBudget))"
+            ".compareTo(quantity(string(self.limit))) <= 0",
+            "growthBudget must not be larger than limit",
+            fieldPath=".growthBudget",
+        )
+    )
+
+
+class Memory(Model):
+    """Budgets for memory that grows. Without a budget memory is watched and never acted on."""
+
+    host: MemoryBudget | None = Field(
+        None, description="Budget for host memory.", json_schema_extra=_budget_rule()
+    )
+    device: MemoryBudget | None = Field(
+        None, description="Budget for device memory.", json_schema_extra=_budget_rule()
+    )
+    warmup: Duration = Field(
+        "60s", description="Time after a start in which growth counts as warm-up."
+    )
+
+
+class Drain(Model):
+    """What becomes of running requests when something disruptive is done."""
+
+    mode: DrainMode = Field(
+        DrainMode.CARRY,
+        description="`finish`: they run to their end. `carry`: they go on after a worker restart. "
+        "`abort`: they end with an error.",
+    )
+    deadline: PositiveDuration = Field(
+        "30s", description="How long a drain may take. What still runs then is aborted."
+    )
+
+
+class RestartBudget(Model):
+    """How many restarts are allowed; when they are spent, none until a person resets."""
+
+    count: Annotated[int, Field(ge=0, le=1000)] = Field(
+        3, description="Restarts within `window`. 0 allows none."
+    )
+    window: PositiveDuration = Field("1h", description="The time that the count is for.")
+
+
+class Stall(Model):
+    """When an engine counts as stalled."""
+
+    timeout: PositiveDuration = Field(
+        "2m", description="Work waiting and no step done for this long is a stall."
+    )
+
+
+class Supervision(Model):
+    """What the supervisor may do about a leak or a stall."""
+
+    mode: Mode = Field(
+        Mode.OBSERVE,
+        description="`Observe` records what it would have done, `Recover` does it.",
+    )
+    ladder: Annotated[list[Rung], Field(max_length=3)] = Field(
+        default=[Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART],
+        description="Actions that it may take, lightest first.",
+        json_schema_extra=validations(
+            rule(
+                "self.all(a, self.exists_one(b, b == a))",
+                "supervision.ladder must not name an action twice",
+            ),
+            rule(
+                "['Trim', 'WorkerRestart', 'EngineRestart'].filter(a, a in self) == self",
+                "supervision.ladder must be in the order Trim, WorkerRestart, EngineRestart",
+            ),
+        ),
+    )
+    drain: Drain = Field(default_factory=Drain, description="How running requests are treated.")
+    restart_budget: RestartBudget = Field(
+        default_factory=RestartBudget, description="Hard stop for restarts."
+    )
+    max_unavailable: Annotated[int, Field(ge=1, le=MAX_SLOTS)] = Field(
+        1,
+        description="Replicas of the service that may be out for a restart or an eviction at the "
+        "same time.",
+    )
+    stall: Stall = Field(default_factory=Stall, description="Detection of stalls.")
+
+    @field_validator("ladder")
+    @classmethod
+    def _ascending(cls, ladder: list[Rung]) -> list[Rung]:
+        if ladder != [action for action in _LADDER_ORDER if action in ladder]:
+            order = ", ".join(_LADDER_ORDER)
+            raise ValueError(f"must name each action once, in the order {order}")
+        return ladder
+
+
+class Supervisor(Model):
+    """The supervisor's container."""
+
+    image: _Image | None = Field(
+        None, description="Image of the supervisor. Default: the operator's `--supervisor-image`."
+    )
+    resources: Resources = Field(
+        default_factory=lambda: Resources(
+            limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
+        ),
+        description="Compute resources of the supervisor.",
+        json_schema_extra={
+            "default": {
+                "limits": {"memory": "256Mi"},
+                "requests": {"cpu": "20m", "memory": "96Mi"},
+            }
+        },
+    )
+
+
+class Restart(Model):
+    """Asks for a rolling restart."""
+
+    id: Annotated[str, StringConstraints(max_length=253)] | None = Field(
+        None, description="Any text; a change of it replaces the pods one after the other."
+    )
+
+
+_LIMIT_OF_ENGINE = (
+    "!has(self.memory.host) || !('memory' in self.engine.resources.?limits.orValue({})) || "
+    "quantity(string(self.memory.host.growthBudget))"
+    ".compareTo(quantity(string(self.engine.resources.limits['memory']))) <= 0"
+)
+
+
+class InferenceServiceSpec(Model):
+    """The wanted state."""
+
+    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
+        1, description="How many replicas there are."
+    )
+    model: ModelSource = Field(description="What is served.")
+    engine: Engine = Field(default_factory=Engine, description="The engine.")
+    memory: Memory = Field(
+        default_factory=Memory, description="How much memory a replica may gain."
+    )
+    supervision: Supervision = Field(
+        default_factory=Supervision, description="What is done about leaks and stalls."
+    )
+    supervisor: Supervisor = Field(
+        default_factory=Supervisor, description="The supervisor's own container."
+    )
+    pod_template: PreservedObject | None = Field(
+        None,
+        description="A pod template (`metadata`, `spec`) that is merged over the operator's: "
+        "containers by name (`engine`, `supervisor`), other lists as strategic merge does.",
+    )
+    restart: Restart = Field(default_factory=Restart, description="Asks for a rolling restart.")
+
+    @model_validator(mode="after")
+    def _budget_below_engine_limit(self) -> Self:
+        budget, limit = self.memory.host, self.engine.resources.limits.get("memory")
+        if budget and limit and parse_bytes(budget.growth_budget) > parse_bytes(limit):
+            raise ValueError(
+                f"memory.host.growthBudget {budget.growth_budget} must not be larger than "
+                f"engine.resources.limits.memory {limit}"
+            )
+        return self
+
+
+class ObjectMeta(Model):
+    """The part of an object's metadata that is read here; the rest is ignored."""
+
+    model_config = Model.model_config | {"extra": "ignore"}
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _usable(cls, name: str) -> str:
+        if len(name) > MAX_NAME or not re.match(NAME_PATTERN, name):
+            raise ValueError(
+                f"{name!r} must be at most {MAX_NAME} lower-case letters, digits and dashes, and "
+                "begin with a letter"
+            )
+        return name
+
+
+class InferenceService(Model):
+    """An inference engine under a memory budget: Deployment, Service and supervisor."""
+
+    api_version: Literal["plimsoll.dev/v1alpha1"] = API_VERSION  # type: ignore[assignment]
+    kind: Literal["InferenceService"] = KIND  # type: ignore[assignment]
+    metadata: ObjectMeta
+    spec: InferenceServiceSpec = Field(
+        description="The wanted state.",
+        json_schema_extra=validations(
+            rule(
+                _LIMIT_OF_ENGINE,
+                "memory.host.growthBudget must not be larger than engine.resources.limits.memory",
+                fieldPath=".memory.host",
+            )
+        ),
+    )
+    status: InferenceServiceStatus | None = Field(
+        None, description="The observed state, written by the operator."
+    )
+
+    @property
+    def served_name(self) -> str:
+        """The model name that clients use."""
+        return self.spec.model.served_name or self.metadata.name

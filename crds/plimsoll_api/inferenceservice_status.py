@@ -1,0 +1,84 @@
+"""InferenceService, status side: what the operator saw."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from plimsoll_api.schema import Model
+
+
+class ConditionType(StrEnum):
+    """Conditions of an InferenceService. ``Ready`` sums them up (kstatus-compatible)."""
+
+    READY = "Ready"
+    ENGINE_READY = "EngineReady"
+    SUPERVISOR_READY = "SupervisorReady"
+    MEMORY_WITHIN_BUDGET = "MemoryWithinBudget"
+    RESTART_BUDGET_EXHAUSTED = "RestartBudgetExhausted"
+    PROGRESSING = "Progressing"
+    STALLED = "Stalled"
+
+
+class Condition(Model):
+    """One condition, as in the Kubernetes API conventions."""
+
+    type: Annotated[str, StringConstraints(max_length=316)] = Field(
+        description="What the condition speaks of."
+    )
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
+        description="Why, as one CamelCase word for programs."
+    )
+    message: Annotated[str, StringConstraints(max_length=32768)] = Field(
+        "", description="Why, in a sentence for people."
+    )
+    last_transition_time: str = Field(
+        description="When `status` last changed.", json_schema_extra={"format": "date-time"}
+    )
+    observed_generation: int = Field(
+        description="Generation of the spec that the condition was set for.",
+        json_schema_extra={"format": "int64"},
+    )
+
+
+class MemoryStatus(Model):
+    """Memory of the worst replica. Absent figures are unknown."""
+
+    host_consumed_percent: int | None = Field(
+        None, description="Consumed part of the host growth budget, in percent, in steps of 5."
+    )
+    device_consumed_percent: int | None = Field(
+        None, description="Consumed part of the device growth budget, in percent, in steps of 5."
+    )
+    replica: str | None = Field(None, description="Pod that consumed most.")
+
+
+class InferenceServiceStatus(Model):
+    """The observed state."""
+
+    observed_generation: int | None = Field(
+        None,
+        description="Generation of the spec that this status is about.",
+        json_schema_extra={"format": "int64"},
+    )
+    replicas: int | None = Field(None, description="Replicas that exist.")
+    ready_replicas: int | None = Field(None, description="Replicas that take requests.")
+    selector: str | None = Field(None, description="Label selector of the pods, for scaling.")
+    url: str | None = Field(None, description="Where the OpenAI API answers inside the cluster.")
+    conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
+        None,
+        description="Conditions, one of each type.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
+    )
+    memory: MemoryStatus | None = Field(None, description="Memory of the worst replica.")
+    restarts: int | None = Field(
+        None, description="Restarts by supervisors that succeeded, in the incidents still kept."
+    )
+    open_incidents: int | None = Field(None, description="LeakIncidents that have not ended.")
+    last_incident: str | None = Field(None, description="Name of the newest LeakIncident.")

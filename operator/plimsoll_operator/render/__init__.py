@@ -1,0 +1,83 @@
+"""From an InferenceService to the objects that make it so: pure functions, no cluster, no clock.
+
+Called by the operator's reconcile and, for engine and supervisor alone, by local mode.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.inferenceservice import KIND, InferenceService
+from plimsoll_api.schema import API_VERSION
+from plimsoll_operator.render import names
+from plimsoll_operator.render.configmap import config_map
+from plimsoll_operator.render.deployment import deployment, digest, revision
+from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, plain_env
+from plimsoll_operator.render.leases import slot_leases
+from plimsoll_operator.render.paths import Places, in_pod, model_dir
+from plimsoll_operator.render.pdb import disruption_budget
+from plimsoll_operator.render.pod import Images, pod_template
+from plimsoll_operator.render.rbac import role, role_binding, service_account
+from plimsoll_operator.render.service import service_object
+from plimsoll_operator.render.supervisor import supervisor_args, supervisor_config
+
+__all__ = [
+    "Images",
+    "Places",
+    "drain_args",
+    "engine_args",
+    "engine_env",
+    "in_pod",
+    "model_dir",
+    "plain_env",
+    "render",
+    "supervisor_args",
+    "supervisor_config",
+]
+
+
+def render(
+    service: InferenceService, images: Images, pinned: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """All objects of ``service``, in the order in which they are to be applied.
+
+    ``pinned`` is the pod template of the spec's revision where one exists already.
+    """
+    template = pinned or pod_template(service, images)
+    objects = [
+        service_account(service),
+        role(service),
+        role_binding(service),
+        config_map(service),
+        *slot_leases(service),
+        disruption_budget(service),
+        service_object(service),
+        revision(service, template),
+        deployment(service, template),
+    ]
+    return [_owned(service, item) for item in objects]
+
+
+def _owned(service: InferenceService, item: dict[str, Any]) -> dict[str, Any]:
+    """Adds namespace, labels, owner and the hash of the whole."""
+    meta = item["metadata"]
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": service.metadata.name,
+        "uid": service.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    full = {
+        **item,
+        "metadata": {
+            **meta,
+            "namespace": service.metadata.namespace,
+            "labels": names.labels(service.metadata.name),
+            "ownerReferences": [owner],
+        },
+    }
+    annotations = {**meta.get("annotations", {}), names.APPLIED_HASH: digest(full)}
+    full["metadata"]["annotations"] = annotations
+    return full

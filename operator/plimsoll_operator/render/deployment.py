@@ -1,0 +1,84 @@
+"""The Deployment, and the revision that pins its pod template.
+
+The template that was rendered first for a spec stays until the parts of the spec that concern pods
+change: a new operator renders other templates, and must not roll engines that hold requests.
+It is kept in a ControllerRevision, whose data the API server does not let anybody change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.units import parse_duration
+from plimsoll_operator.render import names
+
+PULL_S = 300
+"""Time on top of the startup budget for scheduling and pulling an image."""
+
+
+def digest(value: Any) -> str:
+    """A short hash of a JSON value, the same in every process."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def pod_hash(service: InferenceService) -> str:
+    """Hash of what the spec says about pods.
+
+    Defaults are left out, so that a field that a later version adds does not change it.
+    """
+    spec = service.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    concerns = {
+        key: spec.get(key) for key in ("model", "engine", "supervisor", "podTemplate", "restart")
+    }
+    drain = spec.get("supervision", {}).get("drain", {}).get("deadline")
+    return digest({"drainDeadline": drain, **concerns})
+
+
+def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
+    """The ControllerRevision that holds ``template``."""
+    name = names.revision(service.metadata.name, pod_hash(service))
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": {"name": name},
+        "revision": max(service.metadata.generation, 1),
+        "data": template,
+    }
+
+
+def deployment(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
+    """The Deployment with ``template``."""
+    engine = service.spec.engine
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": service.metadata.name,
+            "annotations": {names.POD_HASH: pod_hash(service)},
+        },
+        "spec": {
+            "replicas": service.spec.replicas,
+            "revisionHistoryLimit": 2,
+            "progressDeadlineSeconds": int(parse_duration(engine.startup_timeout)) + PULL_S,
+            "selector": {"matchLabels": names.selector(service.metadata.name)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(template)},
+            "template": template,
+        },
+    }
+
+
+def _rolling(template: dict[str, Any]) -> dict[str, Any]:
+    """With devices no spare replica fits, so one goes before the next one comes."""
+    if any(_devices(container) for container in template["spec"]["containers"]):
+        return {"maxSurge": 0, "maxUnavailable": 1}
+    return {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def _devices(container: dict[str, Any]) -> bool:
+    """Extended resources (``nvidia.com/gpu``) have a domain; cpu and memory have none."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return any("/" in resource for resource in limits)

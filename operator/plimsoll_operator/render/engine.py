@@ -1,0 +1,64 @@
+"""Arguments and environment of the engine, the same in a pod and in local mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.units import parse_duration
+from plimsoll_operator.render.paths import Places, in_pod
+
+
+def engine_args(service: InferenceService, places: Places | None = None) -> list[str]:
+    """What follows ``python -m plimsoll_engine``."""
+    at = places or in_pod(service)
+    engine = service.spec.engine
+    return [
+        "serve",
+        f"--model={at.model_dir}",
+        f"--served-model-name={service.served_name}",
+        f"--host={at.host}",
+        f"--port={at.port}",
+        f"--admin-port={at.admin_port}",
+        f"--run-dir={at.run_dir}",
+        f"--startup-timeout={seconds(parse_duration(engine.startup_timeout))}",
+        *engine.args,
+    ]
+
+
+def drain_args(service: InferenceService, places: Places | None = None) -> list[str]:
+    """What follows ``python -m plimsoll_engine`` before a pod ends."""
+    at = places or in_pod(service)
+    deadline = parse_duration(service.spec.supervision.drain.deadline)
+    return [
+        "drain",
+        f"--admin-port={at.admin_port}",
+        f"--run-dir={at.run_dir}",
+        f"--deadline={seconds(deadline)}",
+    ]
+
+
+def engine_env(service: InferenceService) -> list[dict[str, Any]]:
+    """The manifest's variables as a container takes them, in its order."""
+    return [
+        variable.model_dump(by_alias=True, exclude_none=True)
+        for variable in service.spec.engine.env
+    ]
+
+
+def plain_env(service: InferenceService) -> dict[str, str]:
+    """The manifest's variables as a process takes them; ValueError where one is a reference."""
+    variables: dict[str, str] = {}
+    for index, variable in enumerate(service.spec.engine.env):
+        if variable.value_from is not None:
+            raise ValueError(
+                f"spec.engine.env[{index}].valueFrom: {variable.name} needs a cluster; "
+                "write its value here to run without one"
+            )
+        variables[variable.name] = variable.value or ""
+    return variables
+
+
+def seconds(value: float) -> str:
+    """``30`` rather than ``30.0``, ``0.5`` where it is not whole."""
+    return f"{value:g}" if value < 1e6 else f"{value:.0f}"

@@ -1,0 +1,53 @@
+"""Names, labels and annotations of what the operator makes for an InferenceService."""
+
+from __future__ import annotations
+
+MANAGER = "plimsoll-operator"
+"""Field manager of every write, and value of the managed-by label."""
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+SERVICE_LABEL = "plimsoll.dev/service"
+OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
+
+APPLIED_HASH = "plimsoll.dev/applied-hash"
+"""Hash of the object as it was applied: differs when a field was taken out of it."""
+
+POD_HASH = "plimsoll.dev/pod-hash"
+"""Hash of the parts of the spec that concern pods; names the pinned revision."""
+
+ENGINE = "engine"
+SUPERVISOR = "supervisor"
+
+
+def selector(service: str) -> dict[str, str]:
+    """Labels that choose the service's pods. Never changes: a Deployment's selector cannot."""
+    return {SERVICE_LABEL: service}
+
+
+def labels(service: str) -> dict[str, str]:
+    """Labels of everything that belongs to ``service``."""
+    return selector(service) | {
+        MANAGED_BY: MANAGER,
+        "app.kubernetes.io/name": "inference-service",
+        "app.kubernetes.io/instance": service,
+    }
+
+
+def supervisor(service: str) -> str:
+    """Name of the ConfigMap, ServiceAccount, Role and RoleBinding of the supervisors."""
+    return f"{service}-supervisor"
+
+
+def slot(service: str, index: int) -> str:
+    """Name of one restart-slot Lease."""
+    return f"{service}-restart-{index}"
+
+
+def slots(service: str, count: int) -> tuple[str, ...]:
+    """Names of the service's restart-slot Leases."""
+    return tuple(slot(service, index) for index in range(count))
+
+
+def revision(service: str, pod_hash: str) -> str:
+    """Name of the ControllerRevision that pins a pod template."""
+    return f"{service}-{pod_hash}"

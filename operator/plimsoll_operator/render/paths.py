@@ -1,0 +1,66 @@
+"""Where things are: directories, addresses and ports of one replica.
+
+In a pod they are fixed (:func:`in_pod`); local mode makes a :class:`Places` of its own and hands it
+to the same functions that write the engine's and the supervisor's arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.supervision import CONFIG_FILE
+
+RUN_DIR = "/run/plimsoll"
+CONFIG_DIR = "/etc/plimsoll"
+STATE_DIR = "/var/lib/plimsoll"
+CACHE_DIR = "/var/cache/plimsoll"
+CLAIM_DIR = "/mnt/model"
+TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+ADMIN_PORT = 8001
+METRICS_PORT = 9464
+PROBE_PORT = 9465
+
+
+@dataclass(frozen=True)
+class Places:
+    """Paths are absolute. ``host`` is the address that the serving API binds."""
+
+    model_dir: str
+    run_dir: str
+    state_dir: str
+    config_file: str
+    port: int
+    host: str = "0.0.0.0"
+    admin_port: int = ADMIN_PORT
+    metrics_port: int = METRICS_PORT
+    probe_port: int = PROBE_PORT
+
+
+def claim(uri: str) -> tuple[str, str] | None:
+    """Claim and path within it of a ``pvc://`` URI; None for another kind."""
+    if not uri.startswith("pvc://"):
+        return None
+    name, _, path = uri.removeprefix("pvc://").partition("/")
+    return name, path
+
+
+def model_dir(uri: str) -> str:
+    """Directory of the checkpoint as the engine's container sees it."""
+    volume = claim(uri)
+    if volume is None:
+        return uri.removeprefix("file://")
+    return str(PurePosixPath(CLAIM_DIR) / volume[1])
+
+
+def in_pod(service: InferenceService) -> Places:
+    """The places of a replica in a pod."""
+    return Places(
+        model_dir=model_dir(service.spec.model.uri),
+        run_dir=RUN_DIR,
+        state_dir=STATE_DIR,
+        config_file=f"{CONFIG_DIR}/{CONFIG_FILE}",
+        port=service.spec.engine.port,
+    )

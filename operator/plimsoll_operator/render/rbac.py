@@ -1,0 +1,57 @@
+"""Identity and permissions of a service's supervisors: what they use, in their namespace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.leakincident import PLURAL
+from plimsoll_api.schema import GROUP
+from plimsoll_operator.render import names
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def service_account(service: InferenceService) -> dict[str, Any]:
+    """The identity of the pods; only the supervisor's container gets its token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": names.supervisor(service.metadata.name)},
+        "automountServiceAccountToken": False,
+    }
+
+
+def role(service: InferenceService) -> dict[str, Any]:
+    """Incidents and events, the readiness of the neighbours, and the service's own slots."""
+    count = service.spec.supervision.max_unavailable
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "Role",
+        "metadata": {"name": names.supervisor(service.metadata.name)},
+        "rules": [
+            _rule(GROUP, [PLURAL], ["create", "get", "patch"]),
+            _rule(GROUP, [f"{PLURAL}/status"], ["get", "patch"]),
+            _rule("", ["events"], ["create", "patch"]),
+            _rule("discovery.k8s.io", ["endpointslices"], ["list"]),
+            _rule("coordination.k8s.io", ["leases"], ["get", "update"])
+            | {"resourceNames": list(names.slots(service.metadata.name, count))},
+        ],
+    }
+
+
+def role_binding(service: InferenceService) -> dict[str, Any]:
+    """The role for the identity."""
+    name = names.supervisor(service.metadata.name)
+    namespace = service.metadata.namespace
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+    }
+
+
+def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": resources, "verbs": verbs}

@@ -1,0 +1,29 @@
+"""The Service through which clients reach the replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_operator.render import names
+
+PORT = 80
+
+
+def service_object(service: InferenceService) -> dict[str, Any]:
+    """A ClusterIP Service in front of the ready replicas."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": service.metadata.name},
+        "spec": {
+            "type": "ClusterIP",
+            "selector": names.selector(service.metadata.name),
+            "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def url(service: InferenceService) -> str:
+    """Where the OpenAI API answers inside the cluster."""
+    return f"http://{service.metadata.name}.{service.metadata.namespace}.svc"

@@ -1,0 +1,77 @@
+"""Configuration and arguments of the supervisor, the same in a pod and in local mode."""
+
+from __future__ import annotations
+
+from plimsoll_api.inferenceservice import InferenceService, MemoryBudget
+from plimsoll_api.supervision import (
+    Budget,
+    Drain,
+    EngineEndpoint,
+    MemoryPolicy,
+    RestartBudget,
+    ServiceRef,
+    Supervision,
+    SupervisorConfig,
+)
+from plimsoll_api.units import parse_bytes, parse_duration
+from plimsoll_operator.render.names import slots
+from plimsoll_operator.render.paths import Places, in_pod
+
+
+def supervisor_config(service: InferenceService, places: Places | None = None) -> SupervisorConfig:
+    """What the manifest means, in bytes and seconds. Without a uid there are no slot Leases."""
+    at = places or in_pod(service)
+    meta, spec = service.metadata, service.spec
+    memory, supervision = spec.memory, spec.supervision
+    return SupervisorConfig(
+        service=ServiceRef(name=meta.name, namespace=meta.namespace, uid=meta.uid),
+        engine=EngineEndpoint(
+            type=spec.engine.type,
+            admin_url=f"http://127.0.0.1:{at.admin_port}",
+            serving_url=f"http://127.0.0.1:{at.port}",
+            model=service.served_name,
+        ),
+        memory=MemoryPolicy(
+            host=_budget(memory.host, spec.engine.resources.limits.get("memory")),
+            device=_budget(memory.device, None),
+            warmup_s=parse_duration(memory.warmup),
+        ),
+        supervision=Supervision(
+            mode=supervision.mode,
+            ladder=tuple(supervision.ladder),
+            drain=Drain(
+                mode=supervision.drain.mode,
+                deadline_s=parse_duration(supervision.drain.deadline),
+            ),
+            restart_budget=RestartBudget(
+                count=supervision.restart_budget.count,
+                window_s=parse_duration(supervision.restart_budget.window),
+            ),
+            stall_timeout_s=parse_duration(supervision.stall.timeout),
+        ),
+        slots=slots(meta.name, supervision.max_unavailable) if meta.uid else (),
+    )
+
+
+def _budget(budget: MemoryBudget | None, default_limit: str | None) -> Budget | None:
+    if budget is None:
+        return None
+    limit = budget.limit or default_limit
+    return Budget(
+        growth_bytes=parse_bytes(budget.growth_budget),
+        window_s=parse_duration(budget.window),
+        limit_bytes=parse_bytes(limit) if limit else None,
+    )
+
+
+def supervisor_args(service: InferenceService, places: Places | None = None) -> list[str]:
+    """What follows ``python -m plimsoll_sidecar.launcher``."""
+    at = places or in_pod(service)
+    return [
+        f"--config={at.config_file}",
+        f"--run-dir={at.run_dir}",
+        f"--state-dir={at.state_dir}",
+        f"--metrics-port={at.metrics_port}",
+        f"--probe-port={at.probe_port}",
+        f"--host={at.host}",
+    ]
