@@ -87,7 +87,7 @@ class Actuator:
             result = self._dispatch(command)
         except (EngineError, KubeError, OSError) as error:
             result = _result(command, Outcome.FAILED, str(error))
-        except Exception as error:  # noqa: BLE001 - a bug here must not leave the governor waiting
+        except Exception as error:  # a bug here must not leave the governor waiting
             log.exception("%s failed", command.verb)
             result = _result(command, Outcome.FAILED, f"{type(error).__name__}: {error}")
         log.info("%s: %s %s", command.verb, result.outcome, result.message)
@@ -110,7 +110,7 @@ class Actuator:
                 outcome = Outcome.SUCCEEDED if reason is None else Outcome.REFUSED
                 return _result(command, outcome, reason or "")
             case Verb.RELEASE_SLOT:
-                readiness.set_ready(self._state_dir)
+                readiness.remove(str(self._state_dir))
                 self._slots.release()
                 self._has_slot = False
                 return _result(command, Outcome.SUCCEEDED, "")
@@ -135,11 +135,11 @@ class Actuator:
     def _drain(self, command: Command) -> Result:
         """Out of the endpoints first, then the running requests to their end."""
         if self._endpoints is not None:
-            readiness.set_unready(self._state_dir, command.deadline_s + LEAVE_S + RETURN_S)
+            readiness.write(str(self._state_dir), command.deadline_s + LEAVE_S + RETURN_S)
             self._endpoints.wait_until_left(LEAVE_S)
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
-            readiness.set_ready(self._state_dir)
+            readiness.remove(str(self._state_dir))
         return result
 
     def _restart_engine(self, command: Command) -> Result:
@@ -158,7 +158,7 @@ class Actuator:
             result = self._engine.restart_engine(command)
         if result.outcome is Outcome.REFUSED and not command.stalled:
             self._engine.resume(command.epoch)
-        readiness.set_ready(self._state_dir)  # from here the engine's own probe decides
+        readiness.remove(str(self._state_dir))  # from here the engine's own probe decides
         return result
 
 

@@ -33,22 +33,25 @@ class Diagnostics:
         folder = self._root / command.incident
         folder.mkdir(parents=True, exist_ok=True)
         self._make_room(folder)
-        saved: list[Path] = []
-        for kind in STALL if command.stalled else GROWTH:
-            try:
-                text = self._engine.diagnostics(kind)
-            except EngineError as error:
-                log.info("diagnostic %s: %s", kind.value, error)
-                continue
-            saved.append(_write(folder / f"{kind.value}.txt", text))
         try:
             status = self._engine.status()
-        except EngineError:
-            saved += self._leftover_stacks(folder)
+        except EngineError as error:
+            log.info("no diagnostics, the engine does not answer: %s", error)
+            saved = self._leftover_stacks(folder)
         else:
+            saved = self._ask(folder, STALL if command.stalled else GROWTH)
             if not command.stalled:
                 saved += _smaps(folder, status)
         return tuple(str(path.relative_to(self._root.parent)) for path in saved)
+
+    def _ask(self, folder: Path, kinds: tuple[Diagnostic, ...]) -> list[Path]:
+        saved = []
+        for kind in kinds:
+            try:
+                saved.append(_write(folder / f"{kind.value}.txt", self._engine.diagnostics(kind)))
+            except EngineError as error:
+                log.info("diagnostic %s: %s", kind.value, error)
+        return saved
 
     def _leftover_stacks(self, folder: Path) -> list[Path]:
         """Stacks that the engine's processes wrote to the shared directory by themselves."""

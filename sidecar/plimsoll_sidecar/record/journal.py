@@ -49,9 +49,12 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True):
 class Journal:
     """Used by one thread. Each write is one transaction, on disk when the call returns."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the journal, creating it; raises :class:`JournalError`."""
-        self.path = path
+    def __init__(self, path: Path, publishes: bool = False) -> None:
+        """Opens the journal, creating it; raises :class:`JournalError`.
+
+        With ``publishes``, an incident is forgotten only after it reached Kubernetes.
+        """
+        self.path, self._publishes = path, publishes
         self._db = self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -59,7 +62,7 @@ class Journal:
             return _connect(self.path)
         except sqlite3.OperationalError as error:
             raise self._error(error) from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
             aside = self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}")
             log.error("journal %s is damaged (%s): moved to %s", self.path, error, aside.name)
             try:
@@ -77,9 +80,7 @@ class Journal:
     def load(self) -> tuple[GovernorState, Engine]:
         """What the last write left; empty where there was none."""
         try:
-            rows = dict(self._db.execute("SELECT key, body FROM state"))
-            state = msgspec.json.decode(rows.get("governor", b"{}"), type=GovernorState)
-            return state, msgspec.json.decode(rows.get("engine", b"{}"), type=Engine)
+            return _load(self._db)
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             raise self._error(error) from error
 
@@ -106,9 +107,10 @@ class Journal:
                         ),
                     )
                 self._db.execute(
-                    "DELETE FROM incidents WHERE ended AND published = revision AND name NOT IN"
+                    "DELETE FROM incidents WHERE ended AND (published = revision OR NOT ?)"
+                    " AND name NOT IN"
                     " (SELECT name FROM incidents ORDER BY opened_at DESC LIMIT ?)",
-                    (KEPT_INCIDENTS,),
+                    (self._publishes, KEPT_INCIDENTS),
                 )
         except sqlite3.Error as error:
             raise self._error(error) from error
@@ -155,6 +157,12 @@ class Journal:
         )
 
 
+def _load(db: sqlite3.Connection) -> tuple[GovernorState, Engine]:
+    rows = dict(db.execute("SELECT key, body FROM state"))
+    state = msgspec.json.decode(rows.get("governor", b"{}"), type=GovernorState)
+    return state, msgspec.json.decode(rows.get("engine", b"{}"), type=Engine)
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
@@ -164,7 +172,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         db.executescript(_SCHEMA)
-    except sqlite3.Error:
+        _load(db)
+    except (sqlite3.Error, msgspec.MsgspecError):
         db.close()
         raise
     return db

@@ -111,7 +111,7 @@ class Metrics:
             (self._exhaustion, state.exhaustion_s),
         ):
             if value is None:
-                gauge.clear() if kind == "host" and not budget else _absent(gauge, kind)
+                _absent(gauge, kind)
             else:
                 gauge.labels(kind).set(value)
         if state.unexplained is not None:

@@ -43,7 +43,7 @@ class Publisher:
         self._known: set[str] = set()
         self._lock = threading.Lock()
         self._work = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._arrived: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self.failures = 0
@@ -53,7 +53,7 @@ class Publisher:
 
     def stop(self, timeout_s: float) -> None:
         """Ends the thread; what has not arrived stays in the journal."""
-        self._stopping = True
+        self._stopping.set()
         self._work.set()
         self._thread.join(timeout_s)
 
@@ -77,10 +77,10 @@ class Publisher:
 
     def _run(self) -> None:
         pause = BACK_OFF_S
-        while not self._stopping:
+        while not self._stopping.is_set():
             self._work.wait()
             self._work.clear()
-            while not self._stopping and (item := self._next()) is not None:
+            while not self._stopping.is_set() and (item := self._next()) is not None:
                 revision, incident = item
                 try:
                     self.publish(incident)
@@ -90,7 +90,7 @@ class Publisher:
                     self._put_back(revision, incident)
                     wait = error.retry_after_s or pause * random.uniform(0.5, 1.0)
                     pause = min(2 * pause, BACK_OFF_MAX_S)
-                    if self._pause(wait):
+                    if self._stopping.wait(wait):
                         return
                 else:
                     pause = BACK_OFF_S
@@ -139,9 +139,10 @@ class Publisher:
         try:
             self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
         except KubeError as error:
-            if error.status in (403, 409):
-                return  # there already; or the namespace is being deleted
-            raise
+            if error.status == 403:
+                log.warning("Event %s: %s", incident.phase, error)  # the object tells it anyway
+            elif error.status != 409:  # 409: it is there already
+                raise
 
     def _next(self) -> tuple[int, Incident] | None:
         with self._lock:
@@ -152,14 +153,6 @@ class Publisher:
     def _put_back(self, revision: int, incident: Incident) -> None:
         with self._lock:
             self._latest.setdefault(incident.name, (revision, incident))
-
-    def _pause(self, seconds: float) -> bool:
-        """Waits; True when it is time to stop."""
-        threading.Event().wait(0)
-        self._work.clear()
-        self._work.wait(seconds)
-        self._work.set()
-        return self._stopping
 
 
 def describe(incident: Incident) -> str:

@@ -1,0 +1,199 @@
+"""PID 1 of the supervisor's container: answers the probes and keeps the supervisor running.
+
+A native sidecar's readiness counts for its pod, so a supervisor that crashes must not take a
+healthy engine out of service: the probe is answered here, ready unless a drain is on. Imports are
+few on purpose, since this process lives as long as the pod and its memory is part of our cost.
+
+It also writes the admin token, before the engine starts (the engine waits for the file).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+from plimsoll_sidecar.act.readiness import is_ready
+
+TOKEN_FILE = "admin-token"
+RESET_FILE = "reset-restart-budget"
+BACK_OFF_S = 0.5
+BACK_OFF_MAX_S = 30.0
+STEADY_S = 60.0
+"""A child that lived this long starts again without back-off."""
+STOP_S = 8.0
+"""Time for the child to end, within the grace that the kubelet leaves to sidecars."""
+PROBE_S = 0.5
+USAGE = (
+    "usage: plimsoll-supervisor --config FILE --run-dir DIR --state-dir DIR"
+    " [--metrics-port 9464] [--probe-port 9465] [--host H]\n"
+    "       plimsoll-supervisor --reset-restart-budget --state-dir DIR\n"
+)
+
+
+def option(arguments: list[str], name: str, default: str | None = None) -> str:
+    """The value of ``--name VALUE`` or ``--name=VALUE``; ends the program where it is missing."""
+    for index, argument in enumerate(arguments):
+        if argument == name and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(name + "="):
+            return argument[len(name) + 1 :]
+    if default is None:
+        sys.stderr.write(f"{name} is missing\n{USAGE}")
+        raise SystemExit(2)
+    return default
+
+
+def write_token(run_dir: str) -> None:
+    """Writes a random token with mode 0600 unless there is one. Raises OSError."""
+    path = os.path.join(run_dir, TOKEN_FILE)
+    if os.path.exists(path) and os.path.getsize(path) > 0:
+        return
+    temporary = f"{path}.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(descriptor, os.urandom(32).hex().encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
+
+
+class Launcher:
+    """One loop: probes, the child's end, signals."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._arguments = arguments
+        self._state_dir = option(arguments, "--state-dir")
+        self._listener = _listen(
+            option(arguments, "--host", "0.0.0.0"), option(arguments, "--probe-port", "9465")
+        )
+        self._wake, self._wake_write = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._wake_write, False)
+        self._child = 0
+        self._started = 0.0
+        self._next_start = 0.0
+        self._back_off = BACK_OFF_S
+        self._stop_at: float | None = None
+
+    def run(self) -> int:
+        """Runs until SIGTERM or SIGINT; returns the exit status."""
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        listener = self._listener.fileno()
+        while True:
+            self._reap()
+            now = time.monotonic()
+            if self._stop_at is not None:
+                if self._child == 0:
+                    return 0
+                if now >= self._stop_at:
+                    os.kill(self._child, signal.SIGKILL)
+            elif self._child == 0 and now >= self._next_start:
+                self._start(now)
+            readable, _, _ = select.select([listener, self._wake], [], [], 0.5)
+            if self._wake in readable:
+                os.read(self._wake, 512)
+            if listener in readable:
+                self._answer()
+
+    def _stop(self, number: int, frame: object) -> None:
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + STOP_S
+        if self._child:
+            os.kill(self._child, signal.SIGTERM)
+
+    def _start(self, now: float) -> None:
+        command = [sys.executable, "-m", "plimsoll_sidecar.main", *self._arguments]
+        self._child = os.posix_spawn(
+            sys.executable, command, os.environ, setsigdef=[signal.SIGTERM, signal.SIGINT]
+        )
+        self._started = now
+
+    def _reap(self) -> None:
+        """Collects every child that ended: as PID 1 also those that others left behind."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._child:
+                self._ended(os.waitstatus_to_exitcode(status))
+
+    def _ended(self, code: int) -> None:
+        now, self._child = time.monotonic(), 0
+        if now - self._started > STEADY_S or code == 0:
+            self._back_off = BACK_OFF_S
+        self._next_start = now + self._back_off
+        if self._stop_at is None:
+            sys.stderr.write(
+                f"supervisor ended with status {code}, starts again in {self._back_off:.1f} s\n"
+            )
+        self._back_off = min(2 * self._back_off, BACK_OFF_MAX_S)
+
+    def _answer(self) -> None:
+        """One probe. ``/ready`` depends on a drain, everything else says that we live."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        with connection:
+            try:
+                connection.settimeout(PROBE_S)
+                path = connection.recv(2048).split(b" ")[1:2]
+                ready = path != [b"/ready"] or is_ready(self._state_dir)
+                status, body = ("200 OK", "ok\n") if ready else ("503 Unavailable", "draining\n")
+                connection.sendall(
+                    f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\n"
+                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+                )
+            except OSError:
+                return
+
+
+def _listen(host: str, port: str) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen(16)
+        listener.setblocking(False)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"probe port {host}:{port}: {error}\n")
+        raise SystemExit(2) from error
+    return listener
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    if "--help" in arguments or "-h" in arguments:
+        sys.stdout.write(USAGE)
+        return 0
+    state_dir = option(arguments, "--state-dir")
+    try:
+        os.makedirs(state_dir, exist_ok=True)
+        if "--reset-restart-budget" in arguments:
+            with open(os.path.join(state_dir, RESET_FILE), "w"):
+                sys.stdout.write("the supervisor resets its restart budget within a sample\n")
+            return 0
+        run_dir = option(arguments, "--run-dir")
+        option(arguments, "--config")
+        os.makedirs(run_dir, exist_ok=True)
+        write_token(run_dir)
+    except OSError as error:
+        sys.stderr.write(f"{error.filename}: {error.strerror}; it must be writable\n")
+        return 2
+    return Launcher(arguments).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The supervisor's program: arguments, wiring, signals. The launcher starts it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from plimsoll_api.supervision import SupervisorConfig
+from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.act.endpoints import Endpoints
+from plimsoll_sidecar.act.plimsoll import PlimsollEngine
+from plimsoll_sidecar.act.process import ProcessId
+from plimsoll_sidecar.act.slots import LeaseSlots, LocalSlots, Slots
+from plimsoll_sidecar.config import ConfigError, ConfigFile
+from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.launcher import TOKEN_FILE
+from plimsoll_sidecar.record.diagnostics import Diagnostics
+from plimsoll_sidecar.record.kube import KubeClient
+from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.record.publisher import Publisher
+from plimsoll_sidecar.record.server import StateServer
+from plimsoll_sidecar.signals.sampler import Sampler
+from plimsoll_sidecar.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+
+def parser() -> argparse.ArgumentParser:
+    parse = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.main", description=__doc__)
+    parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
+    parse.add_argument("--run-dir", type=Path, required=True, help="shared with the engine")
+    parse.add_argument("--state-dir", type=Path, required=True, help="journal and diagnostics")
+    parse.add_argument("--metrics-port", type=int, default=9464, help="/metrics and /state")
+    parse.add_argument("--probe-port", type=int, default=9465, help="the launcher's own")
+    parse.add_argument("--host", default="0.0.0.0", help="address of the metrics port")
+    return parse
+
+
+def new_detector(config: SupervisorConfig) -> Detector:
+    return Detector(config.memory, config.supervision.stall_timeout_s, config.sample_interval_s)
+
+
+def build(arguments: argparse.Namespace, kube: KubeClient | None) -> tuple[Supervisor, Metrics]:
+    """Puts the parts together. ``kube`` is None in local mode. Raises ConfigError and OSError."""
+    config = ConfigFile(arguments.config)
+    current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir
+    state_dir.mkdir(parents=True, exist_ok=True)
+    pod = os.environ.get("POD_NAME") or current.service.name
+    namespace = current.service.namespace
+    engine = PlimsollEngine(current.engine.admin_url, run_dir / TOKEN_FILE)
+    publisher: Publisher | None = None
+    endpoints: Endpoints | None = None
+    slots: Slots = LocalSlots()
+    if kube is not None and current.service.uid:
+        publisher = Publisher(kube, current.service, pod)
+        endpoints = Endpoints(kube, namespace, current.service.name, pod)
+        if current.slots:
+            slots = LeaseSlots(kube, namespace, current.slots, pod)
+    diagnostics = Diagnostics(engine, state_dir, run_dir)
+
+    def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
+        policy = current.supervision.restart_budget
+        return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
+
+    metrics = Metrics()
+    source = Sampler(engine)
+    supervisor = Supervisor(
+        config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod
+    )
+    return supervisor, metrics
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(
+        level=os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        supervisor, metrics = build(arguments, KubeClient.in_cluster())
+        server = StateServer(
+            arguments.host, arguments.metrics_port, metrics.text, lambda: supervisor.state
+        )
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: ending.set())
+    launcher = os.getppid()
+
+    def stopped(seconds: float) -> bool:
+        # Without its launcher nobody would ever stop this process.
+        return ending.wait(seconds) or os.getppid() != launcher
+
+    server.start()
+    supervisor.run(stopped)
+    server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

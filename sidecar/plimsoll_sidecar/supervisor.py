@@ -1,0 +1,322 @@
+"""The loop: sample, assess, govern, write down, act, tell.
+
+One thread samples and decides; the actuator, the publisher and the web server have their own.
+Whatever is sent to the engine was written to the journal before, so that a supervisor that is
+killed at any instruction goes on where it stood: the command under way is sent again with the same
+operation id, and the engine's epoch says whether it had happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from plimsoll_api.admin import Capability, Role, Status
+from plimsoll_api.supervision import SupervisorConfig
+from plimsoll_sidecar.act import process
+from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.config import ConfigFile
+from plimsoll_sidecar.detect.assessment import Assessment
+from plimsoll_sidecar.govern.command import EngineView, Event, Happening, Outcome, Result
+from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.govern.state import GovernorState
+from plimsoll_sidecar.launcher import RESET_FILE
+from plimsoll_sidecar.record.journal import Engine, Journal, JournalError
+from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.record.publisher import Publisher, describe
+from plimsoll_sidecar.trace import Sample
+
+log = logging.getLogger(__name__)
+
+JOURNAL_RETRY_S = 5.0
+CONFIG_CHECK_S = 2.0
+SHOWN_INCIDENTS = 20
+
+
+class Source(Protocol):
+    """Where samples come from. ``status`` is the engine's answer in the newest sample, if any."""
+
+    status: Status | None
+
+    def sample(self) -> Sample: ...
+
+
+class Judge(Protocol):
+    def update(self, sample: Sample) -> Assessment: ...
+
+
+class View(msgspec.Struct, kw_only=True):
+    """``/state``: what a terminal view or a page shows. Times are Unix seconds."""
+
+    time: float
+    service: str
+    mode: str
+    engine_state: str | None
+    epoch: str | None
+    assessment: Assessment
+    budgets: msgspec.Raw
+    open: list[Incident]
+    recent: list[Incident]
+    restarts_left: int
+    restart_budget_exhausted: bool
+    journal_error: str | None
+    config_error: str | None
+
+
+class Supervisor:
+    """``new_detector`` makes a detector for a configuration, at the start and after a change."""
+
+    def __init__(
+        self,
+        config: ConfigFile,
+        source: Source,
+        new_detector: Callable[[SupervisorConfig], Judge],
+        new_actuator: Callable[[Callable[[], process.ProcessId | None]], Actuator],
+        publisher: Publisher | None,
+        metrics: Metrics,
+        state_dir: Path,
+        replica: str,
+    ) -> None:
+        self._config, self._source, self._metrics = config, source, metrics
+        self._new_detector, self._publisher, self._state_dir = new_detector, publisher, state_dir
+        self._detector = new_detector(config.current)
+        self._journal: Journal | None = None
+        self._hold: str | None = None
+        self._unsent: list[Result] = []
+        self._retry_at = self._config_at = 0.0
+        self._engine = Engine()
+        self._recent: list[Incident] = []
+        self._unwritten: dict[str, Incident] = {}
+        state = self._open_journal()
+        self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
+        self._actuator = new_actuator(self._frontend)
+        self.state = b"{}"
+
+    def run(self, stopped: Callable[[float], bool]) -> None:
+        """Until ``stopped``, which waits the seconds it is given, says that it is time to end."""
+        self._actuator.start()
+        if self._publisher is not None:
+            self._publisher.start()
+        self._publish()
+        pending = self._governor.state.pending
+        if pending is not None and self._hold is None:
+            log.info("%s was under way when the supervisor ended: sent again", pending.verb)
+            self._actuator.send(pending)
+        due = time.monotonic()
+        while not stopped(max(0.0, due - time.monotonic())):
+            due = max(due + self._config.current.sample_interval_s, time.monotonic())
+            if not self._follow_config():
+                break
+            self.tick(time.time())
+        self._actuator.stop()
+        if self._publisher is not None:
+            self._publisher.stop(timeout_s=2.0)
+        if self._journal is not None:
+            self._journal.close()
+
+    def tick(self, now: float) -> None:
+        """One sample and everything that follows from it."""
+        begin = time.monotonic()
+        sample = self._source.sample()
+        status = self._source.status
+        self._meet_engine(status)
+        assessment = self._detector.update(sample)
+        self._metrics.observe(assessment, status is not None, time.monotonic() - begin)
+        self._reset_if_asked()
+        results, self._unsent = [*self._unsent, *self._actuator.results()], []
+        engine = EngineView(
+            epoch=status.epoch if status else None,
+            state=status.state if status else None,
+            capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
+        )
+        turn = self._governor.advance(assessment, engine, now, results, self._hold)
+        for event in turn.events:
+            self._unwritten[event.incident.name] = event.incident
+            _log(event)
+        if turn.changed or self._unwritten:
+            written = self._write()
+            if turn.command is not None:
+                if written:
+                    self._actuator.send(turn.command)
+                else:
+                    refused = Result(
+                        operation_id=turn.command.operation_id,
+                        outcome=Outcome.REFUSED,
+                        message=self._hold or "the journal cannot be written",
+                    )
+                    self._unsent.append(refused)
+        self._acknowledge()
+        self._show(now, assessment, engine, turn.events)
+
+    # ---- journal
+
+    def _open_journal(self) -> GovernorState:
+        """Opens and reads the journal. While it cannot be, nothing is done to the engine."""
+        self._retry_at = time.monotonic() + JOURNAL_RETRY_S
+        try:
+            path = self._state_dir / "journal.sqlite"
+            journal = Journal(path, publishes=self._publisher is not None)
+            state, self._engine = journal.load()
+            self._recent = journal.recent(SHOWN_INCIDENTS)
+        except JournalError as error:
+            self._held(str(error))
+            return GovernorState()
+        self._journal = journal
+        self._held(None)
+        return state
+
+    def _write(self) -> bool:
+        """Writes state and changed incidents; tries a broken journal again every few seconds."""
+        if self._hold is not None and time.monotonic() < self._retry_at:
+            return False
+        if self._journal is None:
+            self._adopt(self._open_journal())
+            if self._journal is None:
+                return False
+        try:
+            self._journal.write(self._governor.state, list(self._unwritten.values()), self._engine)
+        except JournalError as error:
+            self._retry_at = time.monotonic() + JOURNAL_RETRY_S
+            self._held(str(error))
+            return False
+        self._unwritten.clear()
+        self._held(None)
+        self._publish()
+        return True
+
+    def _adopt(self, state: GovernorState) -> None:
+        """What a journal that opened late holds goes on; incidents seen meanwhile join it."""
+        if self._journal is None:
+            return
+        kinds = {incident.kind for incident in state.incidents}
+        joined = [i for i in self._governor.state.incidents if i.kind not in kinds]
+        state.incidents.extend(joined)
+        self._unwritten = {incident.name: incident for incident in joined}
+        self._governor.state = state
+        if state.pending is not None:
+            self._actuator.send(state.pending)
+
+    def _held(self, reason: str | None) -> None:
+        if reason != self._hold:
+            if reason is None:
+                log.info("the journal can be written again")
+            else:
+                log.error("%s", reason)
+        self._hold = reason
+        self._metrics.journal(reason is None)
+
+    def _publish(self) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._recent = self._journal.recent(SHOWN_INCIDENTS)
+            if self._publisher is not None:
+                for revision, incident in self._journal.unpublished():
+                    self._publisher.offer(revision, incident)
+        except JournalError as error:
+            self._held(str(error))
+
+    def _acknowledge(self) -> None:
+        if self._publisher is None or self._journal is None:
+            return
+        for name, revision in self._publisher.acknowledged():
+            try:
+                self._journal.published(name, revision)
+            except JournalError as error:
+                log.warning("%s", error)  # it is published once more after a restart: harmless
+
+    # ---- the engine and the configuration
+
+    def _meet_engine(self, status: Status | None) -> None:
+        """Keeps what must be known of an engine that does not answer any more."""
+        if status is None:
+            return
+        frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
+        known = process.identify(frontend.pid) if frontend else None
+        self._engine = Engine(
+            capabilities=frozenset(c.value for c in status.capabilities),
+            frontend_pid=known.pid if known else None,
+            frontend_started=known.started if known else None,
+        )
+
+    def _frontend(self) -> process.ProcessId | None:
+        engine = self._engine
+        if engine.frontend_pid is None or engine.frontend_started is None:
+            return None
+        return process.ProcessId(engine.frontend_pid, engine.frontend_started)
+
+    def _follow_config(self) -> bool:
+        """Takes over a new configuration; False when it needs a new start of the supervisor."""
+        if time.monotonic() < self._config_at:
+            return True
+        self._config_at = time.monotonic() + CONFIG_CHECK_S
+        old, error = self._config.current, self._config.error
+        changed = self._config.reread()
+        if self._config.error is not None and self._config.error != error:
+            log.error("%s; the configuration before it stays in force", self._config.error)
+        self._metrics.config(self._config.error is None)
+        if not changed:
+            return True
+        new = self._config.current
+        if (old.service, old.engine, old.slots) != (new.service, new.engine, new.slots):
+            log.info("the configuration names another engine or service: starting anew")
+            return False
+        log.info("the configuration changed: mode %s", new.supervision.mode)
+        self._governor.policy, self._governor.memory = new.supervision, new.memory
+        self._actuator.policy = new.supervision.restart_budget
+        if _detection(old) != _detection(new):
+            self._detector = self._new_detector(new)
+        return True
+
+    def _reset_if_asked(self) -> None:
+        asked = self._state_dir / RESET_FILE
+        if asked.exists():
+            self._governor.reset()
+            if self._write():
+                asked.unlink(missing_ok=True)
+                log.info("the restart budget was reset")
+
+    # ---- showing
+
+    def _show(
+        self, now: float, assessment: Assessment, engine: EngineView, events: list[Event]
+    ) -> None:
+        governor, config = self._governor, self._config.current
+        left = governor.restarts_left(now)
+        self._metrics.happened(events)
+        backlog = self._publisher.backlog if self._publisher is not None else 0
+        self._metrics.standing(len(governor.state.incidents), left, backlog)
+        view = View(
+            time=now,
+            service=config.service.name,
+            mode=config.supervision.mode.value,
+            engine_state=engine.state.value if engine.state else None,
+            epoch=engine.epoch,
+            assessment=assessment,
+            budgets=msgspec.Raw(msgspec.json.encode(config.memory)),
+            open=governor.state.incidents,
+            recent=self._recent,
+            restarts_left=left,
+            restart_budget_exhausted=governor.state.exhausted,
+            journal_error=self._hold,
+            config_error=self._config.error,
+        )
+        self.state = msgspec.json.encode(view)
+
+
+def _detection(config: SupervisorConfig) -> tuple[object, ...]:
+    return config.memory, config.supervision.stall_timeout_s, config.sample_interval_s
+
+
+def _log(event: Event) -> None:
+    if event.happening is Happening.ADVANCED:
+        log.info("incident %s: %s", event.incident.name, event.incident.phase)
+        return
+    what = event.action or event.happening
+    log.warning("incident %s: %s: %s", event.incident.name, what, describe(event.incident))

@@ -1,0 +1,142 @@
+"""The supervisor of the tests: everything real but the sampler and the detector, which read the
+stand-in engine's own figures so that a whole incident takes two seconds.
+
+``--kill-at N`` ends the process with SIGKILL right after the N-th write of the journal;
+``--kill-before N`` right before it. The number of writes is printed at a normal end.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from plimsoll_api.admin import Status
+from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.act.adapter import EngineError
+from plimsoll_sidecar.act.plimsoll import PlimsollEngine
+from plimsoll_sidecar.act.slots import LocalSlots
+from plimsoll_sidecar.config import ConfigFile
+from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
+from plimsoll_sidecar.record.diagnostics import Diagnostics
+from plimsoll_sidecar.record.journal import Journal
+from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.supervisor import Supervisor
+from plimsoll_sidecar.trace import Malloc, Sample, SampleLoad
+
+BASELINE = 100 << 20
+
+
+class Source:
+    def __init__(self, engine: PlimsollEngine) -> None:
+        self.engine = engine
+        self.status: Status | None = None
+        self.epochs: list[str] = []
+
+    def sample(self) -> Sample:
+        try:
+            self.status = self.engine.status()
+        except EngineError:
+            self.status = None
+            return Sample(t=time.monotonic(), epoch=len(self.epochs), scrape_ok=False)
+        if self.status.epoch not in self.epochs:
+            self.epochs.append(self.status.epoch)
+        worker = self.status.processes[1]
+        return Sample(
+            t=time.monotonic(),
+            epoch=len(self.epochs),
+            malloc=Malloc(python_objects=worker.python_objects),
+            load=SampleLoad(running=1, steps_total=self.status.load.steps_total),
+        )
+
+
+class Judge:
+    """Growth over 8 MiB is a leak; no answer or no step at all is a stall."""
+
+    def update(self, sample: Sample) -> Assessment:
+        suspicions, host = [], None
+        stalled = not sample.scrape_ok or sample.load.steps_total == 0
+        if stalled:
+            suspicions.append(
+                Suspicion(kind=Kind.STALL, segment=None, confidence=1.0, consumed_ratio=0.0)
+            )
+        size = sample.malloc.python_objects if sample.malloc else None
+        if size is not None:
+            grown = size - BASELINE
+            host = BudgetState(current=size, baseline=BASELINE, explained=0, unexplained=grown)
+            if grown > 8 << 20:
+                suspicions.append(
+                    Suspicion(
+                        kind=Kind.HOST_GROWTH,
+                        segment=Segment.PYTHON_OBJECTS,
+                        confidence=0.9,
+                        consumed_ratio=2.0,
+                        bytes=grown,
+                        over_budget=True,
+                        process="worker",
+                    )
+                )
+        return Assessment(
+            t=sample.t, epoch=sample.epoch, warm=host is not None, suspicions=suspicions, host=host
+        )
+
+
+def main() -> int:
+    parse = argparse.ArgumentParser()
+    parse.add_argument("--config", type=Path, required=True)
+    parse.add_argument("--run-dir", type=Path, required=True)
+    parse.add_argument("--state-dir", type=Path, required=True)
+    parse.add_argument("--kill-at", type=int, default=0)
+    parse.add_argument("--kill-before", type=int, default=0)
+    parse.add_argument("--limit", type=float, default=20.0)
+    arguments = parse.parse_args()
+    write, writes = Journal.write, 0
+
+    def counted(self: Journal, *rest: object) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == arguments.kill_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, *rest)  # type: ignore[arg-type]
+        if writes == arguments.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Journal.write = counted  # type: ignore[method-assign]
+    config = ConfigFile(arguments.config)
+    engine = PlimsollEngine(config.current.engine.admin_url, arguments.run_dir / "admin-token")
+    diagnostics = Diagnostics(engine, arguments.state_dir, arguments.run_dir)
+    policy = config.current.supervision.restart_budget
+    supervisor = Supervisor(
+        config,
+        Source(engine),
+        lambda config: Judge(),
+        lambda frontend: Actuator(
+            engine, LocalSlots(), None, diagnostics.save, arguments.state_dir, policy, frontend
+        ),
+        None,
+        Metrics(),
+        arguments.state_dir,
+        "standin",
+    )
+    deadline = time.monotonic() + arguments.limit
+    ending = threading.Event()
+
+    def stopped(seconds: float) -> bool:
+        ending.wait(seconds)
+        idle = supervisor._governor.state.pending is None
+        ended = idle and any(i.ended for i in supervisor._recent) and not supervisor._unwritten
+        return time.monotonic() > deadline or (
+            ended
+            and not supervisor._governor.state.incidents
+            and supervisor._governor.state.slot_holder is None
+        )
+
+    supervisor.run(stopped)
+    print(writes)
+    return 0 if time.monotonic() < deadline else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

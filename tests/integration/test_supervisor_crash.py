@@ -1,0 +1,156 @@
+"""kill -9 of the supervisor at every write of its journal: one restart, one complete incident."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api import supervision
+from plimsoll_api.supervision import (
+    EngineEndpoint,
+    EngineType,
+    MemoryPolicy,
+    Mode,
+    ServiceRef,
+    Supervision,
+    SupervisorConfig,
+)
+from plimsoll_sidecar.govern.incident import Incident, Phase, Reason, StepOutcome
+from plimsoll_sidecar.record.journal import Journal
+
+HERE = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Rig:
+    """A stand-in engine and the folders of its supervisor."""
+
+    def __init__(self, folder: Path, *faults: str) -> None:
+        self.folder, self.faults = folder, faults
+        self.run_dir, self.state_dir = folder / "run", folder / "state"
+        self.config, self.log = folder / "supervisor.json", folder / "restarts.log"
+        self.port = free_port()
+        for directory in (self.run_dir, self.state_dir):
+            directory.mkdir(parents=True)
+        (self.run_dir / "admin-token").write_text("test-token")
+        self.configure(Mode.RECOVER)
+
+    def configure(self, mode: Mode) -> None:
+        config = SupervisorConfig(
+            service=ServiceRef(name="standin"),
+            engine=EngineEndpoint(
+                type=EngineType.PLIMSOLL,
+                admin_url=f"http://127.0.0.1:{self.port}",
+                serving_url="http://127.0.0.1:1",
+            ),
+            memory=MemoryPolicy(warmup_s=0.0),
+            supervision=Supervision(mode=mode),
+            sample_interval_s=0.02,
+        )
+        self.config.write_bytes(supervision.encode(config))
+
+    @contextmanager
+    def engine(self) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, str(HERE / "standin_engine.py"), "--port", str(self.port)]
+        command += ["--token-file", str(self.run_dir / "admin-token"), "--log", str(self.log)]
+        process = subprocess.Popen([*command, *self.faults], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "serving\n"
+            yield process
+        finally:
+            process.kill()
+            process.wait(10)
+            process.stdout.close()
+
+    def supervise(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(HERE / "supervise_standin.py")]
+        command += ["--config", str(self.config), "--run-dir", str(self.run_dir)]
+        command += ["--state-dir", str(self.state_dir), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    @property
+    def restarts(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    @property
+    def incidents(self) -> list[Incident]:
+        journal = Journal(self.state_dir / "journal.sqlite")
+        try:
+            return journal.recent(10)
+        finally:
+            journal.close()
+
+
+def assert_cured(rig: Rig) -> None:
+    (incident,) = rig.incidents
+    assert (incident.phase, incident.reason) == (Phase.RESOLVED, Reason.WORKER_RESTART)
+    assert len(rig.restarts) == 1, rig.restarts
+    assert all(step.outcome is not StepOutcome.BEGUN for step in incident.timeline)
+    steps = [step.step for step in incident.timeline]
+    assert steps == ["Trim", "Diagnostics", "TakeSlot", "WorkerRestart"]
+    assert incident.returned_bytes is not None
+    assert incident.returned_bytes > 8 << 20
+    assert (rig.state_dir / incident.diagnostics[0]).read_text().startswith("/diagnostics/stacks")
+
+
+@pytest.mark.parametrize(
+    "option", ["--kill-at", pytest.param("--kill-before", marks=pytest.mark.long)]
+)
+def test_a_supervisor_killed_at_any_write_restarts_the_engine_once(
+    tmp_path: Path, option: str
+) -> None:
+    calm = Rig(tmp_path / "calm", "--leak")
+    with calm.engine():
+        done = calm.supervise()
+    assert done.returncode == 0, done.stderr
+    assert_cured(calm)
+    writes = int(done.stdout)
+    assert writes >= 8
+    for number in range(1, writes + 1):
+        rig = Rig(tmp_path / str(number), "--leak")
+        with rig.engine():
+            killed = rig.supervise(option, str(number))
+            assert killed.returncode == -9, (number, killed.stderr)
+            again = rig.supervise()
+            assert again.returncode == 0, (number, again.stderr)
+        assert_cured(rig)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_hang_saves_stacks_and_restarts_only_in_recover(tmp_path: Path, mode: Mode) -> None:
+    rig = Rig(tmp_path / "rig", "--hang")
+    rig.configure(mode)
+    with rig.engine():
+        done = rig.supervise()
+    assert done.returncode == 0, done.stderr
+    (incident,) = rig.incidents
+    if mode is Mode.OBSERVE:
+        assert incident.phase is Phase.SUPPRESSED
+        assert rig.restarts == []
+    else:
+        assert incident.reason is Reason.WORKER_RESTART
+        assert incident.timeline[0].step == "Diagnostics"
+        assert len(rig.restarts) == 1
+
+
+def test_a_frontend_that_hears_nothing_is_ended_by_a_signal(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "rig", "--deaf-after", "2.0")
+    with rig.engine() as engine:
+        done = rig.supervise("--limit", "40")
+        assert engine.wait(5) == -15
+    # Nobody starts this engine again, so that the incident cannot end within the limit.
+    assert done.returncode == 1
+    assert "EngineRestart" in done.stderr
+    (incident,) = rig.incidents
+    assert incident.phase is Phase.VERIFYING
+    assert incident.timeline[-1].outcome is StepOutcome.SUCCEEDED
