@@ -13,6 +13,8 @@ from plimsoll_sidecar.govern.command import Command
 log = logging.getLogger(__name__)
 
 DIRECTORY = "diagnostics"
+MAX_FILES = 16
+"""Files of one kind an incident: an engine has a handful of processes."""
 MAX_BYTES = 64 << 20
 MAX_FILE_BYTES = 8 << 20
 STALL = (Diagnostic.STACKS,)
@@ -56,7 +58,7 @@ class Diagnostics:
     def _leftover_stacks(self, folder: Path) -> list[Path]:
         """Stacks that the engine's processes wrote to the shared directory by themselves."""
         found = []
-        for source in sorted((self._run_dir / "stacks").glob("*")):
+        for source in sorted((self._run_dir / "stacks").glob("*"))[:MAX_FILES]:
             if source.is_file() and source.stat().st_size:
                 found.append(_write(folder / f"stacks-{source.name}", source.read_bytes()))
         return found

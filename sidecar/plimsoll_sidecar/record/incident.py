@@ -15,6 +15,8 @@ VERSION = "v1alpha1"
 PLURAL = "leakincidents"
 SERVICE_LABEL = "plimsoll.dev/service"
 MAX_MESSAGE = 1024
+MAX_ITEMS = 32
+"""Bounds of the resource definition for lists of sentences and of files."""
 
 
 class IncidentSpec(msgspec.Struct, rename="camel"):
@@ -87,14 +89,14 @@ def status_of(incident: Incident) -> IncidentStatus:
             bytes_per_hour=_whole(seen.bytes_per_s, 3600),
             bytes_per_request=_whole(seen.bytes_per_request),
             confidence=round(seen.confidence, 3),
-            evidence=[text[:MAX_MESSAGE] for text in seen.evidence],
+            evidence=[text[:MAX_MESSAGE] for text in seen.evidence[:MAX_ITEMS]],
         ),
         timeline=[_step(step) for step in incident.timeline],
         outcome=incident.reason.value if incident.reason else None,
         message=incident.message[:MAX_MESSAGE] or None,
         returned_bytes=incident.returned_bytes,
         consumed_percent=round(100 * incident.consumed_ratio),
-        diagnostics=list(incident.diagnostics),
+        diagnostics=incident.diagnostics[:MAX_ITEMS],
         confirmed_at=rfc3339(incident.confirmed_at) if incident.confirmed_at else None,
         ended_at=rfc3339(incident.ended_at) if incident.ended_at else None,
     )
