@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 TOKEN_TIMEOUT_S = 30.0
 # After shutdown every request is answered; this is for clients that read slowly.
 HTTP_CLOSE_TIMEOUT_S = 2
+BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
@@ -64,6 +65,7 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)  # who reads engine.json may connect at once
     except OSError as error:
         listener.close()
         raise UsageError(f"{flag} {port} on {host}: {error.strerror}") from None
