@@ -42,6 +42,9 @@ IMPORTS = (
 OPTIONAL_IMPORTS = ("triton",)
 """Published for Linux on x86-64 only."""
 
+FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
+"""jemalloc, which some libraries bring along, stops its thread around a fork (pthread_atfork)."""
+
 
 class Zygote:
     """Forks workers on demand and reaps them."""
@@ -84,9 +87,9 @@ class Zygote:
         self.control.sendall(zygote_ipc.frame(message))
 
     def _fork(self, message: Fork) -> int | None:
-        names = threads()
-        if len(names) != 1:
-            why = f"the zygote has {len(names)} threads ({', '.join(names)}); a fork would copy one"
+        others = [name for name in threads()[1:] if name not in FORK_SAFE_THREADS]
+        if others:
+            why = f"the zygote has more than one thread ({', '.join(others)}); a fork copies one"
             self.send(ForkFailed(message.epoch, why))
             return None
         zygote = os.getpid()

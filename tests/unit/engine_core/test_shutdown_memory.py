@@ -128,12 +128,13 @@ def test_a_start_that_fails_gives_everything_back(
 
     target = lifecycle_module.sizes if stage == "resolve" else lifecycle_module
     monkeypatch.setattr(target, stage, fails)
+    frozen = gc.get_freeze_count()
     lifecycle = Lifecycle(config)
     with pytest.raises(RuntimeError, match=f"{stage} failed") as error:
         lifecycle.start()
     assert error.value.__traceback__ is not None
     assert [reference for reference in tensors if reference() is not None] == []
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= frozen
 
 
 def test_a_warm_up_that_the_model_fails_gives_everything_back(
@@ -149,7 +150,8 @@ def test_a_warm_up_that_the_model_fails_gives_everything_back(
 
 
 def test_freeze_is_paired_and_thresholds_are_put_back(config: WorkerConfig) -> None:
-    before = gc.get_threshold(), gc.get_freeze_count()
+    gc.unfreeze()  # Python 3.12 starts with some frozen objects of its own
+    before = gc.get_threshold(), 0
     lifecycle = Lifecycle(config)
     lifecycle.start()
     assert gc.get_freeze_count() > 0

@@ -1,0 +1,399 @@
+"""A real zygote and real workers over real sockets, driven by a small frontend of the tests."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from plimsoll_engine import ipc, zygote_ipc
+from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_engine.worker.framing import FrameReader
+from plimsoll_engine.zygote_ipc import Exited, Fork, Forked, WorkerConfig, ZygoteReady
+
+M = TypeVar("M")
+WAIT_S = 60.0
+PROMPT = list(range(40, 60))
+
+
+class Link:
+    """One socket and the messages on it; every wait has a bound."""
+
+    def __init__(self, end: socket.socket, decode: Callable[[bytes], Any]) -> None:
+        self.socket = end
+        self.decode = decode
+        self.reader = FrameReader()
+        self.inbox: list[Any] = []
+
+    def next(self, timeout_s: float = WAIT_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not self.inbox:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.socket], [], [], left)[0]:
+                raise TimeoutError(f"nothing arrived within {timeout_s} s")
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise EOFError("closed by the other side")
+            self.inbox += [self.decode(body) for body in self.reader.feed(data)]
+        return self.inbox.pop(0)
+
+    def wait_for(self, kind: type[M], timeout_s: float = WAIT_S) -> M:
+        """The next message of ``kind``; those before it are dropped."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = self.next(max(0.0, deadline - time.monotonic()))
+            if isinstance(message, kind):
+                return message
+
+
+class Harness:
+    """A zygote and its control socket."""
+
+    def __init__(self, checkpoint: Path, **config: Any) -> None:
+        # Short: the path of a Unix socket has at most 107 bytes.
+        self.folder = tempfile.TemporaryDirectory(prefix="plw-")
+        self.run_dir = Path(self.folder.name)
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(str(self.run_dir / "worker.sock"))
+        self.server.listen()
+        self.server.settimeout(WAIT_S)
+        defaults: dict[str, Any] = {
+            "model": str(checkpoint), "run_dir": str(self.run_dir), "device": "cpu",
+            "socket": str(self.run_dir / "worker.sock"), "num_blocks": 512,
+        }  # fmt: skip
+        ours, theirs = socket.socketpair()
+        body = msgspec.json.encode(WorkerConfig(**(defaults | config))).decode()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "plimsoll_engine.worker.zygote",
+             "--control-fd", str(theirs.fileno()), "--config", body],
+            pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+        theirs.close()
+        self.control = Link(ours, zygote_ipc.from_zygote.decode)
+        self.expected_status = 0
+        self.pids: list[int] = []
+        self.ready = self.control.wait_for(ZygoteReady)
+
+    def fork(self, epoch: int) -> tuple[int, Link]:
+        """A worker that said Hello: (pid, its link)."""
+        self.control.socket.sendall(zygote_ipc.frame(Fork(epoch)))
+        forked = self.control.wait_for(Forked)
+        self.pids.append(forked.pid)
+        connection, _ = self.server.accept()
+        link = Link(connection, ipc.from_worker.decode)
+        assert link.next() == ipc.Hello(epoch, forked.pid)
+        return forked.pid, link
+
+    def serving(self, epoch: int) -> tuple[int, Link]:
+        pid, link = self.fork(epoch)
+        ready = link.next()
+        assert isinstance(ready, ipc.Ready), ready
+        return pid, link
+
+    def close(self) -> None:
+        self.control.socket.close()
+        assert self.process.wait(10) == self.expected_status
+        assert eventually(lambda: not any(map(alive, self.pids))), "a worker outlived its zygote"
+        self.server.close()
+        self.folder.cleanup()
+
+
+def send(link: Link, *messages: ipc.ToWorker) -> None:
+    for message in messages:
+        link.socket.sendall(ipc.frame(message))
+
+
+def generate(link: Link, names: list[str], new: int, **carried: list[int]) -> dict[str, list[int]]:
+    """Submit and collect; every request ends by length."""
+    for name in names:
+        submit = Submit(name, [*PROMPT, ord(name[0])], Sampling(max_tokens=new))
+        submit.output_ids = carried.get(name, [])
+        send(link, submit)
+    found: dict[str, list[int]] = {name: [] for name in names}
+    left = set(names)
+    while left:
+        for token in link.wait_for(ipc.Tokens).tokens:
+            found[token.request_id].append(token.token_id)
+            if token.finish_reason is not None:
+                assert token.finish_reason == "length"
+                left.remove(token.request_id)
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(checkpoint: Path) -> Iterator[Harness]:
+    """One healthy zygote for all tests that leave it as it was; importing torch takes seconds."""
+    harness = Harness(checkpoint)
+    yield harness
+    assert harness.process.poll() is None
+    harness.close()
+
+
+@pytest.fixture
+def start(checkpoint: Path) -> Iterator[Callable[..., Harness]]:
+    """Zygotes for one test; each must end with status 0 when its frontend goes."""
+    started: list[Harness] = []
+
+    def make(**config: Any) -> Harness:
+        started.append(Harness(checkpoint, **config))
+        return started[-1]
+
+    yield make
+    for harness in started:
+        harness.close()
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_worker_serves_reports_and_stops_and_its_successor_carries_on(
+    shared: Harness,
+) -> None:
+    harness = shared
+    pid, link = harness.serving(1)
+    whole = generate(link, ["a", "b", "c"], 60)
+    assert all(len(tokens) == 60 for tokens in whole.values())
+    assert len({tuple(tokens) for tokens in whole.values()}) == 3
+
+    report = link.wait_for(ipc.Report, 2.0)
+    report = link.wait_for(ipc.Report, 2.0)
+    assert (report.load.running, report.load.waiting) == (0, 0)
+    assert report.load.requests_total == 3
+    assert report.load.generation_tokens_total == 180
+    assert report.memory.pid == pid
+    assert report.memory.malloc_in_use is not None
+    assert report.devices == []
+    assert {entry.owner for entry in report.ledger} == {
+        "weights", "kv_pool", "prefix_cache", "requests",
+    }  # fmt: skip
+    send(link, ipc.AuditQuery("q"))
+    audit = link.wait_for(ipc.AuditReport)
+    assert (audit.query_id, audit.idle, audit.findings) == ("q", True, [])
+    for kind, expected in (("stacks", "serve"), ("gc", "frozen"), ("torch", "no CUDA context")):
+        send(link, ipc.DiagnosticQuery(kind, kind))
+        assert expected in link.wait_for(ipc.DiagnosticReport).text
+
+    # A planned restart: the successor is there before the old worker stops.
+    _, successor = harness.serving(2)
+    send(link, ipc.Stop())
+    assert link.wait_for(ipc.Stopped) == ipc.Stopped(None, None)
+    assert harness.control.wait_for(Exited) == Exited(1, pid, 0)
+    carried = {name: tokens[:23] for name, tokens in whole.items()}
+    rest = generate(successor, ["a", "b", "c"], 60, **carried)
+    assert {name: carried[name] + rest[name] for name in whole} == whole
+
+
+def test_abort_and_refusal_touch_nobody_else(shared: Harness) -> None:
+    _, link = shared.serving(1)
+    send(link, Submit("long", PROMPT, Sampling(max_tokens=5_000)))
+    link.wait_for(ipc.Tokens)
+    send(link, ipc.Abort("long"), ipc.Abort("nobody"))
+    send(link, Submit("huge", [5] * 9_000, Sampling(max_tokens=1)))
+    dropped = link.wait_for(ipc.Dropped)
+    assert (dropped.request_id, dropped.reason) == ("huge", "invalid")
+    assert "max_model_len" in dropped.message
+    assert len(generate(link, ["x"], 5)["x"]) == 5
+    send(link, ipc.AuditQuery("q"))
+    assert link.wait_for(ipc.AuditReport).findings == []
+
+
+BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"model": "/nonexistent"}, "/nonexistent: no such folder"),
+    ({"max_model_len": 1 << 20}, "--max-model-len 1048576"),
+    ({"device": "tpu"}, "device 'tpu': expected auto, cpu or cuda"),
+    ({"dtype": "int3"}, "dtype 'int3': expected auto, float32, bfloat16"),
+    ({"inject": "leak"}, "no fault 'leak'"),
+]
+RUN_ALL = """
+import sys, msgspec
+from plimsoll_engine.worker import main
+from plimsoll_engine.zygote_ipc import WorkerConfig
+for config in msgspec.json.decode(sys.argv[1], type=list[WorkerConfig]):
+    assert main.run(config, 1) == 1
+"""
+
+
+def test_a_worker_that_cannot_start_says_why_and_exits(checkpoint: Path, tmp_path: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="plw-") as folder,
+        socket.socket(socket.AF_UNIX) as server,
+    ):
+        path = f"{folder}/worker.sock"
+        server.bind(path)
+        server.listen()
+        server.settimeout(WAIT_S)
+        base: dict[str, Any] = {"model": str(checkpoint), "run_dir": folder, "socket": path}
+        configs = [WorkerConfig(**(base | {"device": "cpu"} | bad)) for bad, _ in BAD_CONFIGS]
+        body = msgspec.json.encode(configs).decode()
+        process = subprocess.Popen([sys.executable, "-c", RUN_ALL, body])
+        for _, message in BAD_CONFIGS:
+            connection, _ = server.accept()
+            with connection:
+                link = Link(connection, ipc.from_worker.decode)
+                assert message in link.wait_for(ipc.Failed).message
+                with pytest.raises(EOFError):
+                    link.next()
+        assert process.wait(10) == 0
+
+
+def test_killed_workers_are_reaped_and_forked_again(shared: Harness) -> None:
+    harness = shared
+    for epoch in (1, 2):
+        pid, _ = harness.serving(epoch)
+        os.kill(pid, signal.SIGKILL)
+        assert harness.control.wait_for(Exited) == Exited(epoch, pid, -signal.SIGKILL)
+    assert not alive(pid)
+
+
+def test_no_worker_outlives_a_killed_zygote(start: Callable[..., Harness]) -> None:
+    harness = start()
+    pid, link = harness.serving(1)
+    harness.process.send_signal(signal.SIGKILL)
+    harness.expected_status = -signal.SIGKILL
+    with pytest.raises((EOFError, ConnectionError)):
+        link.wait_for(ipc.Stopped, 10.0)
+    assert eventually(lambda: not alive(pid))
+
+
+def test_a_worker_without_its_frontend_exits(shared: Harness) -> None:
+    pid, link = shared.serving(1)
+    link.socket.close()
+    assert shared.control.wait_for(Exited) == Exited(1, pid, 1)
+
+
+def test_a_successor_is_ready_at_once(shared: Harness) -> None:
+    begun = time.monotonic()
+    shared.serving(7)
+    took = time.monotonic() - begun
+    print(f"fork to Ready: {took:.3f} s; the zygote's imports: {shared.ready.import_s:.1f} s")
+    assert took < 5.0  # about .4 s on two free cores; these may be busy
+
+
+def reports_after(link: Link, count: int) -> ipc.Report:
+    """A report that was written after ``count`` requests had ended."""
+    while True:
+        report = link.wait_for(ipc.Report)
+        if report.load.requests_total == count and report.load.running == 0:
+            return report
+
+
+def in_use(report: ipc.Report) -> int:
+    assert report.memory.malloc_in_use is not None
+    assert report.memory.python_objects is not None
+    return report.memory.malloc_in_use + report.memory.python_objects
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("freeze_every", "cured"), [(1, False), (0, True)], ids=["frozen", "collectable"]
+)
+def test_the_request_cycle_grows_and_a_trim_cures_it_unless_frozen(
+    start: Callable[..., Harness], freeze_every: int, cured: bool
+) -> None:
+    inject = f"request_cycle:payload_bytes=4Mi,freeze_every={freeze_every}"
+    harness = start(inject=inject)
+    _, link = harness.serving(1)
+    generate(link, ["warm"], 2)
+    before = reports_after(link, 1)
+    assert before.injections == ["request_cycle"]
+    names = [f"r{i}" for i in range(12)]
+    generate(link, names, 2)
+    grown = in_use(reports_after(link, 13)) - in_use(before)
+    assert grown >= 12 * 4 * MIB
+    send(link, ipc.AuditQuery("q"))
+    assert [f.rule for f in link.wait_for(ipc.AuditReport).findings] == ["released_requests_die"]
+    send(link, ipc.Trim("t"))
+    steps = {step.name: step for step in link.wait_for(ipc.Trimmed).steps}
+    left = in_use(reports_after(link, 13)) - in_use(before)
+    assert (left < 4 * MIB) == cured
+    collect = steps["gc_collect"]
+    assert collect.before_bytes is not None
+    assert collect.after_bytes is not None
+    assert (collect.before_bytes - collect.after_bytes >= 12 * 4 * MIB) == cured
+
+    _, healthy = harness.serving(2)  # epochs=first: a restart heals
+    generate(healthy, names, 2)
+    assert reports_after(healthy, 12).injections == []
+
+
+GROWTHS = {
+    "append_list": "append_list:bytes_per_request=4Mi,epochs=all",
+    "mmap_growth": "mmap_growth:bytes_per_request=2Mi,bytes_per_s=16Mi",
+    "device_dict": "device_dict:bytes_per_request=8Mi",
+}
+
+
+def test_each_growth_is_resident(start: Callable[..., Harness]) -> None:
+    harness = start(inject=";".join(GROWTHS.values()))
+    pid, link = harness.serving(1)
+
+    def resident() -> int:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("no RssAnon")
+
+    generate(link, ["warm"], 2)
+    assert reports_after(link, 1).injections == list(GROWTHS)
+    before = resident()
+    generate(link, [f"r{i}" for i in range(10)], 2)
+    by_request = resident() - before
+    assert by_request >= 10 * (4 + 2 + 8) * MIB * 0.9  # malloc may use what it had retained
+    assert eventually(lambda: resident() - before >= by_request + 16 * MIB), "mmap with time"
+
+    pid, link = harness.serving(2)  # only the list is in all epochs
+    generate(link, ["warm"], 2)
+    before = resident()
+    generate(link, [f"r{i}" for i in range(10)], 2)
+    assert 10 * 3 * MIB <= resident() - before <= 10 * 6 * MIB
+    assert reports_after(link, 11).injections == ["append_list"]
+
+
+def test_the_eviction_loop_hangs_the_worker_and_its_stacks_can_still_be_had(
+    start: Callable[..., Harness],
+) -> None:
+    harness = start(inject="eviction_loop:after_requests=2")
+    pid, link = harness.serving(1)
+    generate(link, ["a", "b"], 3)
+    send(link, Submit("c", PROMPT, Sampling(max_tokens=3)))
+    with pytest.raises(TimeoutError):
+        link.wait_for(ipc.Stopped, 3.0)  # never sent: all that comes in between is dropped
+    assert not link.inbox
+    os.kill(pid, signal.SIGUSR1)
+    path = zygote_ipc.stacks_path(harness.run_dir, "worker", pid)
+    assert eventually(lambda: "evict" in path.read_text())
+    os.kill(pid, signal.SIGKILL)
+    assert harness.control.wait_for(Exited).status == -signal.SIGKILL
+    _, successor = harness.serving(2)
+    assert len(generate(successor, ["a", "b", "c", "d"], 3)) == 4
