@@ -1,0 +1,159 @@
+"""The engine as a process: flags, token file, signals, deaths; no orphan is ever left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+
+def serve(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "plimsoll_engine", *flags],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "serve|drain"),
+        (("serve",), "--model"),
+        (("serve", "--model", "{tiny}", "--run-dir", "{run}", "--port", "70000"), "70000"),
+        (("serve", "--model", "{run}", "--run-dir", "{run}"), "config.json is missing"),
+        (("serve", "--model", "{tiny}", "--run-dir", "/proc/nowhere"), "--run-dir /proc/nowhere"),
+        (("serve", "--model", "{tiny}", "--run-dir", "{run}/" + "x" * 100), "too long"),
+        (("serve", "--model", "{tiny}", "--run-dir", "{run}", "--dtype", "int3"), "int3"),
+        (("drain", "--run-dir", "{run}", "--deadline", "0"), "--deadline"),
+    ],
+)
+def test_bad_flags_get_one_line_and_status_2(
+    tiny: Path, tmp_path: Path, flags: tuple[str, ...], says: str
+) -> None:
+    done = serve(*(flag.format(tiny=tiny, run=tmp_path) for flag in flags))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_faults_need_leave(tiny: Path, tmp_path: Path) -> None:
+    flags = ("serve", "--model", str(tiny), "--run-dir", str(tmp_path))
+    done = serve(*flags, PLIMSOLL_INJECT="eviction_loop")
+    assert done.returncode == 2
+    assert "--allow-inject" in done.stderr
+    done = serve(*flags, "--allow-inject", PLIMSOLL_INJECT="gremlins")
+    assert done.returncode == 2
+    assert "gremlins" in done.stderr
+
+
+def test_a_missing_token_file_is_named(tiny: Path, tmp_path: Path) -> None:
+    done = serve(
+        "serve", "--model", str(tiny), "--run-dir", str(tmp_path), "--startup-timeout", "0.5",
+        "--port", "0", "--admin-port", "0",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert str(tmp_path / "admin-token") in done.stderr
+
+
+def test_a_worker_that_cannot_start_ends_the_engine_with_its_reason(
+    start_engine: Any,
+) -> None:
+    engine = start_engine("--max-model-len", "100000000")
+    assert engine.process.wait(120) == 1
+    assert "max_position_embeddings" in engine.log_tail()
+
+
+def test_sigterm_lets_requests_finish_and_exits_0(start_engine: Any) -> None:
+    engine = start_engine().wait_ready()
+    family = engine.family()
+    assert len(family) == 2
+    with engine.streams(4, 150) as futures:
+        engine.process.send_signal(signal.SIGTERM)
+        assert [future.result(60).usage.completion_tokens for future in futures] == [150] * 4
+    assert engine.process.wait(30) == 0
+    assert_gone(family)
+    assert '"message": "worker stopped"' in engine.log_tail()
+
+
+def test_kill_9_of_the_frontend_leaves_no_orphan_and_its_run_directory_serves_again(
+    start_engine: Any,
+) -> None:
+    engine = start_engine().wait_ready()
+    family = engine.family()
+    boot = engine.status()["epoch"].split(":")[0]
+    engine.process.kill()
+    engine.process.wait(10)
+    assert_gone(family)
+    (engine.run_dir / "engine.json").unlink()
+    again = start_engine(run_dir=engine.run_dir).wait_ready()
+    epoch = again.status()["epoch"]
+    assert epoch.endswith(":1")
+    assert not epoch.startswith(boot)
+    assert again.stream(1, 5, False).usage.completion_tokens == 5
+
+    # The zygote's death takes the worker along; both are replaced and the stream goes on.
+    zygote, worker = again.family()
+    with again.streams(2, 200) as futures:
+        zygote.kill()
+        assert all(future.result(90).usage.completion_tokens == 200 for future in futures)
+    assert_gone([zygote, worker])
+    again.clean()
+
+
+def test_three_crashes_within_a_minute_end_the_engine(start_engine: Any) -> None:
+    engine = start_engine().wait_ready()
+    family = engine.family()
+    with engine.streams(1, 6000) as futures:
+        for starts in (1, 2):
+            began = time.monotonic()
+            os.kill(engine.worker_pid(), signal.SIGKILL)
+            engine.until(lambda starts=starts: engine.status()["worker_starts"] > starts, "restart")
+            assert time.monotonic() - began < 1
+            engine.until(lambda: engine.status()["state"] == "serving", "serving")
+        os.kill(engine.worker_pid(), signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="crashes again and again"):
+            futures[0].result(30)
+    assert engine.process.wait(20) == 1
+    assert_gone(family)
+    assert "crashes again and again" in engine.log_tail()
+
+
+def test_restart_of_the_engine_and_the_prestop_hook_drain_first(start_engine: Any) -> None:
+    engine = start_engine().wait_ready()
+    with engine.streams(2, 150) as futures:
+        hook = serve(
+            "drain", "--admin-port", str(engine.ports()[1]), "--run-dir", str(engine.run_dir),
+            "--deadline", "60",
+        )  # fmt: skip
+        assert hook.returncode == 0, hook.stderr
+        assert all(future.result(1).usage.completion_tokens == 150 for future in futures)
+    assert engine.status()["state"] == "drained"
+    engine.begin("restart", "whole", scope="engine", deadline_s=5)
+    assert engine.process.wait(20) == 0
+    gone = serve("drain", "--admin-port", "1", "--run-dir", str(engine.run_dir), "--deadline", "1")
+    assert gone.returncode == 0
+
+
+def test_the_prestop_hook_is_light(tmp_path: Path) -> None:
+    code = (
+        "import sys, plimsoll_engine.prestop, plimsoll_engine.__main__;"
+        "heavy = {'torch', 'fastapi', 'tokenizers', 'prometheus_client'} & set(sys.modules);"
+        "sys.exit(f'{heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,182 @@
+"""The OpenAI API: answers, streams, limits, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+MODEL = "tiny"
+
+
+def test_models(engine: Any) -> None:
+    models = engine.client.models.list().data
+    assert [model.id for model in models] == [MODEL]
+
+
+def test_chat_streams_what_it_answers_at_once(engine: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [
+            {"role": "system", "content": "You are a ship."},
+            {"role": "user", "content": [{"type": "text", "text": "Where to?"}]},
+        ],
+        "temperature": 0,
+        "max_completion_tokens": 24,
+    }
+    whole = engine.client.chat.completions.create(**asked)
+    chunks = list(engine.client.chat.completions.create(**asked, stream=True))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert whole.choices[0].message.content == text != ""
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 24
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_a_seed_decides_the_text(engine: Any) -> None:
+    def ask(seed: int) -> str:
+        answer = engine.client.completions.create(
+            model=MODEL, prompt="Tide", max_tokens=40, temperature=2, seed=seed, top_p=0.999
+        )
+        return str(answer.choices[0].text)
+
+    assert ask(1) == ask(1)
+
+
+def test_token_ids_are_a_prompt_and_a_stop(engine: Any) -> None:
+    answer = engine.client.completions.create(
+        model=MODEL, prompt=[5, 6, 7], max_tokens=4, temperature=0
+    )
+    assert answer.usage.prompt_tokens == 3
+    nested = engine.client.completions.create(
+        model=MODEL, prompt=[[5, 6, 7]], max_tokens=4, temperature=0
+    )
+    assert nested.choices[0].text == answer.choices[0].text
+
+
+def test_neutral_values_of_unsupported_fields_are_taken(engine: Any) -> None:
+    answer = engine.client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=2, n=1,
+        presence_penalty=0, frequency_penalty=0.0, logprobs=False, user="me",
+        response_format={"type": "text"},
+    )  # fmt: skip
+    assert answer.usage.completion_tokens == 2
+
+
+GOOD = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"prompt": ""}, "prompt", "empty_prompt"),
+        ({"prompt": []}, "prompt", "empty_prompt"),
+        ({"prompt": ["a", "b"]}, "prompt", "unsupported_value"),
+        ({"prompt": [1, "b"]}, "prompt", "invalid_value"),
+        ({"prompt": [10**9]}, "prompt", "invalid_value"),
+        ({"prompt": [-1]}, None, "invalid_value"),
+        ({"prompt": 7}, "prompt", "invalid_value"),
+        ({"prompt": "word " * 20_000}, "prompt", "context_length_exceeded"),
+        ({"prompt": "x" * 2_000_000}, "prompt", "context_length_exceeded"),
+        ({"max_tokens": 10**6}, "prompt", "context_length_exceeded"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_value"),
+        ({"temperature": -0.1}, "temperature", "invalid_value"),
+        ({"temperature": 1e300}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"top_k": -2}, "top_k", "invalid_value"),
+        ({"min_p": 2}, "min_p", "invalid_value"),
+        ({"seed": 2**64}, "seed", "invalid_value"),
+        ({"stop": ""}, "stop", "invalid_value"),
+        ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+        ({"n": 2}, "n", "unsupported_value"),
+        ({"logprobs": 0}, "logprobs", "unsupported_value"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_value"),
+        ({"echo": True}, "echo", "unsupported_value"),
+        ({"wings": 2}, "wings", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    ],
+)
+def test_bad_values_name_their_field(
+    engine: Any, change: dict[str, Any], param: str | None, code: str
+) -> None:
+    status, body = engine.post("/v1/completions", json.dumps(GOOD | change).encode())
+    error = body["error"]
+    assert (status, error["type"], error["code"]) == (400, "invalid_request_error", code), error
+    if param is not None:
+        assert error["param"] is not None
+        assert error["param"].split("[")[0] == param, error
+    assert error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', "invalid_json"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "invalid_json"),
+        (b'{"model": "tiny", "prompt": "\xff"}', "invalid_utf8"),
+        (b"[]", "invalid_value"),
+        (b'{"model": "tiny"}', "invalid_value"),
+    ],
+)
+def test_bodies_that_cannot_be_read(engine: Any, body: bytes, code: str) -> None:
+    status, answer = engine.post("/v1/completions", body)
+    assert (status, answer["error"]["code"]) == (400, code)
+
+
+def test_the_wrong_model_and_path(engine: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="serves 'tiny'"):
+        engine.client.completions.create(model="gpt", prompt="a")
+    assert engine.post("/v1/embeddings", b"{}")[0] == 404
+    assert engine.get("/v1/completions")[0] == 405
+
+
+def test_images_and_tools_are_refused(engine: Any) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    with pytest.raises(openai.BadRequestError, match="reads text"):
+        engine.client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": [image]}]
+        )
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+        engine.client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "a"}], tools=[tool]
+        )
+
+
+def test_more_requests_than_the_bound_are_told_to_come_back(engine: Any) -> None:
+    """The engine of these tests holds 32 requests."""
+
+    def ask(number: int) -> Any:
+        return engine.client.completions.with_raw_response.create(
+            model=MODEL, prompt=f"{number}", max_tokens=100
+        )
+
+    with ThreadPoolExecutor(40) as pool:
+        futures = [pool.submit(ask, number) for number in range(40)]
+    refused = [error for future in futures if (error := future.exception()) is not None]
+    assert 1 <= len(refused) <= 8
+    for error in refused:
+        assert isinstance(error, openai.RateLimitError)
+        assert error.code == "queue_full"
+        assert error.response.headers["retry-after"] == "1"
+    engine.clean()
+
+
+def test_metrics_have_the_names_that_dashboards_read(engine: Any) -> None:
+    engine.stream(1, 5, False)
+    status, text = engine.get("/metrics")
+    assert status == 200
+    for name in (
+        "requests_running{", "requests_waiting{", "prompt_tokens_total{",
+        "generation_tokens_total{", "time_to_first_token_seconds_bucket{",
+        "inter_token_latency_seconds_bucket{", "requests_total{", "worker_starts_total{",
+    ):  # fmt: skip
+        assert f"plimsoll_engine_{name}" in text
+    assert 'plimsoll_engine_state{model_name="tiny",state="serving"} 1.0' in text
