@@ -62,9 +62,9 @@ def build(arguments: argparse.Namespace, kube: KubeClient | None) -> tuple[Super
         endpoints = Endpoints(kube, namespace, current.service.name, pod)
         if current.slots:
             slots = LeaseSlots(kube, namespace, current.slots, pod)
-    diagnostics = Diagnostics(engine, state_dir, run_dir)
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
+        diagnostics = Diagnostics(engine, state_dir, run_dir, frontend)
         policy = current.supervision.restart_budget
         return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
 

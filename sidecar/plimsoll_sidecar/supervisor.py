@@ -100,7 +100,7 @@ class Supervisor:
 
     def run(self, stopped: Callable[[float], bool]) -> None:
         """Until ``stopped``, which waits the seconds it is given, says that it is time to end."""
-        self._actuator.start()
+        self._actuator.start(self._governor.state.slot_holder)
         if self._publisher is not None:
             self._publisher.start()
         self._publish()

@@ -2,21 +2,28 @@
 stand-in engine's own figures so that a whole incident takes two seconds.
 
 ``--kill-at N`` ends the process with SIGKILL right after the N-th write of the journal;
-``--kill-before N`` right before it. The number of writes is printed at a normal end.
+``--kill-before N`` right before it. ``--file-limit`` bounds the size of every file.
+The number of writes and the resident KiB are printed at the end.
 """
 
 import argparse
+import logging
 import os
+import resource
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from plimsoll_api.admin import Status
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapter import EngineError
 from plimsoll_sidecar.act.plimsoll import PlimsollEngine
+from plimsoll_sidecar.act.process import ProcessId
 from plimsoll_sidecar.act.slots import LocalSlots
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
@@ -91,7 +98,12 @@ def main() -> int:
     parse.add_argument("--kill-at", type=int, default=0)
     parse.add_argument("--kill-before", type=int, default=0)
     parse.add_argument("--limit", type=float, default=20.0)
+    parse.add_argument("--file-limit", type=int, default=0)
     arguments = parse.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    if arguments.file_limit:
+        # The kernel refuses to let any file grow further, as a full volume does.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (arguments.file_limit, arguments.file_limit))
     write, writes = Journal.write, 0
 
     def counted(self: Journal, *rest: object) -> None:
@@ -106,15 +118,18 @@ def main() -> int:
     Journal.write = counted  # type: ignore[method-assign]
     config = ConfigFile(arguments.config)
     engine = PlimsollEngine(config.current.engine.admin_url, arguments.run_dir / "admin-token")
-    diagnostics = Diagnostics(engine, arguments.state_dir, arguments.run_dir)
     policy = config.current.supervision.restart_budget
+
+    def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
+        diagnostics = Diagnostics(engine, arguments.state_dir, arguments.run_dir, frontend)
+        state_dir = arguments.state_dir
+        return Actuator(engine, LocalSlots(), None, diagnostics.save, state_dir, policy, frontend)
+
     supervisor = Supervisor(
         config,
         Source(engine),
         lambda config: Judge(),
-        lambda frontend: Actuator(
-            engine, LocalSlots(), None, diagnostics.save, arguments.state_dir, policy, frontend
-        ),
+        new_actuator,
         None,
         Metrics(),
         arguments.state_dir,
@@ -134,7 +149,7 @@ def main() -> int:
         )
 
     supervisor.run(stopped)
-    print(writes)
+    print(writes, int(psutil.Process().memory_info().rss / 1024))
     return 0 if time.monotonic() < deadline else 1
 
 

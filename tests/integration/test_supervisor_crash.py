@@ -114,7 +114,7 @@ def test_a_supervisor_killed_at_any_write_restarts_the_engine_once(
         done = calm.supervise()
     assert done.returncode == 0, done.stderr
     assert_cured(calm)
-    writes = int(done.stdout)
+    writes = int(done.stdout.split()[0])
     assert writes >= 8
     for number in range(1, writes + 1):
         rig = Rig(tmp_path / str(number), "--leak")
@@ -124,6 +124,19 @@ def test_a_supervisor_killed_at_any_write_restarts_the_engine_once(
             again = rig.supervise()
             assert again.returncode == 0, (number, again.stderr)
         assert_cured(rig)
+
+
+def test_with_a_full_volume_it_observes_on_and_does_nothing(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "rig", "--leak")
+    with rig.engine():
+        done = rig.supervise("--file-limit", "40960", "--limit", "5")
+        assert done.returncode == 1
+        assert "make room on its volume" in done.stderr
+        assert rig.restarts == []
+        again = rig.supervise()
+        assert again.returncode == 0, again.stderr
+    assert len(rig.restarts) == 1
+    assert rig.incidents[0].reason is Reason.WORKER_RESTART
 
 
 @pytest.mark.parametrize("mode", list(Mode))

@@ -49,13 +49,19 @@ class Actuator:
         self._commands: queue.Queue[Command | None] = queue.Queue()
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="actuator", daemon=True)
-        self._has_slot = False
+        self._renewer = threading.Thread(target=self._renew, name="slot-renewer", daemon=True)
+        self._ending = threading.Event()
+        self._slot_for: str | None = None
 
-    def start(self) -> None:
+    def start(self, slot_for: str | None = None) -> None:
+        """``slot_for`` is the incident that held a slot before a restart of the supervisor."""
+        self._slot_for = slot_for
         self._thread.start()
+        self._renewer.start()
 
     def stop(self) -> None:
         """Takes no more commands; the one under way is found again in the journal."""
+        self._ending.set()
         self._commands.put(None)
 
     def send(self, command: Command) -> None:
@@ -69,16 +75,20 @@ class Actuator:
         return found
 
     def _run(self) -> None:
-        while True:
-            try:
-                command = self._commands.get(timeout=RENEW_S / 2)
-            except queue.Empty:
-                if self._has_slot:
-                    self._has_slot = self._slots.held()
-                continue
-            if command is None:
-                return
+        while (command := self._commands.get()) is not None:
             self._results.put(self.execute(command))
+
+    def _renew(self) -> None:
+        """Keeps the slot while a restart takes its time: a slot that expires is taken by others."""
+        while not self._ending.wait(RENEW_S / 2):
+            incident = self._slot_for
+            try:
+                if incident is not None and not self._slots.held():
+                    reason = self._slots.take(incident, self.policy)
+                    if reason is not None:
+                        log.warning("the restart slot was lost: %s", reason)
+            except KubeError as error:
+                log.warning("the restart slot could not be renewed: %s", error)
 
     def execute(self, command: Command) -> Result:
         """Carries out one command; never raises."""
@@ -106,13 +116,13 @@ class Actuator:
             case Verb.TAKE_SLOT:
                 reason = self._may_leave(command)
                 reason = reason or self._slots.take(command.incident, self.policy)
-                self._has_slot = reason is None
+                self._slot_for = command.incident if reason is None else None
                 outcome = Outcome.SUCCEEDED if reason is None else Outcome.REFUSED
                 return _result(command, outcome, reason or "")
             case Verb.RELEASE_SLOT:
                 readiness.remove(str(self._state_dir))
+                self._slot_for = None
                 self._slots.release()
-                self._has_slot = False
                 return _result(command, Outcome.SUCCEEDED, "")
             case Verb.DRAIN:
                 return self._with_slot(command, self._drain)
@@ -129,7 +139,7 @@ class Actuator:
     def _with_slot(self, command: Command, act: Callable[[Command], Result]) -> Result:
         if not self._slots.held() and self._slots.take(command.incident, self.policy) is not None:
             return _result(command, Outcome.REFUSED, "the restart slot was lost")
-        self._has_slot = True
+        self._slot_for = command.incident
         return act(command)
 
     def _drain(self, command: Command) -> Result:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.admin import Diagnostic, Status
+from plimsoll_sidecar.act import process
 from plimsoll_sidecar.act.adapter import EngineAdapter, EngineError
 from plimsoll_sidecar.govern.command import Command
 
 log = logging.getLogger(__name__)
 
 DIRECTORY = "diagnostics"
+STACKS_S = 0.5
+"""Time for faulthandler to write: it needs milliseconds, whatever the process hangs in."""
 MAX_FILES = 16
 """Files of one kind an incident: an engine has a handful of processes."""
 MAX_BYTES = 64 << 20
@@ -24,8 +31,15 @@ GROWTH = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.T
 class Diagnostics:
     """Writes ``<state-dir>/diagnostics/<incident>/``; the oldest incidents make room."""
 
-    def __init__(self, engine: EngineAdapter, state_dir: Path, run_dir: Path) -> None:
+    def __init__(
+        self,
+        engine: EngineAdapter,
+        state_dir: Path,
+        run_dir: Path,
+        frontend: Callable[[], process.ProcessId | None],
+    ) -> None:
         self._engine, self._root, self._run_dir = engine, state_dir / DIRECTORY, run_dir
+        self._frontend = frontend
 
     def save(self, command: Command) -> tuple[str, ...]:
         """Saves what can be had, and returns the files' names relative to the state directory.
@@ -39,6 +53,7 @@ class Diagnostics:
             status = self._engine.status()
         except EngineError as error:
             log.info("no diagnostics, the engine does not answer: %s", error)
+            self._ask_frontend_for_stacks()
             saved = self._leftover_stacks(folder)
         else:
             saved = self._ask(folder, STALL if command.stalled else GROWTH)
@@ -54,6 +69,20 @@ class Diagnostics:
             except EngineError as error:
                 log.info("diagnostic %s: %s", kind.value, error)
         return saved
+
+    def _ask_frontend_for_stacks(self) -> None:
+        """SIGUSR1 makes a frontend that hangs write its stacks. Its file is there from the start:
+        without it nobody handles the signal, which would then end the process."""
+        frontend = self._frontend()
+        if frontend is None or process.identify(frontend.pid) != frontend:
+            return
+        if not (self._run_dir / "stacks" / f"frontend-{frontend.pid}.txt").exists():
+            return
+        try:
+            os.kill(frontend.pid, signal.SIGUSR1)
+        except OSError as error:
+            log.info("stacks of the frontend: %s", error.strerror)
+        time.sleep(STACKS_S)
 
     def _leftover_stacks(self, folder: Path) -> list[Path]:
         """Stacks that the engine's processes wrote to the shared directory by themselves."""
@@ -80,13 +109,13 @@ class Diagnostics:
 def _smaps(folder: Path, status: Status) -> list[Path]:
     """``smaps_rollup`` of each process: exact, but milliseconds of the kernel's time, so once."""
     saved = []
-    for process in status.processes:
+    for member in status.processes:
         try:
-            text = Path(f"/proc/{process.pid}/smaps_rollup").read_bytes()
+            text = Path(f"/proc/{member.pid}/smaps_rollup").read_bytes()
         except OSError as error:
-            log.info("smaps_rollup of %s: %s", process.role.value, error.strerror)
+            log.info("smaps_rollup of %s: %s", member.role.value, error.strerror)
             continue
-        name = f"smaps_rollup-{process.role.value}-{process.pid}.txt"
+        name = f"smaps_rollup-{member.role.value}-{member.pid}.txt"
         saved.append(_write(folder / name, text))
     return saved
 

@@ -1,0 +1,112 @@
+"""The adapter over HTTP: fences, repetitions, a wrong token, an engine that is not there."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api.admin import Diagnostic, EngineState, Epoch
+from plimsoll_sidecar.act.adapter import EngineError
+from plimsoll_sidecar.act.plimsoll import PlimsollEngine
+from plimsoll_sidecar.act.process import end, identify
+from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+
+
+def command(epoch: str, verb: Verb = Verb.RESTART_WORKER, number: int = 1) -> Command:
+    return Command(
+        verb=verb, operation_id=f"op-{number}", incident="i-1", epoch=epoch, deadline_s=5.0
+    )
+
+
+class Rig:
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.token, self.log = folder / "token", folder / "log"
+        self.token.write_text("right")
+        self.client = PlimsollEngine(f"http://127.0.0.1:{self.port}", self.token)
+        arguments = [str(Path(__file__).parent / "standin_engine.py"), "--port", str(self.port)]
+        arguments += ["--token-file", str(self.token), "--log", str(self.log)]
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "serving\n"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def test_a_repeated_restart_happens_once(rig: Rig) -> None:
+    epoch = rig.client.status().epoch
+    for _ in range(2):
+        assert rig.client.restart_worker(command(epoch)).outcome is Outcome.SUCCEEDED
+    assert len(rig.log.read_text().splitlines()) == 1
+    assert Epoch.parse(rig.client.status().epoch).number == Epoch.parse(epoch).number + 1
+
+
+def test_another_epoch_refuses(rig: Rig) -> None:
+    result = rig.client.restart_worker(command("elsewhere:1"))
+    assert result.outcome is Outcome.REFUSED
+    assert "EpochChanged" in result.message
+    assert not rig.log.exists()
+
+
+def test_an_engine_restart_ends_the_boot(rig: Rig) -> None:
+    before = rig.client.status().epoch
+    drained = rig.client.drain(command(before, Verb.DRAIN, 1))
+    assert drained.outcome is Outcome.SUCCEEDED
+    assert rig.client.status().state is EngineState.DRAINED
+    result = rig.client.restart_engine(command(before, Verb.RESTART_ENGINE, 2))
+    # Either the connection broke first, or the engine that came back refused the old epoch.
+    assert result.outcome in (Outcome.SUCCEEDED, Outcome.REFUSED)
+    assert Epoch.parse(rig.client.status().epoch).boot_id != Epoch.parse(before).boot_id
+    assert len(rig.log.read_text().splitlines()) == 1
+
+
+def test_a_wrong_token_is_said(rig: Rig) -> None:
+    epoch = rig.client.status().epoch
+    rig.token.write_text("wrong")
+    with pytest.raises(EngineError, match="401 Unauthorized"):
+        rig.client.status()
+    result = rig.client.trim(command(epoch, Verb.TRIM))
+    assert result.outcome is Outcome.FAILED
+    assert "401" in result.message
+    rig.token.unlink()
+    with pytest.raises(EngineError, match=r"admin token .*token"):
+        rig.client.status()
+
+
+def test_diagnostics_are_text(rig: Rig) -> None:
+    assert b"stacks" in rig.client.diagnostics(Diagnostic.STACKS)
+
+
+def test_an_engine_that_is_away_is_an_error(rig: Rig) -> None:
+    rig.close()
+    with pytest.raises(EngineError):
+        rig.client.status()
+
+
+def test_a_pid_of_another_process_is_never_signalled(rig: Rig) -> None:
+    process = identify(rig.process.pid)
+    assert process is not None
+    stranger = type(process)(process.pid, process.started + 1)
+    assert end(stranger) is None
+    assert rig.process.poll() is None
+    assert end(process) is None
+    assert rig.process.wait(5) == -15
+    assert identify(rig.process.pid) is None

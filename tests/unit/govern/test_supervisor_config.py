@@ -1,0 +1,54 @@
+"""The configuration file: a broken new one keeps the old one."""
+
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api import supervision
+from plimsoll_api.supervision import (
+    EngineEndpoint,
+    EngineType,
+    Mode,
+    ServiceRef,
+    Supervision,
+    SupervisorConfig,
+)
+from plimsoll_sidecar.config import ConfigError, ConfigFile
+
+
+def config(mode: Mode) -> SupervisorConfig:
+    return SupervisorConfig(
+        service=ServiceRef(name="tiny"),
+        engine=EngineEndpoint(
+            type=EngineType.PLIMSOLL,
+            admin_url="http://127.0.0.1:8001",
+            serving_url="http://127.0.0.1:8000",
+        ),
+        supervision=Supervision(mode=mode),
+    )
+
+
+def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "supervisor.json"
+    path.write_bytes(supervision.encode(config(Mode.OBSERVE)))
+    file = ConfigFile(path)
+    assert not file.reread()
+    path.write_text('{"service": {"name": "tiny"}, "engine": 7}')
+    assert not file.reread()
+    assert file.error is not None
+    assert "supervisor.json" in file.error
+    assert "$.engine" in file.error
+    assert file.current.supervision.mode is Mode.OBSERVE
+    path.write_bytes(supervision.encode(config(Mode.RECOVER)))
+    assert file.reread()
+    assert file.error is None
+    assert file.current.supervision.mode is Mode.RECOVER
+    path.unlink()
+    assert not file.reread()
+    assert file.error is not None
+    assert file.current.supervision.mode is Mode.RECOVER
+
+
+def test_a_first_file_that_is_absent_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.json"):
+        ConfigFile(tmp_path / "absent.json")
