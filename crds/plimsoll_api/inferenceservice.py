@@ -60,7 +60,7 @@ class ModelSource(Model):
         ),
     ]
     served_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
-        None,
+        default=None,
         description="The name that clients give as `model`. Default: the InferenceService's name.",
     )
 
@@ -81,10 +81,10 @@ class EnvVar(Model):
         description="Name of the variable."
     )
     value: Annotated[str, StringConstraints(max_length=8192)] | None = Field(
-        None, description="Its value; empty where neither this nor `valueFrom` is given."
+        default=None, description="Its value; empty where neither this nor `valueFrom` is given."
     )
     value_from: PreservedObject | None = Field(
-        None,
+        default=None,
         description="Where the value comes from, as in a container: `secretKeyRef`, "
         "`configMapKeyRef`, `fieldRef` or `resourceFieldRef`. Not available in local mode.",
     )
@@ -104,9 +104,9 @@ class Resources(Model):
 class Engine(Model):
     """The engine's container."""
 
-    type: EngineType = Field(EngineType.PLIMSOLL, description="Which engine it is.")
+    type: EngineType = Field(default=EngineType.PLIMSOLL, description="Which engine it is.")
     image: _Image | None = Field(
-        None, description="Image of the engine. Default: the operator's `--engine-image`."
+        default=None, description="Image of the engine. Default: the operator's `--engine-image`."
     )
     args: Annotated[list[_Text], Field(max_length=128)] = Field(
         default_factory=list,
@@ -121,7 +121,7 @@ class Engine(Model):
         },
     )
     port: Annotated[int, Field(ge=1024, le=65535)] = Field(
-        8000,
+        default=8000,
         description="Port of the OpenAI API in the pod. Not 8001, 9464 or 9465, which the admin "
         "API and the supervisor use.",
         json_schema_extra=validations(
@@ -136,7 +136,7 @@ class Engine(Model):
         default_factory=Resources, description="Compute resources of the engine."
     )
     startup_timeout: PositiveDuration = Field(
-        "10m", description="How long an engine may take from its start until it is ready."
+        default="10m", description="How long an engine may take from its start until it is ready."
     )
 
     @field_validator("port")
@@ -160,9 +160,9 @@ class MemoryBudget(Model):
             )
         ),
     )
-    window: PositiveDuration = Field("24h", description="The time that the budget is for.")
+    window: PositiveDuration = Field(default="24h", description="The time that the budget is for.")
     limit: PositiveQuantity | None = Field(
-        None,
+        default=None,
         description="Memory at which the replica dies, in bytes. Default for host: the engine's "
         "memory limit. Default for device: the device's size.",
     )
@@ -191,13 +191,13 @@ class Memory(Model):
     """Budgets for memory that grows. Without a budget memory is watched and never acted on."""
 
     host: MemoryBudget | None = Field(
-        None, description="Budget for host memory.", json_schema_extra=_budget_rule()
+        default=None, description="Budget for host memory.", json_schema_extra=_budget_rule()
     )
     device: MemoryBudget | None = Field(
-        None, description="Budget for device memory.", json_schema_extra=_budget_rule()
+        default=None, description="Budget for device memory.", json_schema_extra=_budget_rule()
     )
     warmup: Duration = Field(
-        "60s", description="Time after a start in which growth counts as warm-up."
+        default="60s", description="Time after a start in which growth counts as warm-up."
     )
 
 
@@ -205,12 +205,12 @@ class Drain(Model):
     """What becomes of running requests when something disruptive is done."""
 
     mode: DrainMode = Field(
-        DrainMode.CARRY,
+        default=DrainMode.CARRY,
         description="`finish`: they run to their end. `carry`: they go on after a worker restart. "
         "`abort`: they end with an error.",
     )
     deadline: PositiveDuration = Field(
-        "30s", description="How long a drain may take. What still runs then is aborted."
+        default="30s", description="How long a drain may take. What still runs then is aborted."
     )
 
 
@@ -218,16 +218,16 @@ class RestartBudget(Model):
     """How many restarts are allowed; when they are spent, none until a person resets."""
 
     count: Annotated[int, Field(ge=0, le=1000)] = Field(
-        3, description="Restarts within `window`. 0 allows none."
+        default=3, description="Restarts within `window`. 0 allows none."
     )
-    window: PositiveDuration = Field("1h", description="The time that the count is for.")
+    window: PositiveDuration = Field(default="1h", description="The time that the count is for.")
 
 
 class Stall(Model):
     """When an engine counts as stalled."""
 
     timeout: PositiveDuration = Field(
-        "2m", description="Work waiting and no step done for this long is a stall."
+        default="2m", description="Work waiting and no step done for this long is a stall."
     )
 
 
@@ -235,7 +235,7 @@ class Supervision(Model):
     """What the supervisor may do about a leak or a stall."""
 
     mode: Mode = Field(
-        Mode.OBSERVE,
+        default=Mode.OBSERVE,
         description="`Observe` records what it would have done, `Recover` does it.",
     )
     ladder: Annotated[list[Rung], Field(max_length=3)] = Field(
@@ -257,7 +257,7 @@ class Supervision(Model):
         default_factory=RestartBudget, description="Hard stop for restarts."
     )
     max_unavailable: Annotated[int, Field(ge=1, le=MAX_SLOTS)] = Field(
-        1,
+        default=1,
         description="Replicas of the service that may be out for a restart or an eviction at the "
         "same time.",
     )
@@ -276,7 +276,8 @@ class Supervisor(Model):
     """The supervisor's container."""
 
     image: _Image | None = Field(
-        None, description="Image of the supervisor. Default: the operator's `--supervisor-image`."
+        default=None,
+        description="Image of the supervisor. Default: the operator's `--supervisor-image`.",
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(
@@ -296,7 +297,7 @@ class Restart(Model):
     """Asks for a rolling restart."""
 
     id: Annotated[str, StringConstraints(max_length=253)] | None = Field(
-        None, description="Any text; a change of it replaces the pods one after the other."
+        default=None, description="Any text; a change of it replaces the pods one after the other."
     )
 
 
@@ -311,7 +312,7 @@ class InferenceServiceSpec(Model):
     """The wanted state."""
 
     replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
-        1, description="How many replicas there are."
+        default=1, description="How many replicas there are."
     )
     model: ModelSource = Field(description="What is served.")
     engine: Engine = Field(default_factory=Engine, description="The engine.")
@@ -325,7 +326,7 @@ class InferenceServiceSpec(Model):
         default_factory=Supervisor, description="The supervisor's own container."
     )
     pod_template: PreservedObject | None = Field(
-        None,
+        default=None,
         description="A pod template (`metadata`, `spec`) that is merged over the operator's: "
         "containers by name (`engine`, `supervisor`), other lists as strategic merge does.",
     )
@@ -383,7 +384,7 @@ class InferenceService(Model):
         ),
     )
     status: InferenceServiceStatus | None = Field(
-        None, description="The observed state, written by the operator."
+        default=None, description="The observed state, written by the operator."
     )
 
     @property

@@ -33,7 +33,7 @@ class Condition(Model):
         description="Why, as one CamelCase word for programs."
     )
     message: Annotated[str, StringConstraints(max_length=32768)] = Field(
-        "", description="Why, in a sentence for people."
+        default="", description="Why, in a sentence for people."
     )
     last_transition_time: str = Field(
         description="When `status` last changed.", json_schema_extra={"format": "date-time"}
@@ -48,37 +48,46 @@ class MemoryStatus(Model):
     """Memory of the worst replica. Absent figures are unknown."""
 
     host_consumed_percent: int | None = Field(
-        None, description="Consumed part of the host growth budget, in percent, in steps of 5."
+        default=None,
+        description="Consumed part of the host growth budget, in percent, in steps of 5.",
     )
     device_consumed_percent: int | None = Field(
-        None, description="Consumed part of the device growth budget, in percent, in steps of 5."
+        default=None,
+        description="Consumed part of the device growth budget, in percent, in steps of 5.",
     )
-    replica: str | None = Field(None, description="Pod that consumed most.")
+    replica: str | None = Field(default=None, description="Pod that consumed most.")
 
 
 class InferenceServiceStatus(Model):
     """The observed state."""
 
     observed_generation: int | None = Field(
-        None,
+        default=None,
         description="Generation of the spec that this status is about.",
         json_schema_extra={"format": "int64"},
     )
-    replicas: int | None = Field(None, description="Replicas that exist.")
-    ready_replicas: int | None = Field(None, description="Replicas that take requests.")
-    selector: str | None = Field(None, description="Label selector of the pods, for scaling.")
-    url: str | None = Field(None, description="Where the OpenAI API answers inside the cluster.")
+    replicas: int | None = Field(default=None, description="Replicas that exist.")
+    ready_replicas: int | None = Field(default=None, description="Replicas that take requests.")
+    selector: str | None = Field(
+        default=None, description="Label selector of the pods, for scaling."
+    )
+    url: str | None = Field(
+        default=None, description="Where the OpenAI API answers inside the cluster."
+    )
     conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
-        None,
+        default=None,
         description="Conditions, one of each type.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
         },
     )
-    memory: MemoryStatus | None = Field(None, description="Memory of the worst replica.")
+    memory: MemoryStatus | None = Field(default=None, description="Memory of the worst replica.")
     restarts: int | None = Field(
-        None, description="Restarts by supervisors that succeeded, in the incidents still kept."
+        default=None,
+        description="Restarts by supervisors that succeeded, in the incidents still kept.",
     )
-    open_incidents: int | None = Field(None, description="LeakIncidents that have not ended.")
-    last_incident: str | None = Field(None, description="Name of the newest LeakIncident.")
+    open_incidents: int | None = Field(
+        default=None, description="LeakIncidents that have not ended."
+    )
+    last_incident: str | None = Field(default=None, description="Name of the newest LeakIncident.")

@@ -66,20 +66,22 @@ class LeakIncidentSpec(Model):
 class IncidentAttribution(Model):
     """Which memory grew."""
 
-    segment: _Name | None = Field(None, description="Segment of memory that grew.")
-    process: _Name | None = Field(None, description="Role of the process that holds it.")
-    bytes: int | None = Field(None, description="Unexplained growth.", json_schema_extra=_INT64)
+    segment: _Name | None = Field(default=None, description="Segment of memory that grew.")
+    process: _Name | None = Field(default=None, description="Role of the process that holds it.")
+    bytes: int | None = Field(
+        default=None, description="Unexplained growth.", json_schema_extra=_INT64
+    )
     bytes_per_hour: int | None = Field(
-        None, description="Rate of the growth over time.", json_schema_extra=_INT64
+        default=None, description="Rate of the growth over time.", json_schema_extra=_INT64
     )
     bytes_per_request: int | None = Field(
-        None, description="Rate of the growth over requests.", json_schema_extra=_INT64
+        default=None, description="Rate of the growth over requests.", json_schema_extra=_INT64
     )
     confidence: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="How sure the supervisor is, from 0 to 1."
+        default=None, description="How sure the supervisor is, from 0 to 1."
     )
     evidence: Annotated[list[_Text], Field(max_length=32)] | None = Field(
-        None, description="What the judgement rests on, one sentence each."
+        default=None, description="What the judgement rests on, one sentence each."
     )
 
 
@@ -90,38 +92,40 @@ class TimelineStep(Model):
     step: _Name = Field(description="What was done.")
     outcome: _Name = Field(description="What became of it.")
     before_bytes: int | None = Field(
-        None, description="Memory of the replica before.", json_schema_extra=_INT64
+        default=None, description="Memory of the replica before.", json_schema_extra=_INT64
     )
     after_bytes: int | None = Field(
-        None, description="Memory of the replica after.", json_schema_extra=_INT64
+        default=None, description="Memory of the replica after.", json_schema_extra=_INT64
     )
-    message: _Text | None = Field(None, description="More about it, for people.")
+    message: _Text | None = Field(default=None, description="More about it, for people.")
 
 
 class LeakIncidentStatus(Model):
     """How it goes."""
 
-    phase: IncidentPhase | None = Field(None, description="Where the incident stands.")
-    attribution: IncidentAttribution | None = Field(None, description="Which memory grew.")
+    phase: IncidentPhase | None = Field(default=None, description="Where the incident stands.")
+    attribution: IncidentAttribution | None = Field(default=None, description="Which memory grew.")
     timeline: Annotated[list[TimelineStep], Field(max_length=128)] | None = Field(
-        None, description="What was done, oldest first."
+        default=None, description="What was done, oldest first."
     )
-    outcome: _Name | None = Field(None, description="How it ended, as one CamelCase word.")
-    message: _Text | None = Field(None, description="How it ended or goes, for people.")
+    outcome: _Name | None = Field(default=None, description="How it ended, as one CamelCase word.")
+    message: _Text | None = Field(default=None, description="How it ended or goes, for people.")
     confirmed_at: str | None = Field(
-        None, description="When the supervisor stood by it.", json_schema_extra=_TIME
+        default=None, description="When the supervisor stood by it.", json_schema_extra=_TIME
     )
-    ended_at: str | None = Field(None, description="When it ended.", json_schema_extra=_TIME)
+    ended_at: str | None = Field(
+        default=None, description="When it ended.", json_schema_extra=_TIME
+    )
     returned_bytes: int | None = Field(
-        None,
+        default=None,
         description="Memory that came back in all.",
         json_schema_extra=_INT64,
     )
     consumed_percent: int | None = Field(
-        None, description="Consumed part of the growth budget, in percent."
+        default=None, description="Consumed part of the growth budget, in percent."
     )
     diagnostics: Annotated[list[_Text], Field(max_length=32)] | None = Field(
-        None, description="Saved diagnostics, as paths in the supervisor's container."
+        default=None, description="Saved diagnostics, as paths in the supervisor's container."
     )
 
 
@@ -148,5 +152,5 @@ class LeakIncident(Model):
         ),
     )
     status: LeakIncidentStatus | None = Field(
-        None, description="How it goes, written by the supervisor."
+        default=None, description="How it goes, written by the supervisor."
     )

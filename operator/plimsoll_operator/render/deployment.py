@@ -45,7 +45,7 @@ def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, A
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
         "metadata": {"name": name},
-        "revision": max(service.metadata.generation, 1),
+        "revision": 1,
         "data": template,
     }
 

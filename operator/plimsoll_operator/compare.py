@@ -1,0 +1,61 @@
+"""Whether an object has to be applied again: pure comparison of what is wanted with what is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.units import quantity
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.render.merge import LIST_KEYS
+from plimsoll_operator.render.names import APPLIED_HASH
+
+_QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
+"""Under these the API server rewrites quantities: ``1000m`` comes back as ``1``."""
+
+
+def needs_apply(desired: Object, live: Object | None) -> bool:
+    """True where ``live`` is absent, lacks something of ``desired``, or was applied with more."""
+    if live is None:
+        return True
+    return not (_applied_hash(desired) == _applied_hash(live) and contains(live, desired))
+
+
+def _applied_hash(item: Object) -> str | None:
+    found: str | None = (item["metadata"].get("annotations") or {}).get(APPLIED_HASH)
+    return found
+
+
+def contains(live: Any, wanted: Any, field: str = "", amounts: bool = False) -> bool:
+    """Whether ``live`` holds all of ``wanted``; what it holds besides does not matter.
+
+    Empty and absent are the same, for the API server drops empty values.
+    """
+    if wanted in (None, "", [], {}) and live in (None, "", [], {}):
+        return True
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(
+            contains(live.get(key), value, key, amounts or key in _QUANTITIES)
+            for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(live, list) and _list_contains(live, wanted, field, amounts)
+    if amounts and live is not None and live != wanted:
+        return _same_amount(live, wanted)
+    return bool(live == wanted)
+
+
+def _list_contains(live: list[Any], wanted: list[Any], field: str, amounts: bool) -> bool:
+    key = LIST_KEYS.get(field)
+    if key is None or not all(isinstance(item, dict) and key in item for item in wanted):
+        return len(live) == len(wanted) and all(
+            contains(one, other, "", amounts) for one, other in zip(live, wanted, strict=True)
+        )
+    by_key = {item.get(key): item for item in live if isinstance(item, dict)}
+    return all(contains(by_key.get(item[key]), item, "", amounts) for item in wanted)
+
+
+def _same_amount(live: Any, wanted: Any) -> bool:
+    try:
+        return quantity(live) == quantity(wanted)
+    except ValueError:
+        return False

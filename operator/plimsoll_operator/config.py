@@ -1,0 +1,81 @@
+"""The operator's own settings: flags, with the environment for defaults."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from plimsoll_operator.render import Images
+
+
+DEFAULT_IMAGES = Images(
+    engine=f"plimsoll-engine:{version('plimsoll')}",
+    supervisor=f"plimsoll-sidecar:{version('plimsoll')}",
+)
+"""Images of the same version as the operator."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Times are seconds. No namespaces means all of them."""
+
+    kubeconfig: str | None = None
+    namespaces: tuple[str, ...] = ()
+    images: Images = DEFAULT_IMAGES
+    http_port: int = 8080
+    workers: int = 4
+    resync_s: float = 600.0
+    scrape_s: float = 15.0
+    request_timeout_s: float = 30.0
+    kept_incidents: int = 50
+
+
+def parse(
+    arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> Config:
+    """The configuration of a command line; argparse ends the process where one is wrong."""
+    env = os.environ if environ is None else environ
+    parser = argparse.ArgumentParser(
+        prog="plimsoll-operator", description="Runs InferenceServices on a Kubernetes cluster."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="watch and reconcile until it is told to stop")
+    add = run.add_argument
+    add("--kubeconfig", metavar="FILE", help="default: the pod's own account, then $KUBECONFIG")
+    scope = run.add_mutually_exclusive_group()
+    scope.add_argument(
+        "--namespace",
+        action="append",
+        metavar="NAME",
+        help="watch this namespace; may be given often (env PLIMSOLL_NAMESPACES, commas)",
+    )
+    scope.add_argument("--all-namespaces", action="store_true", help="watch all (the default)")
+    add("--engine-image", default=env.get("PLIMSOLL_ENGINE_IMAGE"), metavar="IMAGE")
+    add("--supervisor-image", default=env.get("PLIMSOLL_SUPERVISOR_IMAGE"), metavar="IMAGE")
+    add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
+    add("--workers", type=_positive, default=4, metavar="N", help="services handled at once")
+    add("--resync", type=_positive, default=600, metavar="S", help="list everything this often")
+    add("--scrape", type=_positive, default=15, metavar="S", help="read memory figures this often")
+    flags = parser.parse_args(arguments)
+    named = flags.namespace or [n for n in env.get("PLIMSOLL_NAMESPACES", "").split(",") if n]
+    return Config(
+        kubeconfig=flags.kubeconfig,
+        namespaces=() if flags.all_namespaces else tuple(sorted(set(named))),
+        images=Images(
+            flags.engine_image or DEFAULT_IMAGES.engine,
+            flags.supervisor_image or DEFAULT_IMAGES.supervisor,
+        ),
+        http_port=flags.http_port,
+        workers=flags.workers,
+        resync_s=flags.resync,
+        scrape_s=flags.scrape,
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)

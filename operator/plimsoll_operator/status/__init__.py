@@ -1,0 +1,1 @@
+"""The status of an InferenceService: pure functions from observed objects."""

@@ -1,0 +1,97 @@
+"""``status`` as a whole, ready to be applied on the subresource."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.reconcile import ENDED
+from plimsoll_operator.render import names
+from plimsoll_operator.render.service import url
+from plimsoll_operator.status import conditions
+from plimsoll_operator.status.conditions import Failure, Verdict
+from plimsoll_operator.status.figures import Figures, memory
+
+RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
+
+
+def status(
+    item: Object,
+    service: InferenceService | None,
+    deployment: Object | None,
+    pods: list[Object],
+    incidents: list[Object],
+    figures: Mapping[str, Figures] | None,
+    failure: Failure | None,
+    now: str,
+) -> Object:
+    """The status that ``item`` should have.
+
+    ``service`` is None where the spec is invalid. ``figures`` is None until the supervisors were
+    asked for the first time: then what the status says about memory stays. ``now`` is RFC 3339.
+    """
+    before: Object = item.get("status") or {}
+    generation = item["metadata"].get("generation", 0)
+    verdicts: list[Verdict] = conditions.containers(pods)
+    if failure is None and service is not None:
+        verdicts += conditions.rollout(
+            deployment, service.spec.replicas, service.spec.supervision.max_unavailable
+        )
+    if failure is not None:
+        verdicts += conditions.failed(failure)
+    if figures is not None:
+        verdicts += conditions.budgets(figures)
+    seen = (deployment or {}).get("status") or {}
+    after: Object = {
+        "observedGeneration": generation,
+        "replicas": seen.get("replicas", 0),
+        "readyReplicas": seen.get("readyReplicas", 0),
+        "selector": f"{names.SERVICE_LABEL}={item['metadata']['name']}",
+        "conditions": _conditions(before, verdicts, generation, now),
+        **_incidents(incidents),
+    }
+    if service is not None:
+        after["url"] = url(service)
+    elif "url" in before:
+        after["url"] = before["url"]
+    shown = before.get("memory") if figures is None else memory(figures)
+    return after | ({"memory": shown} if shown else {})
+
+
+def _conditions(
+    before: Object, verdicts: list[Verdict], generation: int, now: str
+) -> list[dict[str, Any]]:
+    """The verdicts, with the time of the last change; what nobody judged stays as it was."""
+    known: dict[str, Any] = {one["type"]: one for one in before.get("conditions") or ()}
+    for verdict in verdicts:
+        word = {True: "True", False: "False", None: "Unknown"}[verdict.status]
+        old = known.get(verdict.type)
+        same = old is not None and old["status"] == word
+        known[verdict.type] = {
+            "type": verdict.type.value,
+            "status": word,
+            "reason": verdict.reason,
+            "message": verdict.message,
+            "lastTransitionTime": old["lastTransitionTime"] if old and same else now,
+            "observedGeneration": generation,
+        }
+    return [known[type_] for type_ in sorted(known)]
+
+
+def _incidents(incidents: list[Object]) -> Object:
+    phases = [(one.get("status") or {}).get("phase") for one in incidents]
+    steps = [step for one in incidents for step in (one.get("status") or {}).get("timeline") or ()]
+    newest = max(
+        incidents,
+        key=lambda one: (one["spec"].get("openedAt") or "", one["metadata"]["name"]),
+        default=None,
+    )
+    found: Object = {
+        "restarts": sum(
+            step.get("step") in RESTARTS and step.get("outcome") == "Succeeded" for step in steps
+        ),
+        "openIncidents": sum(phase not in ENDED for phase in phases),
+    }
+    return found | ({"lastIncident": newest["metadata"]["name"]} if newest else {})

@@ -1,0 +1,149 @@
+"""Conditions of an InferenceService, each with its life.
+
+===========================  ==================================================================
+``Ready``                    enough replicas take requests and the present spec is rolled out
+``EngineReady``              every replica's engine container is ready
+``SupervisorReady``          every replica's supervisor container is ready
+``MemoryWithinBudget``       no replica has spent a growth budget; Unknown without figures
+``RestartBudgetExhausted``   a supervisor may restart nothing any more until a person resets it
+``Progressing``              a rollout is under way
+``Stalled``                  nothing will move until somebody changes something
+===========================  ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from plimsoll_api.inferenceservice_status import ConditionType as Type
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.render import names
+from plimsoll_operator.status.figures import Figures
+
+MAX_MESSAGE = 1024
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A condition without its times. ``status`` None is Unknown."""
+
+    type: Type
+    status: bool | None
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the service cannot be made as its spec says. ``lasting``: trying again will not help."""
+
+    reason: str
+    message: str
+    lasting: bool
+
+
+def failed(failure: Failure) -> list[Verdict]:
+    """Conditions while the spec cannot be carried out; those of running pods stay as they were."""
+    message = failure.message[:MAX_MESSAGE]
+    return [
+        Verdict(Type.READY, False, failure.reason, message),
+        Verdict(Type.PROGRESSING, not failure.lasting, failure.reason, message),
+        Verdict(Type.STALLED, failure.lasting, failure.reason, message),
+    ]
+
+
+def rollout(deployment: Object | None, wanted: int, may_miss: int) -> list[Verdict]:
+    """``Ready``, ``Progressing`` and ``Stalled`` by the Deployment's status."""
+    seen = (deployment or {}).get("status") or {}
+    generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
+    current = bool(deployment) and seen.get("observedGeneration", 0) >= generation
+    ready, updated = seen.get("readyReplicas", 0), seen.get("updatedReplicas", 0)
+    rolled_out = current and updated == wanted == seen.get("replicas", 0)
+    ready = ready if current else 0
+    count = f"{ready} of {wanted} replicas are ready"
+    late = any(
+        one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded"
+        for one in seen.get("conditions") or ()
+    )
+    if rolled_out and wanted == 0:
+        verdict = Verdict(Type.READY, True, "ScaledToZero", "no replicas are wanted")
+    elif rolled_out and ready >= max(1, wanted - may_miss):
+        verdict = Verdict(Type.READY, True, "ReplicasReady", count)
+    else:
+        reason = "ReplicasNotReady" if rolled_out else "RollingOut"
+        verdict = Verdict(Type.READY, False, reason, count)
+    done = rolled_out and ready == wanted
+    return [
+        verdict,
+        Verdict(
+            Type.PROGRESSING,
+            not done and not late,
+            "RolloutComplete" if done else "ProgressDeadlineExceeded" if late else "RollingOut",
+            count,
+        ),
+        Verdict(
+            Type.STALLED,
+            late and not done,
+            "ProgressDeadlineExceeded" if late and not done else "AsExpected",
+            f"{count}; the pods' events say why" if late and not done else "",
+        ),
+    ]
+
+
+def containers(pods: list[Object]) -> list[Verdict]:
+    """``EngineReady`` and ``SupervisorReady`` by the containers of the pods."""
+    return [
+        _container(pods, Type.ENGINE_READY, names.ENGINE, "containerStatuses"),
+        _container(pods, Type.SUPERVISOR_READY, names.SUPERVISOR, "initContainerStatuses"),
+    ]
+
+
+def _container(pods: list[Object], type_: Type, name: str, field: str) -> Verdict:
+    if not pods:
+        return Verdict(type_, None, "NoReplicas", "there are no pods")
+    troubles = []
+    for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"])):
+        found = [one for one in (pod.get("status") or {}).get(field) or () if one["name"] == name]
+        if not (found and found[0].get("ready")):
+            troubles.append(f"{pod['metadata']['name']}: {_why(found[0] if found else {})}")
+    if not troubles:
+        return Verdict(type_, True, "ContainersReady", "")
+    return Verdict(type_, False, "ContainersNotReady", "; ".join(troubles)[:MAX_MESSAGE])
+
+
+def _why(status: Object) -> str:
+    state = status.get("state") or {}
+    if "waiting" in state:
+        return str(state["waiting"].get("reason") or "waiting")
+    if "terminated" in state:
+        return str(state["terminated"].get("reason") or "terminated")
+    return "running, not ready" if "running" in state else "not started"
+
+
+def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:
+    """``MemoryWithinBudget`` and ``RestartBudgetExhausted`` by the supervisors' figures."""
+    spent = sorted(
+        pod for pod, one in figures.items() if max(one.host or 0.0, one.device or 0.0) >= 1.0
+    )
+    known = any(one.host is not None or one.device is not None for one in figures.values())
+    exhausted = sorted(pod for pod, one in figures.items() if one.restarts_left == 0)
+    counted = any(one.restarts_left is not None for one in figures.values())
+    return [
+        Verdict(
+            Type.MEMORY_WITHIN_BUDGET,
+            not spent if known else None,
+            ("BudgetSpent" if spent else "WithinBudget") if known else "NoFigures",
+            _pods("spent by", spent) if known else "no supervisor reports a budget's use",
+        ),
+        Verdict(
+            Type.RESTART_BUDGET_EXHAUSTED,
+            bool(exhausted) if counted else None,
+            ("Exhausted" if exhausted else "RestartsLeft") if counted else "NoFigures",
+            _pods("no restart is left for", exhausted) if counted else "",
+        ),
+    ]
+
+
+def _pods(text: str, pods: list[str]) -> str:
+    return f"{text} {', '.join(pods)}"[:MAX_MESSAGE] if pods else ""

@@ -1,0 +1,87 @@
+"""kopf's part: watches of every kind, which feed the store and the queue. No handler writes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import kopf
+
+from plimsoll_operator.kinds import WATCHED, Kind, Object
+from plimsoll_operator.render.names import MANAGER
+from plimsoll_operator.store import Key, Store
+from plimsoll_operator.workqueue import WorkQueue
+
+SERVER_TIMEOUT_S = 300
+CLIENT_TIMEOUT_S = 330
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf without events, annotations, finalizers and discovery of namespaces or CRDs."""
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.posting.loggers = False
+    made.peering.standalone = True
+    made.scanning.disabled = True
+    made.watching.server_timeout = SERVER_TIMEOUT_S
+    made.watching.client_timeout = CLIENT_TIMEOUT_S
+    made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
+    made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
+    made.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix="kopf.plimsoll.dev")
+    for kind in WATCHED:
+        if kind.selector:
+            made.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
+    return made
+
+
+class Watches:
+    """Registers the watches and remembers when the last event came."""
+
+    def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
+        self._store, self._queue = store, queue
+        self._last = time.monotonic()
+        self.events = 0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last event of any kind."""
+        return time.monotonic() - self._last
+
+    def registry(self) -> kopf.OperatorRegistry:
+        """Handlers for all kinds, in a registry of their own."""
+        registry = kopf.OperatorRegistry()
+        for kind in WATCHED:
+            kopf.on.event(
+                group=kind.group,
+                version=kind.version,
+                plural=kind.plural,
+                id=f"{kind.plural}-seen",
+                registry=registry,
+            )(self._handler(kind))
+        kopf.on.login(registry=registry)(_login)
+        return registry
+
+    def _handler(self, kind: Kind) -> Any:
+        about = {
+            "apiVersion": f"{kind.group}/{kind.version}" if kind.group else kind.version,
+            "kind": kind.kind,
+        }
+
+        async def seen(event: Any, **_: Any) -> None:
+            self._last = time.monotonic()
+            self.events += 1
+            item: Object = about | dict(event["object"])
+            item["metadata"] = {
+                name: value for name, value in item["metadata"].items() if name != "managedFields"
+            }
+            gone = event["type"] == "DELETED"
+            key = self._store.drop(item) if gone else self._store.put(item)
+            if key is not None:
+                self._queue.add(key)
+
+        return seen
+
+
+def _login(**given: Any) -> kopf.ConnectionInfo | None:
+    """The pod's own account, else the file that KUBECONFIG names."""
+    return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
