@@ -139,7 +139,7 @@ class Supervisor:
         for event in turn.events:
             self._unwritten[event.incident.name] = event.incident
             _log(event)
-        if turn.changed or self._unwritten:
+        if turn.changed or self._unwritten or self._hold is not None:
             written = self._write()
             if turn.command is not None:
                 if written:

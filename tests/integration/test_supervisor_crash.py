@@ -159,7 +159,7 @@ def test_a_hang_saves_stacks_and_restarts_only_in_recover(tmp_path: Path, mode: 
 def test_a_frontend_that_hears_nothing_is_ended_by_a_signal(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "rig", "--deaf-after", "2.0")
     with rig.engine() as engine:
-        done = rig.supervise("--limit", "40")
+        done = rig.supervise("--limit", "32")
         assert engine.wait(5) == -15
     # Nobody starts this engine again, so that the incident cannot end within the limit.
     assert done.returncode == 1

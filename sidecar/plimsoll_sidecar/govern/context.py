@@ -39,6 +39,10 @@ class Context:
 
     def tell(self, what: Happening, incident: Incident, action: Action | None = None) -> None:
         self.turn.changed = True
+        if what is Happening.ADVANCED and any(
+            event.incident is incident and event.happening is what for event in self.turn.events
+        ):
+            return
         self.turn.events.append(
             Event(happening=what, at=self.now, incident=incident, action=action)
         )

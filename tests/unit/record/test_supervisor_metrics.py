@@ -7,7 +7,6 @@ from plimsoll_sidecar.record.metrics import Metrics
 
 
 def assessment(unexplained: int | None) -> Assessment:
-    known = unexplained is not None
     return Assessment(
         t=1.0,
         epoch=1,
