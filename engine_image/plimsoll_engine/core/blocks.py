@@ -30,6 +30,7 @@ class BlockPool:
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
+        self.used = 0
         self._free = list(range(num_blocks - 1, -1, -1))
 
     @property
@@ -39,10 +40,6 @@ class BlockPool:
     @property
     def cached(self) -> int:
         return len(self.prefix) - self.prefix.pinned
-
-    @property
-    def used(self) -> int:
-        return sum(1 for count in self._references if count)
 
     @property
     def available(self) -> int:
@@ -62,6 +59,7 @@ class BlockPool:
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
+        self.used += count
         return blocks
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
@@ -80,6 +78,7 @@ class BlockPool:
         for block in blocks:
             if self._references[block] == 0:
                 self.prefix.pin(self._hash_of(block))
+                self.used += 1
             self._references[block] += 1
 
     def register(self, block: int, key: bytes) -> None:
@@ -99,6 +98,7 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block]:
                 continue
+            self.used -= 1
             key = self._hashes[block]
             if key is None:
                 self._free.append(block)
@@ -126,6 +126,8 @@ class BlockPool:
     def problems(self) -> list[str]:
         """What is wrong with this pool, for the audit; nothing on a sound one."""
         found = []
+        if (referenced := len(self.references())) != self.used:
+            found.append(f"{referenced} blocks are referenced, {self.used} are counted as used")
         if self.free + self.used + self.cached != self.num_blocks:
             found.append(
                 f"{self.free} free + {self.used} used + {self.cached} cached blocks"

@@ -51,10 +51,14 @@ def resolve(asked: WorkerConfig, config: Any, dtype: torch.dtype, device: torch.
             f" (max_position_embeddings)"
         )
     block_size = asked.block_size or BLOCK_SIZE
+    max_num_seqs = asked.max_num_seqs or (256 if cuda else 32)
+    # All sequences at their longest, once more for prefixes: a small model's pool would otherwise
+    # be millions of blocks that nobody can fill, each with its entry in host memory.
+    useful = 2 * max_num_seqs * -(-max_model_len // block_size)
     num_blocks = asked.num_blocks
     if num_blocks is None:
         room = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_FRACTION) if cuda else CPU_KV_BYTES
-        num_blocks = room // (kv_bytes_per_token(config, dtype) * block_size)
+        num_blocks = min(room // (kv_bytes_per_token(config, dtype) * block_size), useful)
     if num_blocks * block_size < max_model_len:
         if asked.max_model_len is not None and asked.num_blocks is None:
             raise SettingsError(
@@ -65,7 +69,7 @@ def resolve(asked: WorkerConfig, config: Any, dtype: torch.dtype, device: torch.
     if max_model_len < 2:
         raise SettingsError("there is no memory for even one KV block after the weights")
     return Settings(
-        max_num_seqs=asked.max_num_seqs or (256 if cuda else 32),
+        max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         max_num_batched_tokens=asked.max_num_batched_tokens or (8192 if cuda else 1024),
         block_size=block_size,

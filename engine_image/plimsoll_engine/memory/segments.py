@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,11 +39,24 @@ def libc_function(name: str) -> Any:
 _mallinfo2 = libc_function("mallinfo2")
 if _mallinfo2 is not None:
     _mallinfo2.restype = _Mallinfo2
+_PROBE_BYTES = 16 << 20
+
+
+@cache
+def _counts_our_malloc() -> bool:
+    """Whether glibc sees what this process allocates: not with jemalloc or tcmalloc preloaded."""
+    if _mallinfo2 is None:
+        return False
+    before = _mallinfo2()
+    probe = bytearray(_PROBE_BYTES)
+    after = _mallinfo2()
+    grown: int = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd
+    return grown >= len(probe)
 
 
 def malloc() -> tuple[int | None, int | None]:
     """(in use, retained) bytes of malloc: blocks in arenas and mapped ones; free but kept."""
-    if _mallinfo2 is None:
+    if not _counts_our_malloc():
         return None, None
     info = _mallinfo2()
     return info.uordblks + info.hblkhd, info.fordblks

@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from typing import NoReturn
 
 import msgspec
@@ -163,6 +164,8 @@ def main() -> None:
     control = socket.socket(fileno=arguments.control_fd)
     begun = time.monotonic()
     import_everything()
+    # Python warns of any second thread; ours are checked by name before each fork.
+    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     # Objects of before the fork are nobody's garbage: a collection in a worker need not look at
     # them, and so does not copy their pages.
     gc.collect()
