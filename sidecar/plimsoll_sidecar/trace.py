@@ -13,7 +13,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import msgspec
 
@@ -142,8 +142,14 @@ _sample = msgspec.json.Decoder(Sample)
 def open_for_writing(path: Path) -> IO[bytes]:
     """Opens a trace for writing; the suffix decides on compression."""
     if path.name.endswith(".gz"):
-        return gzip.open(path, "wb", compresslevel=6)
+        return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=6))
     return path.open("wb")
+
+
+def _open_for_reading(path: Path) -> IO[bytes]:
+    if path.name.endswith(".gz"):
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    return path.open("rb")
 
 
 def write_line(out: IO[bytes], line: Header | Sample) -> None:
@@ -156,7 +162,7 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
     Raises :class:`TraceError` with the file and the line that cannot be read.
     """
     try:
-        raw: IO[bytes] = gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+        raw = _open_for_reading(path)
         first = raw.readline()
     except (OSError, EOFError) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error

@@ -1,0 +1,202 @@
+"""One leak budget, host or device: what is consumed, how fast, and whether that is suspicious.
+
+The budget is allowed within its window, so growth is measured against the least growth within that
+window; against the memory limit it is measured from the baseline on. The worse of the two counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from plimsoll_api.supervision import Budget
+from plimsoll_sidecar.detect.assessment import BudgetState, Kind, Segment, Suspicion
+from plimsoll_sidecar.detect.baseline import Baseline, Warmup
+from plimsoll_sidecar.detect.growth import Growth
+from plimsoll_sidecar.detect.trend import Point, Trend
+
+SUSPECT_RATIO = 0.25
+FAST_RATIO, FAST_EXHAUSTION_S = 0.08, 120.0
+"""A budget that would be spent within two minutes is worth a word at a twelfth of it."""
+SLOW_RATIO, SLOW_CONFIDENCE, SLOW_SPAN_S = 0.06, 0.85, 1200.0
+"""A trend that held for twenty minutes and spends the budget within its window is, too."""
+MIN_RISE_RATIO = SLOW_RATIO / 2
+MIN_RISE_BYTES = 2 << 20
+REACTION_S = 30.0
+"""Drain, restart and warm-up of a worker: a budget that is spent sooner is as good as spent."""
+REACTION_RATIO = 0.5
+CLEAR_SHARE = 0.5
+"""A suspicion ends when this share of the growth it stood on has come back."""
+CLEAR_SPANS = 3.0
+CLEAR_LEAST_S = 60.0
+FLOOR_S = 5.0
+WINDOW_SLOTS = 48
+
+
+class BudgetWatch:
+    """The state of one budget within one epoch. Without a budget it is watched, never suspected."""
+
+    def __init__(
+        self, kind: Kind, budget: Budget | None, warmup_s: float, interval_s: float
+    ) -> None:
+        self.kind = kind
+        self.budget = budget
+        self.state = BudgetState()
+        self.baseline: Baseline | None = None
+        self._growth_bytes = budget.growth_bytes if budget else None
+        self._warmup = Warmup(warmup_s, self._growth_bytes, interval_s)
+        self._interval_s = interval_s
+        self._min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
+        self._series = Growth(interval_s, self._min_rise)
+        self._segments: dict[Segment, Growth] = {}
+        self._floor: Point | None = None
+        self._floor_end = 0.0
+        self._window: deque[tuple[float, int]] = deque(maxlen=WINDOW_SLOTS)
+        self._suspected: _Latch | None = None
+
+    def update(self, point: Point, sizes: dict[Segment, int]) -> None:
+        """Takes in a sample's total and the sizes of its segments."""
+        if self.baseline is None:
+            self._feed(point, sizes)
+            self.state = BudgetState(current=point.bytes)
+            if self._warmup.add(point):
+                self._become_warm(self._warmup.floor or point, self._warmup.climbing)
+            return
+        if not self.baseline.settling():
+            self._feed(point, sizes)
+        if self._floor is not None and point.t >= self._floor_end:
+            self.baseline.update(self._floor)
+            self._slide(self._floor.t, self.baseline.growth)
+            self._floor = None
+        if self._floor is None:
+            self._floor, self._floor_end = point, point.t + max(FLOOR_S, self._interval_s)
+        elif point.bytes < self._floor.bytes:
+            self._floor = point
+        self._judge(point)
+
+    def suspicion(self) -> Suspicion | None:
+        """What is suspected now. Evidence is the caller's to add."""
+        latch, state = self._suspected, self.state
+        if latch is None or state.consumed_ratio is None:
+            return None
+        exhaustion, ratio = state.exhaustion_s, state.consumed_ratio
+        near = exhaustion is not None and exhaustion <= REACTION_S and ratio >= REACTION_RATIO
+        trend = latch.trend
+        return Suspicion(
+            kind=self.kind,
+            segment=self._worst_segment(),
+            confidence=round(min(1.0, max(0.0, trend.confidence)), 3),
+            consumed_ratio=round(ratio, 4),
+            bytes=state.unexplained or 0,
+            bytes_per_s=trend.bytes_per_s,
+            bytes_per_request=trend.bytes_per_request,
+            over_budget=ratio >= 1.0 or near,
+            evidence=[
+                f"{trend.rise:.0f} bytes in {trend.span_s:.0f} s at comparable load, "
+                f"{trend.bytes_per_s:.0f} bytes/s",
+            ],
+        )
+
+    # ---- one sample
+
+    def _feed(self, point: Point, sizes: dict[Segment, int]) -> None:
+        self._series.add(point)
+        for segment, size in sizes.items():
+            series = self._segments.get(segment)
+            if series is None:
+                series = self._segments[segment] = Growth(self._interval_s, self._min_rise)
+            series.add(Point(point.t, size, 0, point.load, point.requests))
+
+    def _become_warm(self, floor: Point, climbing: bool) -> None:
+        self.baseline = Baseline(floor)
+        self._slide(floor.t, 0)
+        if not climbing:
+            # The climb of the warm-up is no evidence of growth after it.
+            self._series = Growth(self._interval_s, self._min_rise)
+            self._segments = {}
+
+    def _slide(self, t: float, growth: int) -> None:
+        """Keeps the least growth of each slot of the window."""
+        if self.budget is None:
+            return
+        slot_s = self.budget.window_s / (WINDOW_SLOTS - 1)
+        if self._window and t < self._window[-1][0] + slot_s:
+            since, least = self._window[-1]
+            self._window[-1] = (since, min(least, growth))
+        else:
+            self._window.append((t, growth))
+        while self._window and self._window[0][0] < t - self.budget.window_s - slot_s:
+            self._window.popleft()
+
+    def _judge(self, point: Point) -> None:
+        assert self.baseline is not None
+        growth, trend = self.baseline.growth, self._series.trend()
+        current = (self._floor or point).bytes
+        self.state = BudgetState(
+            current=current,
+            baseline=self.baseline.base,
+            explained=self.baseline.explained,
+            unexplained=max(0, growth),
+            bytes_per_s=trend.bytes_per_s if trend else None,
+        )
+        if self.budget is None:
+            return
+        spent = max(0, growth - min((least for _, least in self._window), default=0))
+        left = self.budget.growth_bytes - spent
+        ratio = spent / self.budget.growth_bytes
+        limit = self.budget.limit_bytes
+        if limit is not None:
+            room = max(1, limit - self.baseline.base)
+            ratio = max(ratio, max(0, growth) / room)
+            left = min(left, limit - current)
+        self.state.consumed_ratio = ratio
+        if trend is not None:
+            self.state.exhaustion_s = max(0.0, left / trend.bytes_per_s)
+        self._latch(point, trend, ratio, growth)
+
+    # ---- suspicion
+
+    def _latch(self, point: Point, trend: Trend | None, ratio: float, growth: int) -> None:
+        sound = trend if trend is not None and self._persistent(trend, ratio) else None
+        latch = self._suspected
+        if latch is None:
+            if sound is not None:
+                self._suspected = _Latch(sound, point.t, point.t, growth)
+            return
+        latch.peak = max(latch.peak, growth)
+        if sound is not None:
+            latch.trend, latch.seen_at = sound, point.t
+        elif point.load == 0:
+            # An idle engine cannot show that a leak driven by requests has ended.
+            latch.seen_at += point.t - latch.looked_at
+        latch.looked_at = point.t
+        patience = max(CLEAR_LEAST_S, CLEAR_SPANS * latch.trend.span_s)
+        if growth < CLEAR_SHARE * latch.peak or point.t - latch.seen_at > patience:
+            self._suspected = None
+
+    def _persistent(self, trend: Trend, ratio: float) -> bool:
+        """Whether enough of the budget has gone, for how soon the rest will."""
+        assert self.budget is not None
+        exhaustion = self.state.exhaustion_s
+        need = SUSPECT_RATIO
+        if exhaustion is not None:
+            slow = trend.confidence >= SLOW_CONFIDENCE and trend.span_s >= SLOW_SPAN_S
+            if slow and exhaustion <= self.budget.window_s:
+                need = SLOW_RATIO
+            elif exhaustion <= FAST_EXHAUSTION_S:
+                need = FAST_RATIO
+        return ratio >= need and trend.rise >= need / 2 * self.budget.growth_bytes
+
+    def _worst_segment(self) -> Segment | None:
+        """The segment that rose the most since its oldest floor that is kept."""
+        rises = {segment: series.rise() for segment, series in self._segments.items()}
+        return max(rises, key=lambda segment: rises[segment], default=None)
+
+
+class _Latch:
+    """A suspicion that stands, and the newest trend that it stands on."""
+
+    def __init__(self, trend: Trend, seen_at: float, looked_at: float, peak: int) -> None:
+        self.trend = trend
+        self.seen_at = seen_at
+        self.looked_at = looked_at
+        self.peak = peak

@@ -1,0 +1,157 @@
+"""The detector: one sample in, everything that is suspected now out. Pure: no clock, no I/O.
+
+State belongs to one epoch and stays bounded however long that lasts.
+"""
+
+from __future__ import annotations
+
+import math
+
+from plimsoll_api.supervision import MemoryPolicy
+from plimsoll_sidecar.detect import explain, segments
+from plimsoll_sidecar.detect.assessment import Assessment, Kind, Segment, Suspicion
+from plimsoll_sidecar.detect.budget import BudgetWatch
+from plimsoll_sidecar.detect.stall import StallWatch, work
+from plimsoll_sidecar.detect.trend import Point
+from plimsoll_sidecar.trace import LedgerLine, Sample
+
+LOAD_MEMORY_S = 30.0
+"""A failed scrape leaves load and ledger as they were for this long; then they are unknown."""
+SOURCE_PATIENCE = 30
+"""Samples without the chosen source of host memory before another is chosen (new baseline)."""
+
+
+class Detector:
+    """Judges one engine. ``interval_s`` is the expected time between samples."""
+
+    def __init__(self, memory: MemoryPolicy, stall_timeout_s: float, interval_s: float) -> None:
+        self.memory = memory
+        self.stall_timeout_s = stall_timeout_s
+        self.interval_s = max(0.01, interval_s)
+        self._epoch: _Epoch | None = None
+        self._last_t = -math.inf
+
+    def update(self, sample: Sample) -> Assessment:
+        """The view after ``sample``. One whose time does not go forward changes nothing."""
+        forward = math.isfinite(sample.t) and sample.t > self._last_t
+        if self._epoch is None or (forward and self._epoch.number != sample.epoch):
+            self._epoch = _Epoch(sample.epoch, self)
+        if forward:
+            self._last_t = sample.t
+            self._epoch.update(sample)
+        return self._epoch.assessment(sample.t)
+
+
+class _Epoch:
+    """Everything known about one epoch."""
+
+    def __init__(self, number: int, detector: Detector) -> None:
+        memory, interval = detector.memory, detector.interval_s
+        self.number = number
+        self.memory, self.interval_s = memory, interval
+        self.host = BudgetWatch(Kind.HOST_GROWTH, memory.host, memory.warmup_s, interval)
+        self.device = BudgetWatch(Kind.DEVICE_GROWTH, memory.device, memory.warmup_s, interval)
+        self.stall = StallWatch(detector.stall_timeout_s, interval)
+        self.stalled: Suspicion | None = None
+        self.sizes: dict[Segment, int] = {}
+        self.ledger: list[LedgerLine] = []
+        self.load: int | None = None
+        self.requests: int | None = None
+        self._known_at = -math.inf
+        self._source: segments.HostSource | None = None
+        self._missing = 0
+        self._device_seen = False
+        self._roles: dict[str, tuple[int, int]] = {}
+
+    def update(self, sample: Sample) -> None:
+        self._recall(sample)
+        self.stalled = self.stall.update(sample)
+        self._take_host(sample)
+        self._take_device(sample)
+
+    def assessment(self, t: float) -> Assessment:
+        host_known, device_known = self._source is not None, self._device_seen
+        watches = [w for w, seen in ((self.host, host_known), (self.device, device_known)) if seen]
+        suspicions = [s for s in (self._growth(watch) for watch in watches) if s is not None]
+        if self.stalled is not None:
+            suspicions.append(self.stalled)
+        return Assessment(
+            t=t,
+            epoch=self.number,
+            warm=bool(watches) and all(w.baseline is not None for w in watches),
+            segments=dict(self.sizes),
+            host=self.host.state if host_known else None,
+            device=self.device.state if device_known else None,
+            suspicions=suspicions,
+        )
+
+    # ---- one sample
+
+    def _recall(self, sample: Sample) -> None:
+        """Load and ledger of the last good scrape, forgotten when that is long ago."""
+        if sample.scrape_ok:
+            self._known_at = sample.t
+            self.load, self.requests = work(sample.load), sample.load.requests_total
+            if sample.ledger is not None:
+                self.ledger = sample.ledger
+        elif sample.t - self._known_at > LOAD_MEMORY_S:
+            self.load = None
+
+    def _take_host(self, sample: Sample) -> None:
+        if self._source is None or self._missing >= SOURCE_PATIENCE:
+            self._choose_source(sample)
+        total = self._source.total(sample.host) if self._source else None
+        if total is None or self._source is None:
+            self._missing += 1
+            return
+        self._missing = 0
+        sizes = segments.host_segments(sample, self._source)
+        self.sizes.update(sizes)
+        self._take_roles(sample)
+        self.host.update(self._point(sample, total, "host"), sizes)
+
+    def _choose_source(self, sample: Sample) -> None:
+        source = segments.HostSource.best(sample.host)
+        if source is not None and source != self._source and self._source is not None:
+            memory = self.memory
+            self.host = BudgetWatch(Kind.HOST_GROWTH, memory.host, memory.warmup_s, self.interval_s)
+        self._source = source or self._source
+
+    def _take_device(self, sample: Sample) -> None:
+        total = segments.device_total(sample)
+        if total is None:
+            return
+        self._device_seen = True
+        sizes = segments.device_segments(sample)
+        self.sizes.update(sizes)
+        self.device.update(self._point(sample, total, "device"), sizes)
+
+    def _take_roles(self, sample: Sample) -> None:
+        """Per role: the size when the epoch became warm, and the newest."""
+        warm = self.host.baseline is not None
+        sums: dict[str, int] = {}
+        for process in sample.host.by_process or []:
+            if process.rss_anon is not None:
+                sums[process.role] = sums.get(process.role, 0) + process.rss_anon
+        for role, size in sums.items():
+            base = self._roles[role][0] if warm and role in self._roles else size
+            self._roles[role] = (base, size)
+
+    def _point(self, sample: Sample, size: int, kind: str) -> Point:
+        declared = explain.declared(self.ledger, kind)
+        return Point(sample.t, size, declared, self.load, self.requests)
+
+    # ---- attribution
+
+    def _growth(self, watch: BudgetWatch) -> Suspicion | None:
+        suspicion = watch.suspicion()
+        if suspicion is None:
+            return None
+        kind = "host" if watch is self.host else "device"
+        suspicion.evidence += explain.out_of_bounds(self.ledger, kind)
+        suspicion.process = "worker" if kind == "device" else self._grown_role()
+        return suspicion
+
+    def _grown_role(self) -> str | None:
+        grown = {role: size - base for role, (base, size) in self._roles.items() if size > base}
+        return max(grown, key=lambda role: grown[role], default=None)

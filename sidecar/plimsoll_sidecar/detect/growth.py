@@ -1,0 +1,105 @@
+"""Growth of one series of sizes, watched over several horizons at once.
+
+Each horizon keeps the floors of a few buckets of time: seconds for a leak of 400 MB a minute, hours
+and days for one of 90 bytes a request. Memory is bounded whatever the run's length.
+
+A rise counts only beyond the *swing*: the largest fall at comparable load that this horizon or a
+longer one has seen lately. Garbage that a collector takes back rises and falls for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from plimsoll_sidecar.detect.trend import Point, Trend, fit, not_busier, unexplained
+
+WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 900.0, 5400.0, 32400.0)
+"""Widths of the buckets. Horizons overlap: eight buckets of one span fewer than two of the next
+but one, so that a trend is never lost between two horizons."""
+BUCKETS = 20
+SWING_FACTOR = 1.25
+SWING_DECAY = 0.995
+"""Per bucket: the memory of a swing halves within 140 buckets, seven spans of its horizon."""
+
+
+class Horizon:
+    """The floors of the last buckets of one width. A floor is a bucket's smallest size."""
+
+    def __init__(self, width_s: float) -> None:
+        self.width_s = width_s
+        self.floors: deque[Point] = deque(maxlen=BUCKETS)
+        self.swing = 0.0
+        self._open: Point | None = None
+        self._number: int | None = None
+
+    @property
+    def span_s(self) -> float:
+        return self.width_s * BUCKETS
+
+    def add(self, point: Point) -> bool:
+        """Takes a sample in; true when it completed a bucket."""
+        number = int(point.t // self.width_s)
+        done = self._open if self._number is not None and number != self._number else None
+        if done is not None:
+            self._close(done)
+        if self._open is None or number != self._number or point.bytes < self._open.bytes:
+            self._open = point
+        self._number = number
+        return done is not None
+
+    def trend(self, min_rise: float) -> Trend | None:
+        """The trend of the buckets that are not older than one and a half spans."""
+        if not self.floors:
+            return None
+        oldest = self.floors[-1].t - 1.5 * self.span_s
+        return fit([p for p in self.floors if p.t >= oldest], min_rise)
+
+    def _close(self, floor: Point) -> None:
+        fall = max(
+            (-unexplained(p, floor) for p in self.floors if not_busier(p.load, floor.load)),
+            default=0,
+        )
+        self.swing = max(self.swing * SWING_DECAY, fall)
+        self.floors.append(floor)
+
+
+class Growth:
+    """All horizons of one series. ``min_rise`` is the smallest rise in bytes that matters."""
+
+    def __init__(self, interval_s: float, min_rise: float) -> None:
+        widths = sorted({max(width, interval_s) for width in WIDTHS_S})
+        self.horizons = [Horizon(width) for width in widths]
+        self.min_rise = min_rise
+        self._trends: list[Trend | None] = [None] * len(widths)
+
+    def add(self, point: Point) -> None:
+        changed = False
+        for index in range(len(self.horizons) - 1, -1, -1):
+            horizon = self.horizons[index]
+            if not horizon.add(point):
+                continue
+            changed = True
+            swing = max(longer.swing for longer in self.horizons[index:])
+            self._trends[index] = horizon.trend(max(self.min_rise, SWING_FACTOR * swing))
+        if changed:
+            self._forget(point.t)
+
+    def trend(self) -> Trend | None:
+        """The steepest of the horizons' sound trends: the one that leaves the least time."""
+        return max(
+            (trend for trend in self._trends if trend is not None),
+            key=lambda trend: trend.bytes_per_s,
+            default=None,
+        )
+
+    def rise(self) -> int:
+        """Unexplained growth from the oldest floor that is kept to the newest; for attribution."""
+        oldest = next((h.floors[0] for h in reversed(self.horizons) if h.floors), None)
+        newest = self.horizons[0].floors[-1] if self.horizons[0].floors else None
+        return unexplained(oldest, newest) if oldest is not None and newest is not None else 0
+
+    def _forget(self, now: float) -> None:
+        """A trend whose horizon has seen nothing for a bucket (a gap) says nothing about now."""
+        for index, horizon in enumerate(self.horizons):
+            if horizon.floors and now - horizon.floors[-1].t > 3 * horizon.width_s:
+                self._trends[index] = None

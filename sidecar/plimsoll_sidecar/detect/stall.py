@@ -1,0 +1,87 @@
+"""Work that waits while nothing moves.
+
+Idle is no stall. What is unknown (a failed scrape, a worker that starts) stops the clock rather
+than counts as a stall. A frontend that answers nothing for twice the timeout while its processes
+live has stalled itself.
+"""
+
+from __future__ import annotations
+
+from plimsoll_sidecar.detect.assessment import Kind, Suspicion
+from plimsoll_sidecar.trace import Sample, SampleLoad
+
+FRONTEND_FACTOR = 2.0
+MAX_STEP_INTERVALS = 5.0
+"""The longest gap between two samples that counts as time seen, in intervals."""
+
+
+class StallWatch:
+    """The clocks of one epoch."""
+
+    def __init__(self, timeout_s: float, interval_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._longest_step_s = MAX_STEP_INTERVALS * interval_s
+        self._last_t: float | None = None
+        self._progress: tuple[int, ...] | None = None
+        self._frozen_s = 0.0
+        self._silent_s = 0.0
+        self._answered = False
+
+    def update(self, sample: Sample) -> Suspicion | None:
+        """The stall that stands after this sample, if any."""
+        step = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
+        step = min(step, self._longest_step_s)
+        self._last_t = sample.t
+        if not sample.scrape_ok:
+            if self._answered and sample.host.processes:
+                self._silent_s += step
+            return self._suspicion()
+        self._answered, self._silent_s = True, 0.0
+        progress, under_way = _progress(sample.load), work(sample.load)
+        if progress is None or under_way is None:
+            return self._suspicion()
+        if under_way == 0 or progress != self._progress:
+            self._frozen_s = 0.0
+        else:
+            self._frozen_s += step
+        self._progress = progress
+        return self._suspicion()
+
+    def _suspicion(self) -> Suspicion | None:
+        if self._frozen_s >= self.timeout_s:
+            told = f"requests are in flight and no step was made for {self._frozen_s:.0f} s"
+            return self._stall(self._frozen_s / self.timeout_s, told, "worker")
+        silent = self.timeout_s * FRONTEND_FACTOR
+        if self._silent_s >= silent:
+            told = f"the engine's processes live but nothing answered for {self._silent_s:.0f} s"
+            return self._stall(self._silent_s / silent, told, "frontend")
+        return None
+
+    @staticmethod
+    def _stall(ratio: float, told: str, process: str) -> Suspicion:
+        return Suspicion(
+            kind=Kind.STALL,
+            segment=None,
+            confidence=1.0,
+            consumed_ratio=round(ratio, 3),
+            over_budget=True,
+            process=process,
+            evidence=[told],
+        )
+
+
+def work(load: SampleLoad) -> int | None:
+    """Requests under way: the frontend's count, or the engine's where that is higher."""
+    gauges = [value for value in (load.running, load.waiting) if value is not None]
+    counts = [sum(gauges)] if gauges else []
+    if load.inflight is not None:
+        counts.append(load.inflight)
+    return max(counts, default=None)
+
+
+def _progress(load: SampleLoad) -> tuple[int, ...] | None:
+    """The counters that move with work that is done. Accepted requests are no progress."""
+    if load.steps_total is not None:
+        return (load.steps_total,)
+    tokens = (load.generation_tokens_total, load.prompt_tokens_total)
+    return tuple(value for value in tokens if value is not None) or None

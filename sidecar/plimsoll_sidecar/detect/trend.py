@@ -1,0 +1,130 @@
+"""Whether memory rises over time at comparable load, and how fast: a robust trend.
+
+Theil–Sen's slope (the median over pairs of points) with Kendall's tau as its confidence, restricted
+to *conclusive* pairs. Memory follows load, so a rise is conclusive only where the load did not rise
+with it, and a fall only where the load did not fall. Steps are no trend: a burst leaves an
+allocator's high-water mark behind, and a cache is filled once; all thirds of a trend must rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+MIN_POINTS = 8
+"""With 8 points and tau 0.75 a chance trend has a probability below 1 % (Kendall's test, z 2.6)."""
+MIN_TAU = 0.75
+"""Two equal steps reach 0.70 at most; three 0.79, and they look like growth to anybody."""
+NOISE_FACTOR = 4.0
+"""A rise counts from this multiple of the median deviation from the line."""
+THIRD_SHARE = 0.15
+"""The middle and the last third of a trend each bring at least this share of its rise."""
+MIN_CONCLUSIVE = 0.3
+"""Confidence is scaled down where a smaller share of the pairs has comparable load."""
+_LOAD_SLACK = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A floor of memory. ``declared`` is what the engine's ledger accounted for at that moment.
+
+    Bytes and seconds; ``load`` counts requests in flight and ``requests`` those of the epoch; both
+    are None where unknown.
+    """
+
+    t: float
+    bytes: int
+    declared: int = 0
+    load: int | None = None
+    requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A rise over ``span_s``. ``confidence`` is between 0 and 1."""
+
+    bytes_per_s: float
+    rise: float
+    span_s: float
+    confidence: float
+    noise: float
+    bytes_per_request: float | None
+
+
+def not_busier(later: int | None, earlier: int | None) -> bool:
+    """Whether load did not rise, with a slack of a tenth and one request; unknown is equal."""
+    if later is None or earlier is None:
+        return True
+    return later <= earlier * _LOAD_SLACK + 1
+
+
+def unexplained(earlier: Point, later: Point) -> int:
+    """Growth from one point to the next that the ledger does not declare.
+
+    A ledger that shrank explains nothing: its memory may have been kept by the allocator.
+    """
+    return later.bytes - earlier.bytes - max(0, later.declared - earlier.declared)
+
+
+def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
+    """The trend of points in order of time; None where there is none of at least ``min_rise``."""
+    if len(points) < MIN_POINTS:
+        return None
+    first, last = points[0], points[-1]
+    if max(p.bytes for p in points) - min(p.bytes for p in points) < min_rise:
+        return None
+    slopes, score, pairs = [], 0, 0
+    for j, later in enumerate(points):
+        for earlier in points[:j]:
+            pairs += 1
+            difference = unexplained(earlier, later)
+            rises = difference > 0
+            if rises and not not_busier(later.load, earlier.load):
+                continue
+            if difference < 0 and not not_busier(earlier.load, later.load):
+                continue
+            score += rises - (difference < 0)
+            slopes.append(difference / (later.t - earlier.t))
+    if len(slopes) < 2 * MIN_POINTS:
+        return None
+    tau, slope, span = score / len(slopes), median(slopes), last.t - first.t
+    rise = slope * span
+    if tau < MIN_TAU or rise < min_rise:
+        return None
+    levels = [unexplained(first, p) for p in points]
+    noise = _deviation(points, levels, slope)
+    if rise < NOISE_FACTOR * noise or not _every_third_rises(levels, rise):
+        return None
+    conclusive = min(1.0, len(slopes) / pairs / MIN_CONCLUSIVE)
+    return Trend(
+        bytes_per_s=slope,
+        rise=rise,
+        span_s=span,
+        confidence=tau * conclusive,
+        noise=noise,
+        bytes_per_request=_per_request(first, last, rise),
+    )
+
+
+def _deviation(points: Sequence[Point], levels: Sequence[int], slope: float) -> float:
+    start = points[0].t
+    rests = [level - slope * (p.t - start) for p, level in zip(points, levels, strict=True)]
+    middle = median(rests)
+    return median(abs(rest - middle) for rest in rests)
+
+
+def _every_third_rises(levels: Sequence[int], rise: float) -> bool:
+    third = max(1, len(levels) // 3)
+    begin, middle, end = (
+        median(levels[:third]),
+        median(levels[third:-third]),
+        median(levels[-third:]),
+    )
+    return middle - begin >= THIRD_SHARE * rise and end - middle >= THIRD_SHARE * rise
+
+
+def _per_request(first: Point, last: Point, rise: float) -> float | None:
+    if first.requests is None or last.requests is None or last.requests <= first.requests:
+        return None
+    return rise / (last.requests - first.requests)

@@ -1,0 +1,190 @@
+"""Generated series of samples: leaks of every rate and shape, and what only looks like one.
+
+Deterministic: each series has its own seeded generator. Sizes in bytes, times in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from plimsoll_sidecar.trace import (
+    Device,
+    Host,
+    LedgerLine,
+    Malloc,
+    RoleRss,
+    Sample,
+    SampleLoad,
+    Torch,
+)
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+Curve = Callable[[float], float]
+
+
+def flat(value: float) -> Curve:
+    return lambda t: value
+
+
+def steady(rate: float, start: float = 0.0) -> Curve:
+    """``rate`` bytes a second from ``start`` on."""
+    return lambda t: rate * max(0.0, t - start)
+
+
+def bursty(rate: float, period: float, share: float) -> Curve:
+    """The same mean rate, but only within the first ``share`` of each period."""
+
+    def curve(t: float) -> float:
+        whole, part = divmod(t, period)
+        return rate * period * (whole + min(1.0, part / (share * period)))
+
+    return curve
+
+
+def sawtooth(height: float, period: float) -> Curve:
+    """Garbage that grows and is collected."""
+    return lambda t: height * ((t % period) / period)
+
+
+def saturating(height: float, tau: float, start: float = 0.0) -> Curve:
+    """A cache that fills: fast at first, then ever slower."""
+    return lambda t: height * (1 - math.exp(-max(0.0, t - start) / tau))
+
+
+def high_water(height: float, starts: tuple[float, ...], rise: float) -> Curve:
+    """What an allocator keeps after bursts: the first raises it, the later ones hardly."""
+
+    def curve(t: float) -> float:
+        level = 0.0
+        for number, start in enumerate(starts):
+            level += height / (2.0 ** (2 * number)) * min(1.0, max(0.0, t - start) / rise)
+        return level
+
+    return curve
+
+
+def step(height: float, at: float) -> Curve:
+    return lambda t: height if t >= at else 0.0
+
+
+def square_load(low: int, high: int, period: float) -> Curve:
+    return lambda t: high if t % period < period / 2 else low
+
+
+def diurnal(low: float, high: float, period: float = 86_400.0) -> Curve:
+    return lambda t: low + (high - low) * (0.5 - 0.5 * math.cos(2 * math.pi * t / period))
+
+
+@dataclass
+class Series:
+    """One engine. ``leak`` grows where ``segment`` says; ``other`` is memory that is no leak.
+
+    ``per_request`` is what each request in flight holds, with ``noise`` on top: half of it white,
+    half wandering (an Ornstein-Uhlenbeck process of half a minute), as real engines have.
+    """
+
+    duration: float = 600.0
+    interval: float = 1.0
+    leak: Curve = flat(0.0)
+    other: Curve = flat(0.0)
+    ledger: Curve | None = None
+    ledger_bound: int | None = None
+    load: Curve = flat(8.0)
+    segment: str = "malloc_in_use"
+    per_request: float = 2 * MIB
+    noise: float = 8 * MIB
+    base: float = 2 * GIB
+    requests_per_s: float = 5.0
+    role: str = "worker"
+    device: bool = False
+    frozen_at: float = math.inf
+    silent: Callable[[float], bool] = lambda t: False
+    malloc: bool = True
+    seed: int = 1
+    epoch: Callable[[float], int] = lambda t: 1
+    _wander: float = field(default=0.0, init=False)
+
+    def samples(self) -> Iterator[Sample]:
+        rng = random.Random(self.seed)
+        done = 0.0
+        steps = 0
+        for number in range(int(self.duration / self.interval)):
+            t = number * self.interval
+            mean = self.load(min(t, self.frozen_at))
+            load = max(0, round(rng.gauss(mean, math.sqrt(mean) / 2))) if mean > 0 else 0
+            if t < self.frozen_at:
+                busy = load > 0
+                done += self.requests_per_s * self.interval * (load / 8 if busy else 0.0)
+                steps += int(20 * self.interval) if busy else 0
+            yield self._sample(rng, t, load, int(done), steps)
+
+    def _sample(self, rng: random.Random, t: float, load: int, done: int, steps: int) -> Sample:
+        decay = math.exp(-self.interval / 30.0)
+        self._wander = self._wander * decay + rng.gauss(0, self.noise / 2) * math.sqrt(
+            1 - decay * decay
+        )
+        held = load * self.per_request + abs(rng.gauss(0, self.noise / 2)) + self._wander
+        leak, other = self.leak(t), self.other(t)
+        on_host = 0.0 if self.device else leak
+        shared = on_host if self.segment == "shared" else 0.0
+        anon = self.base + held + other + on_host - shared
+        python = 200 * MIB + (on_host if self.segment == "python_objects" else 0.0)
+        in_use = 0.6 * self.base + held + (on_host if self.segment == "malloc_in_use" else 0.0)
+        if self.ledger is None:
+            in_use += other
+        worker = anon - 300 * MIB
+        frontend = 300.0 * MIB
+        if self.role == "frontend":
+            worker, frontend = worker - on_host, frontend + on_host
+        silent = self.silent(t)
+        sample = Sample(
+            t=t,
+            epoch=self.epoch(t),
+            host=Host(
+                rss_anon=int(anon + 100 * MIB),
+                rss_shmem=int(shared + 32 * MIB),
+                processes=3,
+                cgroup_anon=int(anon),
+                cgroup_shmem=int(shared + 32 * MIB),
+                by_process=[
+                    RoleRss("worker", int(worker)),
+                    RoleRss("frontend", int(frontend)),
+                ],
+            ),
+            scrape_ok=not silent,
+        )
+        if silent:
+            return sample
+        if self.malloc:
+            sample.malloc = Malloc(
+                in_use=int(in_use), retained=int(0.05 * self.base), python_objects=int(python)
+            )
+        if self.device:
+            sample.device = [self._device(leak)]
+        if self.ledger is not None:
+            sample.ledger = [LedgerLine("cache", "host", int(self.ledger(t)), self.ledger_bound)]
+        sample.load = SampleLoad(
+            running=load,
+            waiting=0,
+            inflight=load,
+            requests_total=done,
+            generation_tokens_total=steps * 4,
+            steps_total=steps,
+        )
+        return sample
+
+    def _device(self, leak: float) -> Device:
+        allocated = 40 * GIB + (leak if self.segment == "torch_allocated" else 0.0)
+        reserved = allocated + GIB
+        other = 2 * GIB + (leak if self.segment == "non_torch" else 0.0)
+        return Device(
+            index=0,
+            used=int(reserved + other),
+            total=80 * GIB,
+            torch=Torch(allocated=int(allocated), reserved=int(reserved)),
+        )
