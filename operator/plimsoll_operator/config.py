@@ -10,7 +10,6 @@ from importlib.metadata import version
 
 from plimsoll_operator.render import Images
 
-
 DEFAULT_IMAGES = Images(
     engine=f"plimsoll-engine:{version('plimsoll')}",
     supervisor=f"plimsoll-sidecar:{version('plimsoll')}",

@@ -64,21 +64,22 @@ def reconcile(
     revision = owned.get(revision_ref(service))
     mine = revision is not None and owner_uid(revision) == service.metadata.uid
     pinned = revision["data"] if revision and mine else None
-    desired = render(service, images, pinned)
-    wanted = {ref(item) for item in desired}
     present = {pod["metadata"]["name"] for pod in pods}
+    held = [where.name for where, item in owned.items() if _held(item, present)]
+    desired = render(service, images, pinned, held)
+    wanted = {ref(item) for item in desired}
     surplus = [
         item
         for where, item in owned.items()
         if where not in wanted
         and owner_uid(item) == service.metadata.uid
-        and not _held(item, present)
+        and where.name not in held
     ]
     return Plan(desired, surplus + _old_incidents(incidents, kept_incidents))
 
 
 def _held(item: Object, pods: set[str]) -> bool:
-    """A slot Lease whose holder still exists is in use, renewed or not."""
+    """A slot Lease whose holder still exists is in use, renewed or not: clocks are not compared."""
     return item["kind"] == "Lease" and (item.get("spec") or {}).get("holderIdentity") in pods
 
 

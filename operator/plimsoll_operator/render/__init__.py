@@ -5,6 +5,7 @@ Called by the operator's reconcile and, for engine and supervisor alone, by loca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import KIND, InferenceService
@@ -37,16 +38,20 @@ __all__ = [
 
 
 def render(
-    service: InferenceService, images: Images, pinned: dict[str, Any] | None = None
+    service: InferenceService,
+    images: Images,
+    pinned: dict[str, Any] | None = None,
+    held: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """All objects of ``service``, in the order in which they are to be applied.
 
-    ``pinned`` is the pod template of the spec's revision where one exists already.
+    ``pinned`` is the pod template of the spec's revision where one exists already,
+    ``held`` names slot Leases that supervisors hold.
     """
     template = pinned or pod_template(service, images)
     objects = [
         service_account(service),
-        role(service),
+        role(service, held),
         role_binding(service),
         config_map(service),
         *slot_leases(service),

@@ -22,8 +22,3 @@ def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
         }
         for name in names.slots(service.metadata.name, count)
     ]
-
-
-def is_held(lease: dict[str, Any]) -> bool:
-    """Whether a supervisor holds it, expired or not: a holder's clock is not ours."""
-    return bool((lease.get("spec") or {}).get("holderIdentity"))

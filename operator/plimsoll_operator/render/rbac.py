@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -22,9 +23,12 @@ def service_account(service: InferenceService) -> dict[str, Any]:
     }
 
 
-def role(service: InferenceService) -> dict[str, Any]:
-    """Incidents and events, the readiness of the neighbours, and the service's own slots."""
-    count = service.spec.supervision.max_unavailable
+def role(service: InferenceService, held: Sequence[str] = ()) -> dict[str, Any]:
+    """Incidents and events, the readiness of the neighbours, and the service's own slots.
+
+    ``held`` names slots that are no longer wanted and still held: their holders give them back.
+    """
+    slots = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "Role",
@@ -35,7 +39,7 @@ def role(service: InferenceService) -> dict[str, Any]:
             _rule("", ["events"], ["create", "patch"]),
             _rule("discovery.k8s.io", ["endpointslices"], ["list"]),
             _rule("coordination.k8s.io", ["leases"], ["get", "update"])
-            | {"resourceNames": list(names.slots(service.metadata.name, count))},
+            | {"resourceNames": [*slots, *sorted(set(held) - set(slots))]},
         ],
     }
 

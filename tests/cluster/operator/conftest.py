@@ -1,0 +1,211 @@
+"""The operator as a process, under its real ClusterRole, on a real control plane.
+
+No kubelet runs here: a test that needs running pods writes their status as a kubelet would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plimsoll_operator.kinds import OWNED
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 20.0
+OWNED_PLURALS = ",".join(f"{kind.plural}.{kind.group}".rstrip(".") for kind in OWNED)
+
+
+def eventually(check: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+    """The first true value of ``check``; AssertionError with its last one after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = check()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s; last: {value!r}"
+        time.sleep(0.1)
+
+
+class Kubectl:
+    """kubectl in one namespace, as the cluster's administrator."""
+
+    def __init__(self, kubeconfig: str, namespace: str) -> None:
+        self.kubeconfig, self.namespace = str(kubeconfig), namespace
+
+    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = ["kubectl", "--kubeconfig", self.kubeconfig, "-n", self.namespace, *arguments]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+
+    def __call__(self, *arguments: str, stdin: str | None = None) -> str:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def get(self, what: str, name: str) -> dict[str, Any] | None:
+        """One object, None where there is none."""
+        text = self("get", what, name, "-o", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+    def list(self, what: str, selector: str = "") -> list[dict[str, Any]]:
+        """Objects of the namespace."""
+        items: list[dict[str, Any]] = json.loads(self("get", what, "-l", selector, "-o", "json"))[
+            "items"
+        ]
+        return items
+
+    def apply(self, manifest: dict[str, Any]) -> None:
+        self("apply", "-f", "-", stdin=json.dumps(manifest))
+
+    def patch(self, what: str, name: str, patch: dict[str, Any], *more: str) -> None:
+        self("patch", what, name, "--type=merge", "-p", json.dumps(patch), *more)
+
+    def condition(self, name: str, type_: str) -> dict[str, Any]:
+        """A condition of an InferenceService, empty where it has none."""
+        status = (self.get("plinf", name) or {}).get("status") or {}
+        found = [one for one in status.get("conditions", []) if one["type"] == type_]
+        return found[0] if found else {}
+
+    def owned(self, service: str) -> list[dict[str, Any]]:
+        """Everything that the operator made for ``service``."""
+        return self.list(OWNED_PLURALS, f"plimsoll.dev/service={service}")
+
+    def play_kubelet(self, service: str, address: str = "10.1.2.3") -> int:
+        """Writes the status of the service's pods as if both containers were ready."""
+        pods = self.list("pods", f"plimsoll.dev/service={service}")
+        for pod in pods:
+            names = [one["name"] for one in pod["spec"]["containers"]]
+            inits = [one["name"] for one in pod["spec"]["initContainers"]]
+            status = {
+                "phase": "Running",
+                "podIP": address,
+                "podIPs": [{"ip": address}],
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [_running(name) for name in names],
+                "initContainerStatuses": [_running(name) for name in inits],
+            }
+            name = pod["metadata"]["name"]
+            self.patch("pod", name, {"status": status}, "--subresource=status")
+        return len(pods)
+
+
+def _running(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ready": True,
+        "started": True,
+        "restartCount": 0,
+        "image": "x",
+        "imageID": "x",
+        "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+    }
+
+
+class Operator:
+    """``plimsoll-operator run`` on one namespace."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, *flags: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.log = kubeconfig.parent / f"operator-{self.port}.log"
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "plimsoll_operator.main", "run"),
+                    *("--kubeconfig", str(kubeconfig), "--namespace", namespace),
+                    *("--http-port", str(self.port), "--scrape", "1", *flags),
+                ],
+                stderr=log,
+                stdout=log,
+            )
+        eventually(self._healthy)
+
+    def _healthy(self) -> bool:
+        assert self._process.poll() is None, self.log.read_text()
+        try:
+            return self._read("healthz") is not None
+        except OSError:
+            return False
+
+    def _read(self, path: str) -> str:
+        url = f"http://127.0.0.1:{self.port}/{path}"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric's samples."""
+        lines = self._read("metrics").splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=WAIT_S)
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The operator's own service account, with the ClusterRole of config/ and nothing else."""
+    admin = Kubectl(cluster.kubeconfig, "plimsoll-system")
+    for path in ("config/namespace.yaml", "config/rbac.yaml", "crds"):
+        admin("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / path))
+    admin("wait", "--for=condition=Established", "crd", "inferenceservices.plimsoll.dev")
+    token = admin("create", "token", "plimsoll-operator", "--duration=1h").strip()
+    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    config["users"] = [{"name": "operator", "user": {"token": token}}]
+    config["contexts"][0]["context"]["user"] = "operator"
+    config["current-context"] = config["contexts"][0]["name"]
+    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    os.chmod(path, 0o600)
+    return path
+
+
+@pytest.fixture
+def kubectl(cluster: Any, operator_kubeconfig: Path) -> Iterator[Kubectl]:
+    """A namespace of the test's own that admits only restricted pods."""
+    admin = Kubectl(cluster.kubeconfig, f"operator-{uuid.uuid4().hex[:8]}")
+    admin("create", "namespace", admin.namespace)
+    admin("label", "ns", admin.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    yield admin
+    admin("delete", "namespace", admin.namespace, "--wait=false")
+
+
+@pytest.fixture
+def start(kubectl: Kubectl, operator_kubeconfig: Path) -> Iterator[Callable[..., Operator]]:
+    """Starts operators on the test's namespace; all are stopped and must have ended well."""
+    started: list[Operator] = []
+
+    def make(*flags: str) -> Operator:
+        started.append(Operator(operator_kubeconfig, kubectl.namespace, *flags))
+        return started[-1]
+
+    yield make
+    for operator in started:
+        assert operator.stop() == 0, operator.log.read_text()
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[..., Any]:
+    """Waits, bounded, until a check is true."""
+    return eventually
+
+
+@pytest.fixture
+def manifest() -> dict[str, Any]:
+    """The smallest service, as a person would write it."""
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "examples/tiny.yaml").read_text())
+    return loaded

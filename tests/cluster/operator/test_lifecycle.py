@@ -1,0 +1,185 @@
+"""Apply, change, scale, delete: what a person does with an InferenceService."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from plimsoll_operator.kinds import OWNED
+from plimsoll_operator.render.paths import METRICS_PORT
+
+KINDS = sorted(kind.kind for kind in OWNED)
+
+
+def kinds(kubectl: Any, name: str) -> list[str]:
+    return sorted(item["kind"] for item in kubectl.owned(name))
+
+
+def test_the_whole_life_of_a_service(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start()
+    kubectl.apply(manifest)
+    eventually(lambda: kinds(kubectl, "tiny") == KINDS)
+    eventually(lambda: len(kubectl.list("pods", "plimsoll.dev/service=tiny")) == 1)
+    eventually(lambda: kubectl.condition("tiny", "Ready").get("status") == "False")
+    assert kubectl.condition("tiny", "Progressing")["status"] == "True"
+
+    kubectl.play_kubelet("tiny")
+    kubectl("wait", "--for=condition=Ready", "plinf/tiny", "--timeout=10s")
+    status = eventually(lambda: ready(kubectl, "tiny", 1))
+    assert status["url"] == f"http://tiny.{kubectl.namespace}.svc"
+    assert status["observedGeneration"] == 1
+    assert kubectl.condition("tiny", "EngineReady")["status"] == "True"
+    assert kubectl.condition("tiny", "SupervisorReady")["status"] == "True"
+    assert kubectl.condition("tiny", "Stalled")["status"] == "False"
+    row = kubectl("get", "plinf", "tiny").splitlines()
+    assert row[0].split() == [
+        "NAME",
+        "URL",
+        "READY",
+        "REASON",
+        "HOST%",
+        "DEVICE%",
+        "RESTARTS",
+        "INCIDENTS",
+        "AGE",
+    ]
+    assert row[1].split()[2:4] == ["True", "ReplicasReady"]
+
+    kubectl("scale", "plinf", "tiny", "--replicas=3")
+    eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 3)
+    eventually(lambda: len(kubectl.list("pods", "plimsoll.dev/service=tiny")) == 3)
+    kubectl.play_kubelet("tiny")
+    eventually(lambda: ready(kubectl, "tiny", 3))
+
+    before = kubectl.get("deployment", "tiny")["metadata"]["generation"]
+    kubectl.patch("plinf", "tiny", {"spec": {"memory": {"host": {"growthBudget": "64Mi"}}}})
+    config = "67108864"
+    eventually(lambda: config in str(kubectl.get("configmap", "tiny-supervisor")["data"]))
+    assert kubectl.get("deployment", "tiny")["metadata"]["generation"] == before
+
+    kubectl("delete", "plinf", "tiny", "--timeout=10s")
+    eventually(lambda: kinds(kubectl, "tiny") == [])
+    eventually(lambda: kubectl.list("pods,rs", "plimsoll.dev/service=tiny") == [])
+
+
+def ready(kubectl: Any, name: str, count: int) -> dict[str, Any]:
+    status: dict[str, Any] = kubectl.get("plinf", name)["status"]
+    return status if status.get("readyReplicas") == count else {}
+
+
+def test_slots_follow_the_spec_and_a_held_one_stays(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start()
+    manifest["spec"]["supervision"]["maxUnavailable"] = 3
+    kubectl.apply(manifest)
+    slots = [f"tiny-restart-{index}" for index in range(3)]
+    eventually(lambda: leases(kubectl) == slots)
+    pod = eventually(lambda: kubectl.list("pods", "plimsoll.dev/service=tiny"))[0]
+    holder = {"spec": {"holderIdentity": pod["metadata"]["name"]}}
+    kubectl.patch("lease", slots[2], holder)
+
+    kubectl.patch("plinf", "tiny", {"spec": {"supervision": {"maxUnavailable": 1}}})
+    eventually(lambda: leases(kubectl) == [slots[0], slots[2]])
+    role = kubectl.get("role", "tiny-supervisor")["rules"][-1]
+    assert role["resourceNames"] == [slots[0], slots[2]], "its holder can still release it"
+
+    kubectl.patch("lease", slots[2], {"spec": {"holderIdentity": ""}})
+    eventually(lambda: leases(kubectl) == [slots[0]])
+    eventually(
+        lambda: kubectl.get("role", "tiny-supervisor")["rules"][-1]["resourceNames"] == slots[:1]
+    )
+
+
+def leases(kubectl: Any) -> list[str]:
+    found = kubectl.list("leases", "plimsoll.dev/service=tiny")
+    return sorted(item["metadata"]["name"] for item in found)
+
+
+class _Metrics(http.server.BaseHTTPRequestHandler):
+    text = (
+        b'plimsoll_memory_budget_consumed_ratio{kind="host"} 1.234\n'
+        b'plimsoll_memory_budget_consumed_ratio{kind="device"} NaN\n'
+        b"plimsoll_restart_budget_remaining 0.0\n"
+    )
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.text)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def supervisor_address() -> Iterator[str]:
+    """A supervisor's metrics endpoint on a loopback address of its own."""
+    address = "127.31.9.64"
+    server = http.server.HTTPServer((address, METRICS_PORT), _Metrics)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield address
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_memory_figures_come_from_the_supervisors(
+    kubectl: Any,
+    start: Callable[..., Any],
+    manifest: dict[str, Any],
+    eventually: Any,
+    supervisor_address: str,
+) -> None:
+    start()
+    kubectl.apply(manifest)
+    pods = eventually(lambda: kubectl.list("pods", "plimsoll.dev/service=tiny"))
+    # Nothing is shown of a budget before a supervisor has answered.
+    assert "memory" not in (kubectl.get("plinf", "tiny").get("status") or {})
+    kubectl.play_kubelet("tiny", supervisor_address)
+    # At most one change a minute: an empty answer may have been shown first.
+    memory = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("memory"), 75)
+    assert memory == {"hostConsumedPercent": 120, "replica": pods[0]["metadata"]["name"]}
+    assert kubectl.condition("tiny", "MemoryWithinBudget")["reason"] == "BudgetSpent"
+    assert kubectl.condition("tiny", "RestartBudgetExhausted")["status"] == "True"
+
+
+def test_incidents_show_in_the_status(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start()
+    kubectl.apply(manifest)
+    incident = {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "LeakIncident",
+        "metadata": {"name": "tiny-1"},
+        "spec": {
+            "service": "tiny",
+            "pod": "tiny-x",
+            "container": "engine",
+            "epoch": "b:1",
+            "openedAt": "2026-01-01T00:00:00Z",
+            "kind": "HostGrowth",
+        },
+    }
+    kubectl.apply(incident)
+    eventually(lambda: kubectl.get("plinf", "tiny").get("status", {}).get("openIncidents") == 1)
+    step = {"time": "2026-01-01T00:00:09Z", "step": "WorkerRestart", "outcome": "Succeeded"}
+    status = {"phase": "Resolved", "outcome": "WorkerRestart", "timeline": [step]}
+    kubectl.patch("leakincident", "tiny-1", {"status": status}, "--subresource=status")
+    found = eventually(
+        lambda: (s := kubectl.get("plinf", "tiny")["status"]).get("restarts") == 1 and s
+    )
+    assert (found["openIncidents"], found["lastIncident"]) == (0, "tiny-1")
+    refused = kubectl.run(
+        *("patch", "leakincident", "tiny-1", "--type=merge"),
+        *("-p", '{"spec": {"kind": "Stall"}}'),
+    )
+    assert "spec is immutable" in refused.stderr
