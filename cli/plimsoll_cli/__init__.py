@@ -1,0 +1,1 @@
+"""The command line: ``plimsoll``, also found by kubectl as ``kubectl plimsoll``."""

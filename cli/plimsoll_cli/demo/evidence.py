@@ -1,0 +1,175 @@
+"""From what was recorded to figures. Pure: incidents, trace and replies in, numbers out.
+
+Memory is read from the trace with the detector's own choice of fields. The baseline is measured
+while the fresh service is idle, before the first request; the memory after the cure while it is
+idle again, in the new epoch, after the last request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from plimsoll_cli.demo.streams import End, Reply
+from plimsoll_cli.figures import percentile
+from plimsoll_sidecar.detect.segments import HostSource
+from plimsoll_sidecar.govern.incident import Incident, Phase, Reason, StepOutcome
+from plimsoll_sidecar.trace import Sample
+
+RETURNED_WITHIN = 0.1
+"""Memory is back when it differs from the baseline by at most this share of the growth."""
+RESTART = Reason.WORKER_RESTART.value
+
+
+@dataclass(frozen=True)
+class Point:
+    """Host memory of the replica at ``at`` (Unix seconds)."""
+
+    at: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """Unix seconds: between which samples the replica was idle before and after the traffic."""
+
+    idle_from: float
+    traffic_from: float
+    traffic_to: float
+    idle_to: float
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """What torch holds on the devices, exact, idle before and after; None where unknown."""
+
+    before: int | None = None
+    after: int | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that the demo saw."""
+
+    incidents: Sequence[Incident]
+    memory: Sequence[Point]
+    replies: Sequence[Reply]
+    texts_different: int
+    streams: int
+    times: Times
+    device: DeviceBytes = DeviceBytes()
+
+
+def memory_of(samples: Sequence[Sample], started_at: float) -> list[Point]:
+    """The replica's host memory over time, as the detector sees it."""
+    source = next((s for s in (HostSource.best(sample.host) for sample in samples) if s), None)
+    if source is None:
+        return []
+    sizes = ((sample.t, source.total(sample.host)) for sample in samples)
+    return [Point(started_at + t, size) for t, size in sizes if size is not None]
+
+
+def cured(incidents: Sequence[Incident]) -> Incident | None:
+    """The first incident that a worker restart resolved."""
+    found = [
+        i for i in incidents if i.phase is Phase.RESOLVED and i.reason is Reason.WORKER_RESTART
+    ]
+    return min(found, key=lambda incident: incident.opened_at, default=None)
+
+
+def restarts(incidents: Sequence[Incident]) -> list[tuple[float, float]]:
+    """Begin and end of each worker restart that was carried out, Unix seconds."""
+    return [
+        (step.time, step.finished_at)
+        for incident in incidents
+        for step in incident.timeline
+        if step.step == RESTART
+        and step.outcome is StepOutcome.SUCCEEDED
+        and step.finished_at is not None
+    ]
+
+
+def pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> list[float]:
+    """Of each reply that a restart met in the middle: its longest gap between two chunks then."""
+    found = []
+    for begin, end in windows:
+        for reply in replies:
+            gaps = [
+                after - before
+                for before, after in zip(reply.chunks, reply.chunks[1:], strict=False)
+                if before <= end and after >= begin
+            ]
+            if gaps:
+                found.append(max(gaps))
+    return found
+
+
+def idle_bytes(memory: Sequence[Point], begin: float, end: float) -> int | None:
+    """The median of the samples between two times."""
+    sizes = [point.bytes for point in memory if begin <= point.at <= end]
+    return round(median(sizes)) if sizes else None
+
+
+def figures(seen: Observed) -> dict[str, float | int | None]:
+    """The figures of the report; None where something could not be measured."""
+    incident = cured(seen.incidents)
+    windows = restarts(seen.incidents)
+    met = pauses(seen.replies, windows)
+    times = seen.times
+    values: dict[str, float | int | None] = {
+        "incidents_resolved_count": sum(i.phase is Phase.RESOLVED for i in seen.incidents),
+        "worker_restarts_count": len(windows),
+        "streams_count": seen.streams,
+        "streams_broken_count": sum(reply.end is End.BROKEN for reply in seen.replies),
+        "requests_count": sum(reply.end is not End.RUNNING for reply in seen.replies),
+        "requests_failed_count": sum(reply.end is End.FAILED for reply in seen.replies),
+        "texts_different_count": seen.texts_different,
+        "streams_carried_count": len(met),
+        "pause_p50_s": percentile(met, 0.5),
+        "pause_p99_s": percentile(met, 0.99),
+        "memory_baseline_bytes": idle_bytes(seen.memory, times.idle_from, times.traffic_from),
+        "memory_after_bytes": idle_bytes(seen.memory, times.traffic_to, times.idle_to),
+        "device_baseline_bytes": seen.device.before,
+        "device_after_bytes": seen.device.after,
+    }
+    if incident is not None:
+        values["growth_bytes"] = _growth(incident)
+        values["returned_bytes"] = incident.returned_bytes
+        if incident.ended_at is not None:
+            values["detect_to_resolved_s"] = incident.ended_at - incident.opened_at
+    return values
+
+
+def _growth(incident: Incident) -> int | None:
+    """The incident's own evidence: memory at the restart less the baseline of that epoch."""
+    if incident.before_bytes is None or incident.baseline_bytes is None:
+        return None
+    return incident.before_bytes - incident.baseline_bytes
+
+
+def missing(values: dict[str, float | int | None]) -> list[str]:
+    """What keeps the demo from having succeeded, one line each; empty when it has."""
+    lines = []
+    if not values["worker_restarts_count"] or values.get("growth_bytes") is None:
+        lines.append("no incident was resolved by a worker restart")
+    for key, what in (
+        ("streams_broken_count", "streams broke"),
+        ("requests_failed_count", "requests failed"),
+        ("texts_different_count", "texts differ from the uninterrupted run"),
+    ):
+        if values[key]:
+            lines.append(f"{values[key]} {what}")
+    growth, base = values.get("growth_bytes"), values["memory_baseline_bytes"]
+    after = values["memory_after_bytes"]
+    if base is None or after is None:
+        lines.append("the memory before or after could not be measured")
+    elif growth is not None and abs(after - base) > RETURNED_WITHIN * growth:
+        lines.append(
+            f"memory is {after - base:+} bytes off the baseline, more than"
+            f" {RETURNED_WITHIN:.0%} of the growth of {growth} bytes"
+        )
+    before, now = values["device_baseline_bytes"], values["device_after_bytes"]
+    if before is not None and now is not None and before != now:
+        lines.append(f"device memory is {now} bytes and was {before} before")
+    return lines

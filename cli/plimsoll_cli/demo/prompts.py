@@ -1,0 +1,35 @@
+"""What the demo's clients ask. The texts that answer them are decided by the prompts alone."""
+
+from __future__ import annotations
+
+PROMPTS = tuple(
+    f"Tell me about {subject} in the {place}."
+    for subject, place in (
+        ("the water line", "harbour"),
+        ("the cargo", "north"),
+        ("the master", "morning"),
+        ("the owners", "south"),
+        ("the memory", "night"),
+        ("the requests", "east"),
+        ("the weights", "winter"),
+        ("the cache", "west"),
+        ("the sailors", "summer"),
+        ("the insurers", "fresh water"),
+        ("the buffers", "salt water"),
+        ("the mark", "hull"),
+    )
+)
+MAX_TOKENS = 96
+"""A request takes a few seconds: each restart meets all streams in the middle of one."""
+
+
+def body(model: str, prompt: str) -> dict[str, object]:
+    """Greedy, of a fixed length, streamed."""
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }

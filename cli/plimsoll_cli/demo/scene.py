@@ -1,0 +1,119 @@
+"""The leaky service on stage: clients stream, the supervisor works, everything is noted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_cli import incidents, stopping
+from plimsoll_cli.demo import recording
+from plimsoll_cli.demo.evidence import DeviceBytes, Observed, Times, cured, memory_of
+from plimsoll_cli.demo.streams import Clients, now
+from plimsoll_cli.local import runner
+from plimsoll_cli.local.command import screens
+from plimsoll_cli.local.plan import Plan
+from plimsoll_cli.local.status import Poller
+from plimsoll_cli.view import LiveView, Screen
+from plimsoll_sidecar.record.journal import FILE
+
+IDLE_S = 4.0
+"""Idle time that is measured before and after the traffic: several samples."""
+SETTLE_S = 8.0
+"""Streaming goes on for this long after the incident was resolved."""
+WATCH_S = 0.25
+
+
+class Scene:
+    """One performance. ``troubles`` says what went wrong beside the figures."""
+
+    def __init__(
+        self, service: InferenceService, plan: Plan, texts: Sequence[str], streams: int
+    ) -> None:
+        self.troubles: list[str] = []
+        self._plan, self._count = plan, streams
+        self._clients = Clients(plan.serving_url, service.served_name, streams, texts)
+        self._poller = Poller(plan)
+        self._times = Times(0.0, 0.0, 0.0, 0.0)
+        self._device = DeviceBytes()
+        self._note = ""
+
+    async def play(
+        self, trace: Path, deadline: float, console: Console | None, say: runner.Say
+    ) -> Observed:
+        """Until an incident was resolved and some seconds more, or until ``deadline`` (loop time),
+        which is no error here: the figures say what is missing."""
+
+        def ended(line: str) -> None:
+            self.troubles.append(line)
+            say(line)
+
+        recorder = recording.container(self._plan, trace, ended)
+        async with runner.running(self._plan, ended):
+            recorder.start()
+            background = [self._poller.run()]
+            if console is not None and console.is_terminal:
+                background.append(LiveView(console, self._screens()).run())
+            try:
+                async with stopping.background(*background):
+                    await self._act(deadline)
+            finally:
+                await recorder.stop(recording.STOP_S)
+        started_at, samples = recording.read(trace)
+        return Observed(
+            incidents=incidents.read(self._plan.state_dir / FILE),
+            memory=memory_of(samples, started_at),
+            replies=self._clients.replies,
+            texts_different=self._clients.different(),
+            streams=self._count,
+            times=self._times,
+            device=self._device,
+        )
+
+    async def _act(self, deadline: float) -> None:
+        self._note = "idle: measuring the baseline"
+        begin = now()
+        await asyncio.sleep(IDLE_S)
+        before = _allocated(self._poller)
+        traffic = now()
+        self._note = "streaming"
+        streaming = asyncio.create_task(self._clients.run())
+        try:
+            await self._watch(deadline)
+        finally:
+            self._clients.finish()
+        await streaming
+        self._note = "idle again"
+        quiet = now()
+        await asyncio.sleep(2 * IDLE_S)
+        # The first half is for the last requests' memory to go, and for a report that shows it.
+        self._times = Times(begin, traffic, quiet + IDLE_S, now())
+        self._device = DeviceBytes(before, _allocated(self._poller))
+
+    async def _watch(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < deadline:
+            view = self._poller.snapshot.view
+            ended = [incident for incident in view.recent if incident.ended] if view else []
+            if cured(ended) is not None:
+                self._note = "cured: some seconds more"
+                await asyncio.sleep(SETTLE_S)
+                return
+            await asyncio.sleep(WATCH_S)
+        self.troubles.append("the time was over before an incident was resolved")
+
+    def _screens(self) -> Callable[[], Screen]:
+        base, clients = screens(self._plan, self._poller), self._clients
+        return lambda: replace(base(), traffic=clients.traffic(), note=self._note)
+
+
+def _allocated(poller: Poller) -> int | None:
+    """What torch has allocated on all devices; None on a CPU or where one is unknown."""
+    status = poller.snapshot.status
+    sizes = [device.torch_allocated for device in status.devices] if status else []
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None

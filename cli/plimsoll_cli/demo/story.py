@@ -1,0 +1,73 @@
+"""What happened, for a person to read."""
+
+from __future__ import annotations
+
+from plimsoll_api.units import format_bytes
+from plimsoll_cli.demo.evidence import Observed, cured
+from plimsoll_cli.timeline import bytes_change, headline
+from plimsoll_sidecar.govern.incident import Incident, Step
+
+Values = dict[str, float | int | None]
+
+
+def tell(service: str, seen: Observed, values: Values, missing: list[str]) -> str:
+    """The story with times in seconds since the first request."""
+    start = seen.times.traffic_from
+    lines = [
+        f"The service {service} answered {values['requests_count']} requests on "
+        f"{seen.streams} concurrent streams.",
+    ]
+    for incident in sorted(seen.incidents, key=lambda one: one.opened_at):
+        lines += ["", *_incident(incident, start)]
+    lines += ["", *_outcome(seen, values)]
+    lines += ["", *(f"MISSING: {line}" for line in missing)] if missing else []
+    return "\n".join(lines) + "\n"
+
+
+def _incident(incident: Incident, start: float) -> list[str]:
+    lines = [f"Incident {incident.name} in epoch {incident.epoch}: {headline(incident)}"]
+    events = [(incident.opened_at, "incident opened")]
+    events += [(step.time, _step(step)) for step in incident.timeline]
+    if incident.confirmed_at is not None:
+        events.append((incident.confirmed_at, "leak confirmed"))
+    if incident.ended_at is not None:
+        reason = f" by {incident.reason.value}" if incident.reason else ""
+        returned = incident.returned_bytes
+        gave = f": {format_bytes(returned)} came back" if returned is not None else ""
+        events.append((incident.ended_at, f"{incident.phase.value.lower()}{reason}{gave}"))
+    lines += [f"  {at - start:+7.1f} s  {what}" for at, what in sorted(events)]
+    return lines + [f"  evidence: {line}" for line in incident.attribution.evidence]
+
+
+def _step(step: Step) -> str:
+    details = [part for part in (bytes_change(step), step.message.replace("\n", " ")) if part]
+    rest = f": {', '.join(details)}" if details else ""
+    return f"{step.step} {step.outcome.value.lower()}{rest}"
+
+
+def _outcome(seen: Observed, values: Values) -> list[str]:
+    lines = [
+        f"Streams: {values['streams_broken_count']} broke, {values['requests_failed_count']} "
+        f"requests failed, {values['texts_different_count']} texts differ from the uninterrupted "
+        "run.",
+    ]
+    p50, p99 = values["pause_p50_s"], values["pause_p99_s"]
+    if p50 is not None and p99 is not None:
+        lines.append(
+            f"The restart met {values['streams_carried_count']} streams in the middle: "
+            f"they paused for {p50:.2f} s (p50), {p99:.2f} s (p99)."
+        )
+    base, after = values["memory_baseline_bytes"], values["memory_after_bytes"]
+    if base is not None and after is not None:
+        lines.append(f"Memory, idle: {format_bytes(base)} before, {format_bytes(after)} after.")
+    growth, returned = values.get("growth_bytes"), values.get("returned_bytes")
+    if growth is not None and returned is not None:
+        lines.append(f"It had grown by {format_bytes(growth)}; {format_bytes(returned)} returned.")
+    device_before, device_after = values["device_baseline_bytes"], values["device_after_bytes"]
+    if device_before is not None and device_after is not None:
+        same = "equal exactly" if device_before == device_after else "not equal"
+        lines.append(f"Device memory: {device_before} bytes before, {device_after} after: {same}.")
+    seconds = values.get("detect_to_resolved_s")
+    if cured(seen.incidents) is not None and seconds is not None:
+        lines.append(f"From the incident's opening to its end: {seconds:.1f} s.")
+    return lines

@@ -1,0 +1,172 @@
+"""Clients that stream completions over HTTP and note when each chunk came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import httpx
+
+from plimsoll_cli.demo.prompts import PROMPTS, body
+from plimsoll_cli.errors import RunError
+from plimsoll_cli.view import Traffic
+
+READ_TIMEOUT_S = 60.0
+"""Longest silence of a stream: longer than any restart, so that a hang is seen as a break."""
+PAUSE_AFTER_ERROR_S = 0.5
+
+
+class End(StrEnum):
+    """``failed``: no stream began. ``broken``: one began and did not end properly."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    BROKEN = "broken"
+
+
+@dataclass
+class Reply:
+    """One request. Times are Unix seconds; ``chunks`` holds when each piece of text came."""
+
+    stream: int
+    prompt: int
+    sent_at: float
+    text: str = ""
+    chunks: list[float] = field(default_factory=list)
+    end: End = End.RUNNING
+    error: str | None = None
+
+    @property
+    def ended_at(self) -> float:
+        return self.chunks[-1] if self.chunks else self.sent_at
+
+
+class Clients:
+    """``count`` streams that ask one prompt after the other until :meth:`finish`."""
+
+    def __init__(self, url: str, model: str, count: int, references: Sequence[str]) -> None:
+        self.replies: list[Reply] = []
+        self._url, self._model, self._count = url, model, count
+        self._references = references
+        self._finishing = False
+
+    async def run(self) -> None:
+        """Until :meth:`finish` was called and every stream's last request has ended."""
+        async with _client(self._url, self._count) as client, asyncio.TaskGroup() as group:
+            for number in range(self._count):
+                group.create_task(self._stream(client, number))
+
+    def finish(self) -> None:
+        self._finishing = True
+
+    async def _stream(self, client: httpx.AsyncClient, number: int) -> None:
+        turn = number
+        while not self._finishing:
+            index = turn % len(PROMPTS)
+            reply = Reply(number, index, now())
+            self.replies.append(reply)
+            await ask(client, self._model, reply)
+            if reply.end is not End.COMPLETE:
+                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+            turn += 1
+
+    def different(self) -> int:
+        """Complete replies whose text is not the reference's."""
+        return sum(
+            reply.end is End.COMPLETE and reply.text != self._references[reply.prompt]
+            for reply in self.replies
+        )
+
+    def traffic(self) -> Traffic:
+        """The sums for the live view."""
+        ends = [reply.end for reply in self.replies]
+        gaps = [gap for reply in self.replies for gap in (longest_gap(reply),) if gap is not None]
+        return Traffic(
+            streams=self._count,
+            answered=ends.count(End.COMPLETE),
+            broken=ends.count(End.BROKEN),
+            failed=ends.count(End.FAILED),
+            different=self.different(),
+            longest_gap_s=max(gaps, default=None),
+        )
+
+
+def longest_gap(reply: Reply) -> float | None:
+    """Between two chunks; None where there are fewer."""
+    pairs = zip(reply.chunks, reply.chunks[1:], strict=False)
+    return max((after - before for before, after in pairs), default=None)
+
+
+async def references(url: str, model: str) -> list[str]:
+    """The text that answers each prompt. RunError where one is not answered."""
+    replies = [Reply(0, index, now()) for index in range(len(PROMPTS))]
+    async with _client(url, len(PROMPTS)) as client, asyncio.TaskGroup() as group:
+        for reply in replies:
+            group.create_task(ask(client, model, reply))
+    for reply in replies:
+        if reply.end is not End.COMPLETE:
+            raise RunError(f"the clean run: {PROMPTS[reply.prompt]!r} {reply.end}: {reply.error}")
+    return [reply.text for reply in replies]
+
+
+async def ask(client: httpx.AsyncClient, model: str, reply: Reply) -> None:
+    """Sends the prompt of ``reply`` and fills the reply in; what goes wrong is in it as well."""
+    began = False
+    try:
+        wish = body(model, PROMPTS[reply.prompt])
+        async with client.stream("POST", "/v1/completions", json=wish) as answer:
+            if answer.status_code != httpx.codes.OK:
+                detail = (await answer.aread()).decode(errors="replace")
+                reply.error = f"HTTP {answer.status_code}: {detail[:300]}"
+            else:
+                began = True
+                reply.error = await _read(answer, reply)
+    except (httpx.HTTPError, ValueError) as error:
+        reply.error = f"{type(error).__name__}: {error}"
+    failure = End.BROKEN if began else End.FAILED
+    reply.end = End.COMPLETE if reply.error is None else failure
+
+
+async def _read(answer: httpx.Response, reply: Reply) -> str | None:
+    """Reads the events of a stream; what is wrong with it, None where it ends as it should.
+
+    Raises ValueError for an event that is not JSON.
+    """
+    finish = None
+    async for line in answer.aiter_lines():
+        data = line.removeprefix("data: ")
+        if data == line:
+            continue
+        if data == "[DONE]":
+            return None if finish == "length" else f"finish_reason is {finish}, not length"
+        event = json.loads(data)
+        if "error" in event:
+            return json.dumps(event["error"])[:300]
+        for choice in event.get("choices", ()):
+            finish = choice.get("finish_reason") or finish
+            if choice.get("text"):
+                reply.text += choice["text"]
+                reply.chunks.append(now())
+    return "the stream ended without [DONE]"
+
+
+_EPOCH = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Unix time like the incident's, by a clock that nobody sets while we measure."""
+    return _EPOCH + time.monotonic()
+
+
+def _client(url: str, connections: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url,
+        timeout=httpx.Timeout(READ_TIMEOUT_S, connect=10.0),
+        limits=httpx.Limits(max_connections=connections + 1),
+        trust_env=False,
+    )

@@ -1,0 +1,112 @@
+"""The result of a measurement: one JSON object with the figures, the machine and the command.
+
+Keys of figures are snake_case with the unit last. A figure that could not be measured is absent,
+never zero.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count")
+_KEY = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNITS)})$")
+
+
+def result(
+    name: str,
+    figures: Mapping[str, float | int | None],
+    command: Sequence[str],
+    samples: Any = None,
+) -> dict[str, Any]:
+    """The object to print and to write. ValueError for a key without a unit."""
+    for key in figures:
+        if not _KEY.match(key):
+            raise ValueError(f"figure {key!r}: snake_case with its unit last, one of {UNITS}")
+    return {
+        "name": name,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": machine(),
+        "commit": commit(),
+        "command": shlex.join(command),
+        "figures": {k: _rounded(v) for k, v in figures.items() if v is not None},
+        "samples": samples,
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Nearest-rank percentile (``share`` .99 for p99), a value that was measured; None of none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[
+        min(len(ordered) - 1, max(0, -(-round(share * 1e6) * len(ordered) // 10**6) - 1))
+    ]
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory, accelerators and versions; what cannot be found out is absent."""
+    facts: dict[str, Any] = {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_model(),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "devices": _devices() or None,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def commit() -> str | None:
+    """The commit of the source tree that this runs from, with ``-dirty``; None outside of one."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = _git(here, "rev-parse", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{head}-dirty" if changed else head
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        capture_output=True, text=True, check=True, timeout=10,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None
+    )
+
+
+def _devices() -> list[str]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - no library, no driver or no device: all the same here
+        return []
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _rounded(value: float | int) -> float | int:
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,0 +1,127 @@
+"""One container of the local replica: its process, started again whenever it ends.
+
+As a container runtime does with a PID namespace, the end of the first process ends the others:
+each container is a session of its own, and what is left in its process group is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from plimsoll_cli.local.plan import Command
+
+BACK_OFF_S = 1.0
+BACK_OFF_MAX_S = 10.0
+STEADY_S = 60.0
+"""The kubelet's scheme (10 s doubling to 5 min, forgotten after 10 min), shortened for a person
+who watches."""
+TAIL_LINES = 20
+TAIL_BYTES = 64 << 10
+
+
+class Container:
+    """``on_exit`` is told the exit status of each process that ended without :meth:`stop`."""
+
+    def __init__(self, command: Command, on_exit: Callable[[str], None]) -> None:
+        self.command = command
+        self.starts = 0
+        self.last_exit: str | None = None
+        self.pid: int | None = None
+        self._on_exit = on_exit
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        """Starts the process and keeps it running."""
+        self._keeper = asyncio.create_task(self._keep(), name=self.command.name)
+
+    def check(self) -> None:
+        """Raises the error that keeps the process from being started at all, if there is one."""
+        if self._keeper is not None and self._keeper.done() and not self._keeper.cancelled():
+            self._keeper.result()
+
+    async def _keep(self) -> None:
+        back_off = 0.0
+        while not self._stopping:
+            began = time.monotonic()
+            process = self._process = await self._spawn()
+            if self._stopping:  # meanwhile
+                process.terminate()
+            status = await process.wait()
+            self._sweep(process.pid)
+            self.pid = None
+            if self._stopping:
+                return
+            self.last_exit = describe(status)
+            steady = time.monotonic() - began > STEADY_S
+            self._on_exit(f"{self.command.name} {self.last_exit}, starts again")
+            # The first restart is immediate, like the kubelet's.
+            await asyncio.sleep(0.0 if steady else back_off)
+            back_off = BACK_OFF_S if steady else min(max(BACK_OFF_S, 2 * back_off), BACK_OFF_MAX_S)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        leash = (sys.executable, "-m", "plimsoll_cli.local.leash", str(os.getpid()))
+        with self.command.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *leash,
+                *self.command.argv,
+                env=dict(self.command.env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.starts += 1
+        self.pid = process.pid
+        return process
+
+    def _sweep(self, group: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after ``grace_s``; returns when every process is gone."""
+        self._stopping = True
+        keeper, process = self._keeper, self._process
+        if keeper is None:
+            return
+        if process is None or process.returncode is not None:
+            keeper.cancel()
+        else:
+            process.terminate()
+        await asyncio.wait([keeper], timeout=grace_s)
+        self.kill()
+        await asyncio.wait([keeper])
+
+    def kill(self) -> None:
+        """Ends all processes of the container at once."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            self._sweep(process.pid)
+
+    def tail(self) -> str:
+        """The last lines of the log, for an error message."""
+        try:
+            with self.command.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-TAIL_LINES:])
+
+
+def describe(status: int) -> str:
+    """``ended with status 2`` or ``was killed by SIGKILL``."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

@@ -1,0 +1,74 @@
+"""The checkpoint of a local replica: a directory here, or the tiny one made on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_cli.errors import RunError, UsageError
+
+MAKE_CHECKPOINT = "plimsoll.dev/make-checkpoint"
+"""Annotation: ``tiny`` makes the tiny checkpoint where the model's directory does not exist."""
+MAKE_TIMEOUT_S = 120.0
+"""It takes five seconds, most of them to import torch."""
+
+
+def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
+    """The checkpoint's directory, and whether it has to be made first.
+
+    Raises :class:`UsageError` that names the field.
+    """
+    uri = service.spec.model.uri
+    if not uri.startswith("file://"):
+        raise UsageError(
+            f"spec.model.uri: {uri} needs a cluster: give file:///ABSOLUTE/PATH to run it here"
+        )
+    folder = Path(uri.removeprefix("file://"))
+    if folder.is_dir():
+        return folder, False
+    wish = service.metadata.annotations.get(MAKE_CHECKPOINT)
+    if wish is None:
+        raise UsageError(
+            f"spec.model.uri: {folder} is not a directory of this machine: give a checkpoint "
+            f"directory, or annotate the manifest with {MAKE_CHECKPOINT}: tiny"
+        )
+    if wish != "tiny":
+        raise UsageError(
+            f"metadata.annotations[{MAKE_CHECKPOINT}]: {wish!r} cannot be made: write tiny"
+        )
+    made = root / "models" / "tiny"
+    return made, not (made / "config.json").is_file()
+
+
+async def make_tiny(folder: Path) -> None:
+    """Makes the tiny checkpoint, whole or not at all. Raises :class:`RunError`."""
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder.parent}: cannot be made: {error.strerror}") from None
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "plimsoll_engine.models.tiny", str(partial),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(MAKE_TIMEOUT_S):
+            output, _ = await process.communicate()
+        if process.returncode != 0:
+            last = output.decode(errors="replace").strip().splitlines()[-1:]
+            raise RunError(f"the tiny checkpoint cannot be made in {folder}: {''.join(last)}")
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    except TimeoutError:
+        raise RunError(
+            f"the tiny checkpoint was not made in {folder} within {MAKE_TIMEOUT_S:g} s"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        shutil.rmtree(partial, ignore_errors=True)

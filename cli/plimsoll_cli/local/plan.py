@@ -1,0 +1,149 @@
+"""What runs in local mode: the manifest through the same renderer as in a cluster. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from plimsoll_api import supervision
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.units import parse_duration
+from plimsoll_cli.errors import UsageError
+from plimsoll_cli.local.ports import LOOPBACK
+from plimsoll_operator.render import (
+    Places,
+    engine_args,
+    plain_env,
+    supervisor_args,
+    supervisor_config,
+)
+from plimsoll_operator.render.paths import ADMIN_PORT, METRICS_PORT, PROBE_PORT
+
+STOP_MARGIN_S = 10.0
+"""After the drain's deadline the engine frees its memory; then it is killed."""
+NOT_FOR_CHILDREN = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
+"""Local mode talks to no cluster, and faults come from the manifest alone."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One container's process. ``log`` takes its stdout and stderr."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One replica. Times are seconds."""
+
+    service: InferenceService
+    places: Places
+    root: Path
+    config: supervision.SupervisorConfig
+    engine: Command
+    supervisor: Command
+    startup_timeout_s: float
+    engine_stop_s: float
+
+    @property
+    def serving_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.places.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.places.admin_port}"
+
+    @property
+    def supervisor_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.places.metrics_port}"
+
+    @property
+    def probe_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.places.probe_port}"
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.places.run_dir)
+
+    @property
+    def state_dir(self) -> Path:
+        return Path(self.places.state_dir)
+
+
+def wanted_ports(service: InferenceService) -> list[int]:
+    """Serving, admin, metrics and probe port, as they would be in a pod."""
+    return [service.spec.engine.port, ADMIN_PORT, METRICS_PORT, PROBE_PORT]
+
+
+def make(
+    service: InferenceService,
+    root: Path,
+    ports: Sequence[int],
+    model_dir: Path,
+    environ: Mapping[str, str],
+) -> Plan:
+    """The plan. ``ports`` are in the order of :func:`wanted_ports`; ``root`` is absolute.
+
+    Raises :class:`UsageError` where the manifest asks for something that only a cluster has.
+    """
+    # A manifest that was read from a cluster has a uid; here is no object that it could name.
+    service = service.model_copy(
+        update={"metadata": service.metadata.model_copy(update={"uid": ""})}
+    )
+    port, admin_port, metrics_port, probe_port = ports
+    places = Places(
+        model_dir=str(model_dir),
+        run_dir=str(root / "run"),
+        state_dir=str(root / "state"),
+        config_file=str(root / "etc" / supervision.CONFIG_FILE),
+        host=LOOPBACK,
+        port=port,
+        admin_port=admin_port,
+        metrics_port=metrics_port,
+        probe_port=probe_port,
+    )
+    try:
+        variables = plain_env(service)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    inherited = {k: v for k, v in environ.items() if k not in NOT_FOR_CHILDREN}
+    identity = {"POD_NAME": service.metadata.name, "POD_NAMESPACE": service.metadata.namespace}
+    python = (sys.executable, "-m")
+    return Plan(
+        service=service,
+        places=places,
+        root=root,
+        config=supervisor_config(service, places),
+        engine=Command(
+            "engine",
+            (*python, "plimsoll_engine", *engine_args(service, places)),
+            inherited | variables,
+            root / "engine.log",
+        ),
+        supervisor=Command(
+            "supervisor",
+            (*python, "plimsoll_sidecar.launcher", *supervisor_args(service, places)),
+            inherited | identity,
+            root / "supervisor.log",
+        ),
+        startup_timeout_s=parse_duration(service.spec.engine.startup_timeout),
+        engine_stop_s=parse_duration(service.spec.supervision.drain.deadline) + STOP_MARGIN_S,
+    )
+
+
+def notices(service: InferenceService) -> list[str]:
+    """What the manifest says and this machine does not do, one line each."""
+    spec = service.spec
+    lines = []
+    if spec.replicas != 1:
+        lines.append(f"spec.replicas is {spec.replicas}: one replica runs here")
+    if spec.pod_template:
+        lines.append("spec.podTemplate is for a cluster and has no effect here")
+    if spec.engine.resources.limits or spec.engine.resources.requests:
+        lines.append("spec.engine.resources limits nothing here; the supervisor knows the limit")
+    return lines

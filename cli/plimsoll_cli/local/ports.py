@@ -1,0 +1,39 @@
+"""Free TCP ports for one replica."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Sequence
+
+LOOPBACK = "127.0.0.1"
+RANGE = range(20_000, 32_000)
+"""Below Linux's default ephemeral range (32768 to 60999, ip(7)), so that no outgoing connection
+takes a port between its choice and its use."""
+TRIES = 200
+
+
+def choose(wanted: Sequence[int]) -> list[int]:
+    """For each wanted port itself where it is free on the loopback, else another that is free.
+
+    All of them differ. Raises OSError where none is free.
+    """
+    with contextlib.ExitStack() as held:
+        return [_hold(port, held) for port in wanted]
+
+
+def _hold(wanted: int, held: contextlib.ExitStack) -> int:
+    for port in [wanted, *random.sample(RANGE, TRIES)]:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # As the servers do: connections of an earlier run that linger do not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOOPBACK, port))
+            listener.listen(1)
+        except OSError:
+            listener.close()
+            continue
+        held.enter_context(contextlib.closing(listener))
+        return port
+    raise OSError(f"no free TCP port for {wanted} on {LOOPBACK}, tried {TRIES} others")

@@ -1,0 +1,156 @@
+"""Runs one replica on this machine, in the order in which a kubelet runs its pod.
+
+The supervisor is a native sidecar: it starts before the engine, which waits for its admin token,
+and it stops after the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from plimsoll_api import supervision
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.local import model, plan, ports
+from plimsoll_cli.local.container import Container
+from plimsoll_cli.local.plan import Plan
+
+LIVE_TIMEOUT_S = 60.0
+SUPERVISOR_STOP_S = 10.0
+"""More than the launcher gives its own child."""
+READY_MARGIN_S = 30.0
+"""An engine gives up by itself, with a message, before we do (as in the rendered startup probe)."""
+PROBE_PERIOD_S = 0.2
+PROBE_TIMEOUT_S = 2.0
+
+Say = Callable[[str], None]
+
+
+async def prepare(
+    service: InferenceService, root: Path, say: Say, environ: Mapping[str, str] | None = None
+) -> Plan:
+    """The plan of ``service`` below ``root`` (absolute): ports chosen, checkpoint made."""
+    folder, missing = model.resolve(service, root)
+    if missing:
+        say(f"making the tiny checkpoint in {folder}")
+        await model.make_tiny(folder)
+    chosen = ports.choose(plan.wanted_ports(service))
+    return plan.make(service, root, chosen, folder, os.environ if environ is None else environ)
+
+
+class LocalReplica:
+    """Engine and supervisor of one plan. ``engine`` and ``supervisor`` are its containers."""
+
+    def __init__(self, its_plan: Plan, say: Say) -> None:
+        self.plan = its_plan
+        self.engine = Container(its_plan.engine, say)
+        self.supervisor = Container(its_plan.supervisor, say)
+        self._say = say
+
+    async def start(self) -> None:
+        """Returns when the engine is ready. Raises :class:`RunError` with the last lines of the log
+        of the container that does not get there."""
+        self.supervisor.start()
+        await self._reach(self.supervisor, f"{self.plan.probe_url}/live", LIVE_TIMEOUT_S)
+        self.engine.start()
+        await self._reach(
+            self.engine,
+            f"{self.plan.serving_url}/ready",
+            self.plan.startup_timeout_s + READY_MARGIN_S,
+        )
+
+    async def stop(self) -> None:
+        """The engine first, with the time its requests may take; then the supervisor."""
+        await self.engine.stop(self.plan.engine_stop_s)
+        await self.supervisor.stop(SUPERVISOR_STOP_S)
+
+    def kill(self) -> None:
+        self.engine.kill()
+        self.supervisor.kill()
+
+    async def _reach(self, container: Container, url: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                container.check()
+                if container.last_exit is not None:
+                    raise self._error(container, container.last_exit)
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await client.get(url)).status_code == httpx.codes.OK:
+                        return
+                await asyncio.sleep(PROBE_PERIOD_S)
+        raise self._error(container, f"was not ready within {timeout_s:g} s")
+
+    def _error(self, container: Container, what: str) -> RunError:
+        return RunError(
+            f"the {container.command.name} {what}; the end of {container.command.log}:\n"
+            f"{container.tail() or '(it is empty)'}"
+        )
+
+
+@contextlib.asynccontextmanager
+async def running(its_plan: Plan, say: Say) -> AsyncIterator[LocalReplica]:
+    """A replica that is ready; at the end of the block every one of its processes is gone.
+
+    Cancelling the block while it stops kills the processes instead of waiting for them.
+    """
+    replica = LocalReplica(its_plan, say)
+    with _own(its_plan.root):
+        _write_files(its_plan)
+        try:
+            await replica.start()
+            yield replica
+        finally:
+            stopping = asyncio.ensure_future(replica.stop())
+            try:
+                await asyncio.shield(stopping)
+            except asyncio.CancelledError:
+                replica.kill()
+                await stopping
+                raise
+
+
+def _own(root: Path) -> IO[str]:
+    """Makes the run directory and locks it; closing the returned file unlocks it."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = (root / "lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"--run-dir {root}: another plimsoll runs there: stop it or give another directory"
+        ) from None
+    except OSError as error:
+        raise _unusable(root, error) from None
+    return lock
+
+
+def _write_files(its_plan: Plan) -> None:
+    """The directories and files of a new pod; the journal of earlier runs stays."""
+    config = Path(its_plan.places.config_file)
+    try:
+        for folder in (its_plan.run_dir, its_plan.state_dir, config.parent):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # What a memory volume would have lost with the pod.
+        for name in ("admin-token", "engine.json"):
+            (its_plan.run_dir / name).unlink(missing_ok=True)
+        for log in (its_plan.engine.log, its_plan.supervisor.log):
+            log.write_bytes(b"")
+        config.write_bytes(supervision.encode(its_plan.config))
+    except OSError as error:
+        raise _unusable(its_plan.root, error) from None
+
+
+def _unusable(root: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"--run-dir {error.filename or root}: {error.strerror}: give a directory that is writable"
+    )

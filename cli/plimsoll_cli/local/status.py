@@ -1,0 +1,86 @@
+"""What the engine and the supervisor of a local replica say about themselves, polled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+
+from plimsoll_api import admin
+from plimsoll_cli.local.plan import Plan
+from plimsoll_sidecar.launcher import TOKEN_FILE
+from plimsoll_sidecar.supervisor import View
+
+PERIOD_S = 0.5
+TIMEOUT_S = 2.0
+RATE_WINDOW_S = 5.0
+
+_view = msgspec.json.Decoder(View)
+_status = msgspec.json.Decoder(admin.Status)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The newest answers; None where there was none, or none in the last poll."""
+
+    view: View | None = None
+    status: admin.Status | None = None
+    tokens_per_s: float | None = None
+
+
+class Poller:
+    """``snapshot`` is replaced every half second while :meth:`run` runs."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.snapshot = Snapshot()
+        self._plan = plan
+        self._tokens: deque[tuple[float, str, int]] = deque()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+            while True:
+                view, status = await asyncio.gather(
+                    self._ask_supervisor(client), self._ask_engine(client)
+                )
+                self.snapshot = Snapshot(view, status, self._rate(status))
+                await asyncio.sleep(PERIOD_S)
+
+    async def _ask_supervisor(self, client: httpx.AsyncClient) -> View | None:
+        try:
+            answer = await client.get(f"{self._plan.supervisor_url}/state")
+            answer.raise_for_status()
+            return _view.decode(answer.content)
+        except (httpx.HTTPError, msgspec.MsgspecError):
+            return None  # it restarts, or has taken no sample yet
+
+    async def _ask_engine(self, client: httpx.AsyncClient) -> admin.Status | None:
+        try:
+            token = (self._plan.run_dir / TOKEN_FILE).read_text().strip()
+            answer = await client.get(
+                f"{self._plan.admin_url}{admin.PREFIX}/status",
+                headers={"Authorization": f"Bearer {token}"},
+            )
+            answer.raise_for_status()
+            return _status.decode(answer.content)
+        except (OSError, httpx.HTTPError, msgspec.MsgspecError):
+            return None
+
+    def _rate(self, status: admin.Status | None) -> float | None:
+        """Tokens a second over the last seconds of this epoch."""
+        total = status.load.generation_tokens_total if status else None
+        if status is None or total is None:
+            self._tokens.clear()
+            return None
+        now = time.monotonic()
+        if self._tokens and self._tokens[-1][1] != status.epoch:
+            self._tokens.clear()
+        self._tokens.append((now, status.epoch, total))
+        while now - self._tokens[0][0] > RATE_WINDOW_S:
+            self._tokens.popleft()
+        begin, _, first = self._tokens[0]
+        return (total - first) / (now - begin) if now > begin else None

@@ -1,0 +1,47 @@
+"""Runs a coroutine until it ends or a person stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(main: Coroutine[Any, Any, None]) -> bool:
+    """False when a signal stopped it. Each signal cancels once: the first lets ``main`` stop in
+    order, the second, which meets that stop, is for who does not want to wait."""
+
+    async def guarded() -> bool:
+        task = asyncio.ensure_future(main)
+        loop = asyncio.get_running_loop()
+        stopped = False
+
+        def stop() -> None:
+            nonlocal stopped
+            stopped = True
+            task.cancel()
+
+        for number in SIGNALS:
+            loop.add_signal_handler(number, stop)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not stopped:
+                raise
+        return not stopped
+
+    return asyncio.run(guarded())
+
+
+@contextlib.asynccontextmanager
+async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs them beside the block. An error of one of them ends the block with that error."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(coroutine) for coroutine in coroutines]
+        yield
+        for task in tasks:
+            task.cancel()
