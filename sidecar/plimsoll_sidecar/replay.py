@@ -1,0 +1,162 @@
+"""``plimsoll replay``: a recorded run through the same detector and governor as a live engine.
+
+Replay and live differ in the clock and the source only. The engine of the recording obeyed nothing,
+so that every remediation ends with an unknown effect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_api.admin import Capability, EngineState
+from plimsoll_api.supervision import Budget, MemoryPolicy, Mode, Supervision
+from plimsoll_sidecar import trace
+from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.govern.command import EngineView, Event, Happening, Outcome, Result, Turn
+from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.trace import Header, Sample, TraceBudget, TraceError
+
+
+class Line(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One line of the output. Unknown values are absent."""
+
+    event: str
+    t: float
+    id: str
+    kind: str | None = None
+    segment: str | None = None
+    confidence: float | None = None
+    consumed_ratio: float | None = None
+    bytes_per_s: float | None = None
+    reason: str | None = None
+    action: str | None = None
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """The last line."""
+
+    event: str = "summary"
+    samples: int = 0
+    duration_s: float = 0.0
+    incidents: int = 0
+    confirmed: int = 0
+    remediations: int = 0
+
+
+def replay(path: Path, mode: Mode = Mode.OBSERVE) -> Iterator[Line | Summary]:
+    """The events of the trace in order of time, then the summary. Raises :class:`TraceError`."""
+    header, samples = trace.read(path)
+    memory = policy_of(path, header)
+    supervision = Supervision(mode=mode)
+    detector = Detector(memory, supervision.stall_timeout_s, header.interval_s)
+    governor = Governor(supervision, memory, replica=header.name)
+    summary = Summary()
+    results: list[Result] = []
+    first_t: float | None = None
+    for sample in samples:
+        first_t = sample.t if first_t is None else first_t
+        turn = governor.advance(detector.update(sample), view(sample), sample.t, results)
+        results = unobeyed(turn)
+        summary.samples += 1
+        summary.duration_s = round(sample.t - first_t, 3)
+        for event in turn.events:
+            line = line_of(event, sample.t)
+            if line is not None:
+                _count(summary, line)
+                yield line
+    yield summary
+
+
+def policy_of(path: Path, header: Header) -> MemoryPolicy:
+    """The budgets that the header names; :class:`TraceError` where they cannot be used."""
+    if not header.interval_s > 0:
+        raise TraceError(f"{path}:1: interval_s is {header.interval_s}, it must be above zero")
+    if not 0 <= header.warmup_s < float("inf"):
+        raise TraceError(f"{path}:1: warmup_s is {header.warmup_s}, it must not be negative")
+    host = _budget(path, "host", header.budget.host, header.limits.host)
+    device = _budget(path, "device", header.budget.device, header.limits.device)
+    return MemoryPolicy(host=host, device=device, warmup_s=header.warmup_s)
+
+
+def view(sample: Sample) -> EngineView:
+    """An engine that can do everything: what it would have done is the question."""
+    return EngineView(
+        epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
+        state=EngineState.SERVING if sample.scrape_ok else None,
+        capabilities=frozenset(Capability),
+    )
+
+
+def unobeyed(turn: Turn) -> list[Result]:
+    """What a recording answers to a command."""
+    if turn.command is None:
+        return []
+    operation = turn.command.operation_id
+    return [Result(operation_id=operation, outcome=Outcome.UNKNOWN, message="a recording")]
+
+
+def line_of(event: Event, t: float) -> Line | None:
+    """The line that tells ``event``; None where the format has none for it."""
+    incident = event.incident
+    match event.happening:
+        case Happening.OPENED | Happening.CONFIRMED:
+            attribution = incident.attribution
+            return Line(
+                event="incident" if event.happening is Happening.OPENED else "confirmed",
+                t=t,
+                id=incident.name,
+                kind=incident.kind.value,
+                segment=attribution.segment,
+                confidence=attribution.confidence,
+                consumed_ratio=incident.consumed_ratio,
+                bytes_per_s=attribution.bytes_per_s,
+            )
+        case Happening.CLEARED:
+            reason = incident.message or (incident.reason.value if incident.reason else "")
+            return Line(event="cleared", t=t, id=incident.name, reason=reason)
+        case Happening.REMEDIATION if event.action is not None:
+            return Line(event="remediation", t=t, id=incident.name, action=event.action.value)
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.replay", description=__doc__)
+    parser.add_argument("trace", type=Path, help="a recording, .jsonl or .jsonl.gz")
+    parser.add_argument(
+        "--mode", type=Mode, choices=list(Mode), default=Mode.OBSERVE, help="Observe or Recover"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        for line in replay(arguments.trace, arguments.mode):
+            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    except TraceError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except BrokenPipeError:
+        return 0
+    return 0
+
+
+def _count(summary: Summary, line: Line) -> None:
+    summary.incidents += line.event == "incident"
+    summary.confirmed += line.event == "confirmed"
+    summary.remediations += line.event == "remediation"
+
+
+def _budget(path: Path, kind: str, budget: TraceBudget | None, limit: int | None) -> Budget | None:
+    if budget is None:
+        return None
+    if budget.growth <= 0 or not budget.window_s > 0:
+        raise TraceError(f"{path}:1: budget.{kind}: growth and window_s must be above zero")
+    if limit is not None and limit <= 0:
+        raise TraceError(f"{path}:1: limits.{kind} is {limit}, it must be above zero or null")
+    return Budget(growth_bytes=budget.growth, window_s=budget.window_s, limit_bytes=limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
