@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 from urllib.parse import urlencode
 
+import aiohttp
 from kubernetes.aio import client, config
 
 from plimsoll_operator.kinds import Kind, Object
@@ -119,10 +120,13 @@ class Api:
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         url += "?" + urlencode(query) if query else ""
-        answer = await self._client.call_api(
-            method, url, headers, body, _request_timeout=self._timeout_s
-        )
-        data = await answer.read()
+        try:
+            answer = await self._client.call_api(
+                method, url, headers, body, _request_timeout=self._timeout_s
+            )
+            data = await answer.read()
+        except aiohttp.ClientError as error:
+            raise OSError(f"{method} {path}: {error or repr(error)}") from error
         if answer.status >= 400:
             raise _error(answer.status, data)
         found: Object = json.loads(data)

@@ -43,11 +43,11 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         log.info("watching %s", ", ".join(config.namespaces) or "all namespaces")
         await _until(
             stop,
-            _watch(watches, config, stop),
             queue.run(controller.handle),
             scraper.run(config.scrape_s),
             health.canary(config),
             _resync(controller, queue, config.resync_s),
+            _watch(watches, config, stop),
         )
     finally:
         if server:
@@ -56,14 +56,17 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 async def _watch(watches: watch.Watches, config: Config, stop: asyncio.Event) -> None:
-    """kopf ends at ``stop``, and at a signal, which it takes for itself: the rest follows it."""
+    """kopf takes the signals for itself and ends at them: the rest follows it.
+
+    At its end it waits 5 s for every task that is younger than itself, so it comes last.
+    """
+    await asyncio.sleep(0)
     await kopf.operator(
-        registry=watches.registry(),
+        registry=watches.registry(config.kubeconfig),
         settings=watch.settings(),
         namespaces=config.namespaces,
         clusterwide=not config.namespaces,
         standalone=True,
-        stop_flag=stop,
     )
     stop.set()
 
@@ -81,8 +84,8 @@ async def _resync(controller: Controller, queue: WorkQueue[Key], every_s: float)
 async def _until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
     """Runs ``parts`` until ``stop``; one that ends before ends all, with an error."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(part) for part in parts]
         stopped = asyncio.create_task(stop.wait())
+        tasks = [group.create_task(part) for part in parts]
         done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in (stopped, *tasks):
             task.cancel()

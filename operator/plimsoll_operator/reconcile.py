@@ -66,7 +66,13 @@ def reconcile(
     pinned = revision["data"] if revision and mine else None
     present = {pod["metadata"]["name"] for pod in pods}
     held = [where.name for where, item in owned.items() if _held(item, present)]
-    desired = render(service, images, pinned, held)
+    try:
+        desired = render(service, images, pinned, held)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if service.spec.pod_template is None:
+            raise
+        # Its schema is open: what is no pod template at all shows here, the rest to the server.
+        raise InvalidSpec(f"spec.podTemplate: this is not a pod template: {error}") from error
     wanted = {ref(item) for item in desired}
     surplus = [
         item

@@ -20,7 +20,7 @@ TIMEOUT_S = 3.0
 AT_ONCE = 16
 MAX_BYTES = 1 << 20
 PUBLISH_S = 60.0
-"""A status says a new figure at most this often."""
+"""A figure in a status moves at most this often; the first one comes at once."""
 
 
 class Scraper:
@@ -49,7 +49,9 @@ class Scraper:
         """Takes ``fresh`` for the status when it reads differently there and the time has come."""
         now = self._clock()
         known = self._published.get(key)
-        if known and (_shown(known[1]) == _shown(fresh) or now - known[0] < PUBLISH_S):
+        if known and _shown(known[1]) == _shown(fresh):
+            return
+        if known and memory(known[1]) and now - known[0] < PUBLISH_S:
             return
         self._published[key] = (now, fresh)
         self._changed(key)

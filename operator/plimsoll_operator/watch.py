@@ -25,6 +25,9 @@ def settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True
     made.watching.server_timeout = SERVER_TIMEOUT_S
     made.watching.client_timeout = CLIENT_TIMEOUT_S
+    # Handlers take microseconds: nothing is worth waiting for at the end.
+    made.queueing.idle_timeout = 1.0
+    made.queueing.exit_timeout = 0.5
     made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
     made.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix="kopf.plimsoll.dev")
@@ -47,7 +50,7 @@ class Watches:
         """Seconds since the last event of any kind."""
         return time.monotonic() - self._last
 
-    def registry(self) -> kopf.OperatorRegistry:
+    def registry(self, kubeconfig: str | None) -> kopf.OperatorRegistry:
         """Handlers for all kinds, in a registry of their own."""
         registry = kopf.OperatorRegistry()
         for kind in WATCHED:
@@ -58,7 +61,7 @@ class Watches:
                 id=f"{kind.plural}-seen",
                 registry=registry,
             )(self._handler(kind))
-        kopf.on.login(registry=registry)(_login)
+        kopf.on.login(registry=registry)(_in_pod if kubeconfig is None else _by_file)
         return registry
 
     def _handler(self, kind: Kind) -> Any:
@@ -82,6 +85,11 @@ class Watches:
         return seen
 
 
-def _login(**given: Any) -> kopf.ConnectionInfo | None:
-    """The pod's own account, else the file that KUBECONFIG names."""
-    return kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+def _in_pod(**given: Any) -> kopf.ConnectionInfo | None:
+    """The pod's own account, else the user's default file."""
+    return kopf.login_with_service_account(**given) or _by_file(**given)
+
+
+def _by_file(**given: Any) -> kopf.ConnectionInfo | None:
+    """The file that KUBECONFIG names."""
+    return kopf.login_with_kubeconfig(**given)

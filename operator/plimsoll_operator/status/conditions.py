@@ -61,7 +61,7 @@ def rollout(deployment: Object | None, wanted: int, may_miss: int) -> list[Verdi
     ready, updated = seen.get("readyReplicas", 0), seen.get("updatedReplicas", 0)
     rolled_out = current and updated == wanted == seen.get("replicas", 0)
     ready = ready if current else 0
-    count = f"{ready} of {wanted} replicas are ready"
+    count = f"{ready} of {wanted} replicas are ready{_trouble(seen)}"[:MAX_MESSAGE]
     late = any(
         one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded"
         for one in seen.get("conditions") or ()
@@ -89,6 +89,14 @@ def rollout(deployment: Object | None, wanted: int, may_miss: int) -> list[Verdi
             f"{count}; the pods' events say why" if late and not done else "",
         ),
     ]
+
+
+def _trouble(status: Object) -> str:
+    """Why pods cannot be made: quota, pod security, a template that the server refuses."""
+    for one in status.get("conditions") or ():
+        if one["type"] == "ReplicaFailure" and one["status"] == "True":
+            return f"; {one.get('message', '')}"
+    return ""
 
 
 def containers(pods: list[Object]) -> list[Verdict]:

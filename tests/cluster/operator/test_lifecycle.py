@@ -38,17 +38,9 @@ def test_the_whole_life_of_a_service(
     assert kubectl.condition("tiny", "SupervisorReady")["status"] == "True"
     assert kubectl.condition("tiny", "Stalled")["status"] == "False"
     row = kubectl("get", "plinf", "tiny").splitlines()
-    assert row[0].split() == [
-        "NAME",
-        "URL",
-        "READY",
-        "REASON",
-        "HOST%",
-        "DEVICE%",
-        "RESTARTS",
-        "INCIDENTS",
-        "AGE",
-    ]
+    columns = row[0].split()
+    assert columns[:5] == ["NAME", "URL", "READY", "REASON", "HOST%"]
+    assert columns[5:] == ["DEVICE%", "RESTARTS", "INCIDENTS", "AGE"]
     assert row[1].split()[2:4] == ["True", "ReplicasReady"]
 
     kubectl("scale", "plinf", "tiny", "--replicas=3")
@@ -144,8 +136,7 @@ def test_memory_figures_come_from_the_supervisors(
     # Nothing is shown of a budget before a supervisor has answered.
     assert "memory" not in (kubectl.get("plinf", "tiny").get("status") or {})
     kubectl.play_kubelet("tiny", supervisor_address)
-    # At most one change a minute: an empty answer may have been shown first.
-    memory = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("memory"), 75)
+    memory = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("memory"))
     assert memory == {"hostConsumedPercent": 120, "replica": pods[0]["metadata"]["name"]}
     assert kubectl.condition("tiny", "MemoryWithinBudget")["reason"] == "BudgetSpent"
     assert kubectl.condition("tiny", "RestartBudgetExhausted")["status"] == "True"
