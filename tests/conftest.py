@@ -1,0 +1,61 @@
+"""One lab for a test session: a real control plane, and a node on it when a test asks for one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.lab.errors import MissingError
+from tests.lab.lab import E2E, ExistingCluster, Lab, new_lab
+from tests.lab.node import missing as missing_for_a_node
+
+
+def _missing(why: str) -> None:
+    """What is missing on a developer's machine is a skip that says so; in CI it is a failure."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Lab]:
+    """A control plane with our CRDs; ``.kubeconfig`` is the administrator's."""
+    try:
+        lab = new_lab(node=missing_for_a_node() is None)
+    except MissingError as error:
+        _missing(str(error))
+    lab.start()
+    _kubectl_on_path(lab)
+    try:
+        yield lab
+    finally:
+        lab.stop()
+
+
+@pytest.fixture(scope="session")
+def node(request: pytest.FixtureRequest) -> Iterator[Lab | ExistingCluster]:
+    """The same control plane with a real kubelet, or the cluster that is named for it."""
+    if named := os.environ.get(E2E):
+        try:
+            yield ExistingCluster(Path(named))
+        except MissingError as error:
+            _missing(str(error))
+        return
+    if (why := missing_for_a_node()) is not None:
+        _missing(why)
+    lab: Lab = request.getfixturevalue("cluster")
+    lab.start_node()
+    yield lab
+
+
+def _kubectl_on_path(lab: Lab) -> None:
+    if shutil.which("kubectl") is None:
+        script = lab.home / "bin" / "kubectl"
+        script.parent.mkdir(exist_ok=True)
+        command = " ".join(lab.binaries.command("kubectl"))
+        script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        script.chmod(0o755)
+        os.environ["PATH"] += f":{script.parent}"

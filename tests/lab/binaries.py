@@ -1,0 +1,87 @@
+"""Where the control plane's programs come from: existing ones, or one Go build, kept in a cache.
+
+As with controller-runtime's envtest, ``KUBEBUILDER_ASSETS`` names a directory of existing binaries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab.errors import LabError, MissingError
+
+MODULE = Path(__file__).parent / "kubelab"
+VERSION = "v1.34.4"
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+BUILD_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """``command(NAME)`` is the argv prefix of a component."""
+
+    assets: Path | None = None
+    kubelab: Path | None = None
+    pause: Path | None = None
+
+    def command(self, name: str) -> list[str]:
+        if self.assets is not None and (self.assets / name).exists():
+            return [str(self.assets / name)]
+        if self.kubelab is None:
+            raise MissingError(f"{name} is not in KUBEBUILDER_ASSETS ({self.assets})")
+        return [str(self.kubelab), name]
+
+
+def cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "plimsoll-lab"
+
+
+def find(node: bool) -> Binaries:
+    """The binaries of a control plane, and of a node too. Builds what is absent, once.
+
+    Raises :class:`MissingError` where neither binaries nor Go are there.
+    """
+    named = os.environ.get("KUBEBUILDER_ASSETS")
+    assets = Path(named) if named else None
+    wanted = (*CONTROL_PLANE, "kubectl")
+    if assets is not None and not node and all((assets / name).exists() for name in wanted):
+        return Binaries(assets=assets)
+    return Binaries(assets=assets, kubelab=_build("kubelab", "."), pause=_build("pause", "./pause"))
+
+
+def _build(name: str, package: str) -> Path:
+    sources = sorted(p for p in MODULE.rglob("*") if p.suffix in (".go", ".mod", ".sum"))
+    digest = hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:12]
+    target = cache_dir() / f"{VERSION}-{digest}" / name
+    if target.exists():
+        return target
+    go = shutil.which("go")
+    if go is None:
+        raise MissingError(
+            "no control plane: install Go >= 1.26 (it is built once, in about 7 minutes), or name "
+            "existing binaries in KUBEBUILDER_ASSETS (setup-envtest fetches them)"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    stage = target.with_suffix(f".{os.getpid()}")
+    component = "k8s.io/component-base/version"
+    major, minor = VERSION.removeprefix("v").split(".")[:2]
+    # Without the version, the API server says v0.0.0-master and charts refuse it.
+    flags = f"-s -w -X {component}.gitVersion={VERSION} -X {component}.gitMajor={major}"
+    flags += f" -X {component}.gitMinor={minor} -X {component}.gitTreeState=clean"
+    done = subprocess.run(
+        [go, "build", "-o", str(stage), "-ldflags", flags, package],
+        cwd=MODULE,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+    )
+    if done.returncode:
+        raise LabError(f"go build of {name} failed:\n{done.stderr[-3000:]}")
+    stage.rename(target)
+    return target

@@ -1,0 +1,141 @@
+"""The images of the tests: this Python, this checkout's packages, and what they need.
+
+The engine's image leaves PyTorch out (5 GB): pods mount this environment's site-packages
+read-only from a PersistentVolume, because a restricted namespace refuses hostPath volumes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from tests.lab import archive
+from tests.lab.binaries import Binaries
+
+ROOT = Path(__file__).resolve().parents[2]
+PAUSE = "localhost/pause:1"
+ENGINE = "localhost/plimsoll-engine:test"
+SUPERVISOR = "localhost/plimsoll-supervisor:test"
+CODE = "/opt/plimsoll/code"
+SITE = "/opt/plimsoll/site-packages"
+"""Where the engine finds the mounted environment, and the supervisor its few packages."""
+
+SUPERVISOR_PACKAGES = ("msgspec", "urllib3", "psutil", "prometheus_client", "pynvml.py")
+TOOLS = [
+    "sh",
+    "sleep",
+    "ls",
+    "cat",
+    "grep",
+    "kill",
+    "ps",
+    "id",
+    "head",
+    "tail",
+    "env",
+    "stat",
+    "df",
+]
+# torch loads libpthread.so.0 by name, and no ELF file refers to the name service modules.
+BY_NAME = [
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
+    "libutil.so.1",
+    "libresolv.so.2",
+    "libnss_files.so.2",
+    "libnss_dns.so.2",
+    "libgcc_s.so.1",
+    "libstdc++.so.6",
+    "libgomp.so.1",
+]
+LIBRARY_FOLDERS = (Path("/lib/x86_64-linux-gnu"), Path("/lib64"), Path("/usr/lib64"))
+
+
+def pause_image(folder: Path, binaries: Binaries) -> Path:
+    """The image of the sandbox container that every pod has."""
+    assert binaries.pause is not None
+    target = folder / "pause.tar"
+    layer = archive.Layer(trees={binaries.pause: "/pause"})
+    archive.write(target, PAUSE, layer, ["/pause"], {})
+    return target
+
+
+def engine_image(folder: Path) -> Path:
+    """Python and our code; the environment is mounted under :data:`SITE`."""
+    layer = _python()
+    _code(layer, "plimsoll_api", "plimsoll_engine")
+    env = _env(f"{CODE}:{SITE}")
+    target = folder / "engine.tar"
+    archive.write(target, ENGINE, layer, ["python", "-m", "plimsoll_engine"], env)
+    return target
+
+
+def supervisor_image(folder: Path) -> Path:
+    """Python, our code and the supervisor's own packages."""
+    layer = _python()
+    _code(layer, "plimsoll_api", "plimsoll_sidecar")
+    site = site_packages()
+    for name in SUPERVISOR_PACKAGES:
+        layer.trees[site / name] = f"{SITE}/{name}"
+    target = folder / "supervisor.tar"
+    env = _env(f"{CODE}:{SITE}")
+    entrypoint = ["python", "-m", "plimsoll_sidecar.launcher"]
+    archive.write(target, SUPERVISOR, layer, entrypoint, env)
+    return target
+
+
+def site_packages() -> Path:
+    """The environment that the tests run in."""
+    return Path(next(p for p in sys.path if p.endswith("site-packages") and sys.prefix in p))
+
+
+def _python() -> archive.Layer:
+    prefix = Path(sys.base_prefix)
+    files = [Path(shutil.which(tool) or "/bin/sh") for tool in TOOLS]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    trees = {
+        prefix / "bin" / f"python{version}": f"{prefix}/bin/python{version}",
+        prefix / "lib" / f"python{version}": f"{prefix}/lib/python{version}",
+    }
+    shared = list((prefix / "lib").glob(f"libpython{version}*.so*"))
+    trees |= {path: str(path) for path in shared}
+    modules = (prefix / "lib" / f"python{version}" / "lib-dynload").glob("*.so")
+    python = prefix / "bin" / f"python{version}"
+    needed = archive.libraries([*files, python, *modules])
+    by_name = [f / n for f in LIBRARY_FOLDERS for n in BY_NAME if (f / n).exists()]
+    loader = [path for path in (Path("/lib64/ld-linux-x86-64.so.2"),) if path.exists()]
+    inside = [path for path in needed if prefix not in path.parents]
+    return archive.Layer(
+        trees=trees,
+        files=[*files, *inside, *by_name, *loader, Path("/bin/sh")],
+        links={f"{prefix}/bin/python".strip("/"): f"python{version}"},
+        # torch calls getpass.getuser(), which fails for a UID without a name.
+        texts={
+            "etc/passwd": "root:x:0:0::/root:/bin/sh\napp:x:10001:10001::/tmp:/bin/sh\n",
+            "etc/group": "root:x:0:\napp:x:10001:\n",
+            "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+        },
+        skip=archive.SKIPPED | {"site-packages", f"config-{version}-x86_64-linux-gnu"},
+    )
+
+
+def _code(layer: archive.Layer, *packages: str) -> None:
+    folders = {
+        "plimsoll_api": "crds",
+        "plimsoll_engine": "engine_image",
+        "plimsoll_sidecar": "sidecar",
+    }
+    for package in packages:
+        layer.trees[ROOT / folders[package] / package] = f"{CODE}/{package}"
+
+
+def _env(python_path: str) -> dict[str, str]:
+    prefix = Path(sys.base_prefix)
+    return {
+        "PATH": f"{CODE}/bin:{prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "PYTHONPATH": python_path,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }

@@ -1,0 +1,67 @@
+"""kubectl for tests: one namespace, bounded waits, and everything worth reading when one fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+Document = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass
+class Kube:
+    """kubectl with the administrator's rights, in ``namespace``."""
+
+    kubectl: Sequence[str]
+    kubeconfig: Path
+    namespace: str = "default"
+
+    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        prefix = [*self.kubectl, f"--kubeconfig={self.kubeconfig}", f"-n={self.namespace}"]
+        return subprocess.run(
+            [*prefix, *arguments], input=stdin, capture_output=True, text=True, timeout=120
+        )
+
+    def __call__(self, *arguments: str, stdin: str | None = None) -> str:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr.strip()}"
+        return done.stdout
+
+    def apply(self, *documents: Document) -> None:
+        self("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(documents))
+
+    def get(self, kind: str, name: str) -> Document | None:
+        """One object, None where there is none."""
+        text = self("get", kind, name, "-o", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+    def list(self, kind: str, selector: str = "") -> list[Document]:
+        arguments = ["get", kind, "-o", "json", *([f"-l={selector}"] if selector else [])]
+        items: list[Document] = json.loads(self(*arguments))["items"]
+        return items
+
+    def dump(self) -> str:
+        """Pods, events and the ends of the logs of the namespace, for a failed test."""
+        parts = [self.run("get", "all,leases", "-o", "wide").stdout]
+        parts.append(self.run("get", "events", "--sort-by=.lastTimestamp").stdout[-6000:])
+        for pod in self.run("get", "pods", "-o", "name").stdout.split():
+            logs = self.run("logs", pod, "--all-containers", "--prefix", "--tail=60").stdout
+            parts.append(f"--- {pod}\n{logs[-8000:]}")
+        return "\n".join(parts)
+
+
+def eventually(check: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
+    """The first true value of ``check``; AssertionError with the last one after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := check()):
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}; last: {value!r}"
+        time.sleep(0.1)
+    return value

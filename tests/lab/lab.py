@@ -1,0 +1,189 @@
+"""A lab: a control plane, and a node on it when one is asked for.
+
+``PLIMSOLL_E2E_KUBECONFIG`` names an existing cluster to use in its place; then the images must be
+pullable there and are named by ``PLIMSOLL_E2E_ENGINE_IMAGE`` and ``PLIMSOLL_E2E_SUPERVISOR_IMAGE``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.lab import images
+from tests.lab.binaries import Binaries, find
+from tests.lab.controlplane import ControlPlane
+from tests.lab.errors import LabError, MissingError
+from tests.lab.kube import Document, Kube
+from tests.lab.node import Node
+from tests.lab.processes import Processes
+
+CRDS = images.ROOT / "crds"
+E2E = "PLIMSOLL_E2E_KUBECONFIG"
+E2E_IMAGES = ("PLIMSOLL_E2E_ENGINE_IMAGE", "PLIMSOLL_E2E_SUPERVISOR_IMAGE")
+
+
+class Lab:
+    """Starts on construction of its parts; ``kubeconfig`` is the administrator's."""
+
+    def __init__(self, home: Path, binaries: Binaries, detached: bool = False) -> None:
+        logs = home / "log"
+        logs.mkdir(parents=True, exist_ok=True)
+        self.home = home
+        self.binaries = binaries
+        self.plane = ControlPlane(home, binaries, Processes(logs, detached), _free_index())
+        self.node: Node | None = None
+        self.engine_image = images.ENGINE
+        self.supervisor_image = images.SUPERVISOR
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.plane.kubeconfig
+
+    @property
+    def kube(self) -> Kube:
+        return Kube(self.binaries.command("kubectl"), self.kubeconfig)
+
+    def start(self) -> None:
+        """Control plane and CRDs. Stops what it began when it fails."""
+        try:
+            self.plane.start()
+            self.install_crds()
+        except BaseException:
+            self.stop()
+            raise
+
+    def start_node(self) -> None:
+        """A node with the images of the engine and the supervisor."""
+        node = Node(self.plane)
+        self.node = node
+        node.start()
+        for image in (images.engine_image(self.home), images.supervisor_image(self.home)):
+            node.load(image)
+            image.unlink()
+
+    def install_crds(self) -> None:
+        files = [argument for path in sorted(CRDS.glob("*.yaml")) for argument in ("-f", str(path))]
+        self.kube("apply", "--server-side", *files)
+        self.kube("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+
+    def stop(self) -> None:
+        """Leaves no process, mount, bridge or cgroup behind."""
+        if self.node is not None:
+            self.node.stop()
+            self.node = None
+        self.plane.stop()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+class ExistingCluster:
+    """The cluster that ``PLIMSOLL_E2E_KUBECONFIG`` names, with images that it can pull."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        absent = [name for name in E2E_IMAGES if not os.environ.get(name)]
+        if absent:
+            raise MissingError(f"{E2E} is set, but {' and '.join(absent)} must name images too")
+        self.kubeconfig = kubeconfig
+        self.engine_image, self.supervisor_image = (os.environ[name] for name in E2E_IMAGES)
+        kubectl = shutil.which("kubectl")
+        if kubectl is None:
+            raise MissingError("kubectl is missing")
+        self.kube = Kube([kubectl], kubeconfig)
+        Lab.install_crds(self)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def namespace(kube: Kube, restricted: bool = False) -> Iterator[Kube]:
+    """A fresh namespace, deleted afterwards; ``restricted`` enforces that pod security standard."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    metadata: Document = {"name": name}
+    if restricted:
+        metadata["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    try:
+        yield Kube(kube.kubectl, kube.kubeconfig, name)
+    finally:
+        kube.run("delete", "namespace", name, "--timeout=60s")
+
+
+def mounted(kube: Kube, claim: str, folder: Path) -> str:
+    """A read-only claim named ``claim`` on a folder of the node's host; its name.
+
+    A PersistentVolume carries the hostPath: pods of a restricted namespace may not.
+    """
+    volume = f"{kube.namespace}-{claim}"
+    modes = ["ReadOnlyMany"]
+    size = {"storage": "20Gi"}
+    kube.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume},
+            "spec": {
+                "capacity": size,
+                "accessModes": modes,
+                "persistentVolumeReclaimPolicy": "Retain",
+                "storageClassName": "",
+                "claimRef": {"namespace": kube.namespace, "name": claim},
+                "hostPath": {"path": str(folder), "type": "Directory"},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": claim},
+            "spec": {
+                "accessModes": modes,
+                "storageClassName": "",
+                "volumeName": volume,
+                "resources": {"requests": size},
+            },
+        },
+    )
+    return claim
+
+
+def python_environment(kube: Kube) -> Document:
+    """The ``podTemplate`` that gives the engine's container this environment's packages."""
+    claim = mounted(kube, "python-environment", images.site_packages())
+    mount = {"name": "python", "mountPath": images.SITE, "readOnly": True}
+    volume = {"name": "python", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    return {
+        "spec": {
+            "volumes": [volume],
+            "containers": [{"name": "engine", "volumeMounts": [mount]}],
+        }
+    }
+
+
+def new_lab(node: bool, home: Path | None = None, detached: bool = False) -> Lab:
+    """A lab that is not started yet. Builds the binaries where they are absent."""
+    binaries = find(node)
+    return Lab(home or Path(tempfile.mkdtemp(prefix="plimsoll-lab-")), binaries, detached)
+
+
+def _free_index() -> int:
+    """The first lab number whose bridge does not exist."""
+    for index in range(1, 100):
+        if not Path(f"/sys/class/net/plab{index}").exists():
+            return index
+    raise LabError("99 labs are running on this machine: end some")
+
+
+def install_packages(packages: tuple[str, ...]) -> None:
+    """Install Debian packages. :class:`MissingError` where that cannot be done here."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise MissingError(f"install by hand: {' '.join(packages)}")
+    quiet = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
+    for command in (
+        [*quiet, "update"],
+        [*quiet, "install", "-y", "--no-install-recommends", *packages],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        if done.returncode:
+            raise LabError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")

@@ -1,0 +1,86 @@
+"""Daemons of a lab: started apart, remembered by PID, ended by it, never by name."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.lab.errors import LabError
+
+TERM_S = 3.0
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass
+class Processes:
+    """The daemons of one lab. ``detached`` ones outlive this process (`make cluster`)."""
+
+    logs: Path
+    detached: bool = False
+    running: dict[str, int] = field(default_factory=dict)
+
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Start a daemon whose output goes to ``NAME.log``."""
+        with (self.logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=None if self.detached else _die_with_parent,  # noqa: PLW1509 - no threads yet
+                env=None if env is None else {**os.environ, **env},
+            )
+        self.running[name] = process.pid
+
+    def check(self, name: str) -> None:
+        """Raises :class:`LabError` with the end of the log when the daemon has ended."""
+        if not alive(self.running[name]):
+            tail = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
+            raise LabError(f"{name} ended early; the end of its log:\n" + "\n".join(tail))
+
+    def stop(self, *names: str) -> None:
+        """TERM to all, KILL to what is left after :data:`TERM_S`."""
+        pids = [pid for name in names if (pid := self.running.pop(name, None)) is not None]
+        for pid in pids:
+            _signal(pid, signal.SIGTERM)
+        deadline = time.monotonic() + TERM_S
+        while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in pids:
+            if alive(pid):
+                _signal(pid, signal.SIGKILL)
+        for pid in pids:
+            while alive(pid):
+                time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether ``pid`` runs; a child of ours that has ended is reaped."""
+    try:
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return False
+    except ChildProcessError:
+        pass
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
