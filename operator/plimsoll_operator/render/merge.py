@@ -1,7 +1,7 @@
 """Merges ``podTemplate`` over the rendered pod template, as a strategic merge patch would.
 
-Objects merge by key and null removes a key. A list in :data:`LIST_KEYS` merges by its key; every
-other list is replaced as a whole.
+Objects merge by key and null removes a key. A list in :data:`LIST_KEYS` merges by its key where
+all items have it; every other list is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -27,26 +27,31 @@ LIST_KEYS = {
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
     """``base`` with ``patch`` over it; neither is changed."""
-    if isinstance(base, dict) and isinstance(patch, dict):
-        merged = dict(base)
+    if isinstance(patch, dict):
+        merged = dict(base) if isinstance(base, dict) else {}
         for key, value in patch.items():
             if value is None:
                 merged.pop(key, None)
             else:
                 merged[key] = merge(merged.get(key), value, key)
         return merged
-    if isinstance(base, list) and isinstance(patch, list) and field in LIST_KEYS:
-        return _merge_list(base, patch, LIST_KEYS[field])
+    if isinstance(patch, list) and field in LIST_KEYS and _keyed(patch, LIST_KEYS[field]):
+        return _merge_list(base if isinstance(base, list) else [], patch, LIST_KEYS[field])
     return patch
+
+
+def _keyed(items: list[Any], key: str) -> bool:
+    return all(isinstance(item, dict) and isinstance(item.get(key), str | int) for item in items)
 
 
 def _merge_list(base: list[Any], patch: list[Any], key: str) -> list[Any]:
     merged = list(base)
     index = {item.get(key): i for i, item in enumerate(base) if isinstance(item, dict)}
     for item in patch:
-        at = index.get(item.get(key)) if isinstance(item, dict) else None
+        at = index.get(item[key])
         if at is None:
-            merged.append(item)
+            index[item[key]] = len(merged)
+            merged.append(merge({}, item))
         else:
             merged[at] = merge(merged[at], item)
     return merged

@@ -1,0 +1,112 @@
+"""podTemplate over the rendered template; the wanted object against the live one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_operator.compare import contains, needs_apply
+from plimsoll_operator.render.merge import merge, merge_template
+
+BASE = {
+    "metadata": {"labels": {"a": "1"}},
+    "spec": {
+        "initContainers": [{"name": "supervisor", "env": [{"name": "X", "value": "1"}]}],
+        "containers": [
+            {"name": "engine", "args": ["a", "b"], "volumeMounts": [{"mountPath": "/x"}]}
+        ],
+        "tolerations": [{"key": "one"}],
+    },
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["a", "b", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "env", "spec", "x"]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def test_containers_merge_by_name_and_other_lists_are_replaced() -> None:
+    before = copy.deepcopy(BASE)
+    patch = {
+        "spec": {
+            "containers": [
+                {"name": "engine", "args": ["c"], "volumeMounts": [{"mountPath": "/y"}]},
+                {"name": "extra", "image": "i"},
+            ],
+            "tolerations": [{"key": "two"}],
+        }
+    }
+    merged = merge_template(BASE, patch)["spec"]
+    assert [one["name"] for one in merged["containers"]] == ["engine", "extra"]
+    assert merged["containers"][0]["args"] == ["c"]
+    assert merged["containers"][0]["volumeMounts"] == [{"mountPath": "/x"}, {"mountPath": "/y"}]
+    assert merged["tolerations"] == [{"key": "two"}]
+    assert before == BASE, "nothing is changed in place"
+
+
+def test_the_supervisor_may_be_named_among_the_containers() -> None:
+    patch = {"spec": {"containers": [{"name": "supervisor", "env": [{"name": "X", "value": "2"}]}]}}
+    merged = merge_template(BASE, patch)["spec"]
+    assert merged["initContainers"] == [
+        {"name": "supervisor", "env": [{"name": "X", "value": "2"}]}
+    ]
+    assert [one["name"] for one in merged["containers"]] == ["engine"]
+
+
+def test_null_removes() -> None:
+    assert "tolerations" not in merge_template(BASE, {"spec": {"tolerations": None}})["spec"]
+
+
+@given(JSON)
+def test_merging_nothing_and_merging_twice_change_nothing(value: Any) -> None:
+    base = {"spec": value}
+    assert merge(base, {}) == base
+    once = merge({"spec": {}}, base)
+    assert merge(once, base) == once
+
+
+@given(JSON)
+def test_everything_contains_itself(value: Any) -> None:
+    assert contains(value, value)
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted", "holds"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, True),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({"a": 1}, {"a": 1, "b": ""}, True),
+        ({"a": 1}, {"a": 1, "b": {"c": {}}}, False),
+        ({"args": ["a"]}, {"args": ["a", "b"]}, False),
+        (
+            {"resources": {"limits": {"cpu": "1"}}},
+            {"resources": {"limits": {"cpu": "1000m"}}},
+            True,
+        ),
+        ({"resources": {"limits": {"cpu": "2"}}}, {"resources": {"limits": {"cpu": "1"}}}, False),
+        # Outside of amounts equal numbers are different texts.
+        ({"env": [{"name": "A", "value": "1k"}]}, {"env": [{"name": "A", "value": "1000"}]}, False),
+        (
+            {"env": [{"name": "B", "value": "2"}, {"name": "A", "value": "1"}]},
+            {"env": [{"name": "A", "value": "1"}]},
+            True,
+        ),
+    ],
+)
+def test_contains(live: Any, wanted: Any, holds: bool) -> None:
+    assert contains(live, wanted) is holds
+
+
+def test_a_field_that_was_taken_out_is_applied() -> None:
+    hashed = {"metadata": {"annotations": {"plimsoll.dev/applied-hash": "new"}}}
+    live = {"metadata": {"annotations": {"plimsoll.dev/applied-hash": "old"}}, "spec": {"x": 1}}
+    assert needs_apply(hashed, live)
+    assert needs_apply(hashed, None)
+    assert not needs_apply(hashed, hashed | {"spec": {"x": 1}})

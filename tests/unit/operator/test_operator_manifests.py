@@ -1,0 +1,78 @@
+"""config/: what the operator may do is what it does and what it grants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from plimsoll_operator.config import parse
+from plimsoll_operator.kinds import OWNED, WATCHED
+from plimsoll_operator.reconcile import parse as parse_service
+from plimsoll_operator.render.rbac import role
+from plimsoll_operator.watch import settings
+
+ROOT = Path(__file__).parents[3]
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / "config" / name).read_text()))
+
+
+def permissions(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+CLUSTER_ROLE = permissions(
+    next(one for one in documents("rbac.yaml") if one["kind"] == "ClusterRole")["rules"]
+)
+
+
+def test_the_operator_may_grant_what_it_grants() -> None:
+    service = parse_service(
+        {
+            "apiVersion": "plimsoll.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "a"},
+            "spec": {"model": {"uri": "file:///m"}},
+        }
+    )
+    assert permissions(role(service)["rules"]) <= CLUSTER_ROLE
+
+
+def test_it_may_watch_and_keep_its_kinds_and_nothing_else() -> None:
+    needed = {(kind.group, kind.plural, verb) for kind in WATCHED for verb in ("list", "watch")}
+    needed |= {
+        (kind.group, kind.plural, verb)
+        for kind in OWNED
+        for verb in ("get", "create", "patch", "delete")
+    }
+    assert needed <= CLUSTER_ROLE
+    assert not any("*" in part for one in CLUSTER_ROLE for part in one)
+    assert not any(resource == "secrets" for _, resource, _ in CLUSTER_ROLE)
+
+
+def test_the_deployment_runs_the_command_line_that_exists() -> None:
+    container = documents("operator.yaml")[0]["spec"]["template"]["spec"]["containers"][0]
+    config = parse(container["args"], environ={})
+    assert config.namespaces == ()
+    assert config.http_port == container["ports"][0]["containerPort"]
+
+
+def test_the_watches_are_narrowed_by_the_server() -> None:
+    selectors = settings().watching.label_selectors
+    assert len(selectors) == len([kind for kind in WATCHED if kind.selector])
+    assert settings().posting.enabled is False
+
+
+def test_namespaces_come_from_flags_or_the_environment() -> None:
+    assert parse(["run", "--namespace", "b", "--namespace", "a"], {}).namespaces == ("a", "b")
+    assert parse(["run"], {"PLIMSOLL_NAMESPACES": "x,y"}).namespaces == ("x", "y")
+    assert parse(["run", "--all-namespaces"], {"PLIMSOLL_NAMESPACES": "x"}).namespaces == ()

@@ -1,0 +1,184 @@
+"""Status and decisions, from observed objects alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll_operator.kinds import ref
+from plimsoll_operator.reconcile import InvalidSpec, parse, reconcile
+from plimsoll_operator.render import Images
+from plimsoll_operator.scrape import Scraper
+from plimsoll_operator.status.build import status
+from plimsoll_operator.status.conditions import Failure, rollout
+from plimsoll_operator.status.figures import Figures, memory, percent
+from plimsoll_operator.status.figures import parse as parse_figures
+from plimsoll_operator.store import Key, Store
+
+IMAGES = Images("engine:1", "supervisor:1")
+NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
+
+
+def item(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 2},
+        "spec": {"model": {"uri": "file:///m"}} | spec,
+    }
+
+
+def deployment(ready: int, updated: int, replicas: int, *conditions: Any) -> dict[str, Any]:
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "qwen", "generation": 4},
+        "status": {
+            "observedGeneration": 4,
+            "replicas": replicas,
+            "readyReplicas": ready,
+            "updatedReplicas": updated,
+            "conditions": list(conditions),
+        },
+    }
+
+
+LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "violates PodSecurity"}
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "ready", "progressing", "stalled"),
+    [
+        (None, 1, False, True, False),
+        (deployment(1, 1, 1), 1, True, False, False),
+        (deployment(2, 3, 3), 3, True, True, False),
+        (deployment(1, 3, 3), 3, False, True, False),
+        (deployment(3, 1, 4), 3, False, True, False),
+        (deployment(0, 0, 0), 0, True, False, False),
+        (deployment(0, 1, 1, LATE), 1, False, False, True),
+    ],
+)
+def test_rollout(found: Any, wanted: int, ready: bool, progressing: bool, stalled: bool) -> None:
+    verdicts = {one.type: one.status for one in rollout(found, wanted, 1)}
+    assert verdicts == {"Ready": ready, "Progressing": progressing, "Stalled": stalled}
+
+
+def test_why_pods_cannot_be_made_is_said() -> None:
+    assert "violates PodSecurity" in rollout(deployment(0, 0, 0, REFUSED), 1, 1)[0].message
+
+
+def test_a_deployment_that_was_not_looked_at_yet_is_not_ready() -> None:
+    old = deployment(1, 1, 1)
+    old["metadata"]["generation"] = 5
+    assert rollout(old, 1, 1)[0].status is False
+
+
+def build(service: dict[str, Any], figures: Any, failure: Any = None, now: str = NOW) -> Any:
+    return status(service, parse(service), deployment(1, 1, 1), [], [], figures, failure, now)
+
+
+def test_the_same_observation_gives_the_same_status() -> None:
+    service = item()
+    service["status"] = build(service, {})
+    assert build(service, {}, now=LATER) == service["status"]
+
+
+def test_a_time_moves_only_with_its_status() -> None:
+    service = item()
+    service["status"] = build(service, {"p": Figures(host=0.2)})
+    after = build(service, {"p": Figures(host=1.0)}, now=LATER)
+    times = {one["type"]: one["lastTransitionTime"] for one in after["conditions"]}
+    assert times["MemoryWithinBudget"] == LATER
+    assert times["Ready"] == NOW
+
+
+def test_figures_stay_until_somebody_was_asked() -> None:
+    service = item()
+    service["status"] = build(service, {"p": Figures(host=0.5)})
+    assert build(service, None, now=LATER) == service["status"]
+    assert "memory" not in build(service, {}, now=LATER), "asked, and unknown: absent"
+
+
+def test_an_invalid_spec_is_stalled_and_keeps_what_was_known() -> None:
+    service = item()
+    service["status"] = build(service, {})
+    failure = Failure("InvalidSpec", "spec.model.uri: no", lasting=True)
+    found = status(service, None, deployment(1, 1, 1), [], [], None, failure, LATER)
+    conditions = {one["type"]: one for one in found["conditions"]}
+    assert conditions["Ready"]["reason"] == "InvalidSpec"
+    assert conditions["Stalled"]["status"] == "True"
+    assert found["url"] == "http://qwen.ml.svc"
+
+
+@pytest.mark.parametrize(
+    "template", [{"spec": "x"}, {"spec": {"containers": ["x"]}}, {"metadata": 1}]
+)
+def test_a_pod_template_that_is_none_is_an_invalid_spec(template: Any) -> None:
+    with pytest.raises(InvalidSpec, match=r"spec\.podTemplate"):
+        reconcile(parse(item(podTemplate=template)), {}, [], [], IMAGES, 10)
+
+
+def test_what_is_not_wanted_goes_unless_it_is_somebody_elses_or_held() -> None:
+    service = parse(item(supervision={"maxUnavailable": 3}))
+    owned = {ref(one): one for one in reconcile(service, {}, [], [], IMAGES, 10).desired}
+    names = {where.name: where for where in owned}
+    owned[names["qwen-restart-2"]]["spec"] = {"holderIdentity": "pod-1"}
+    owned[names["qwen-restart-1"]]["spec"] = {"holderIdentity": "gone"}
+    foreign = {"kind": "Lease", "metadata": {"name": "other", "ownerReferences": []}}
+    owned[ref(foreign)] = foreign
+    pods = [{"metadata": {"name": "pod-1"}}]
+    fewer = parse(item(supervision={"maxUnavailable": 1}))
+    surplus = reconcile(fewer, owned, pods, [], IMAGES, 10).surplus
+    assert [one["metadata"]["name"] for one in surplus] == ["qwen-restart-1"]
+
+
+def test_the_oldest_ended_incidents_go() -> None:
+    incidents = [
+        {
+            "kind": "LeakIncident",
+            "metadata": {"name": f"i{n}", "creationTimestamp": f"2026-01-0{n}T00:00:00Z"},
+            "status": {"phase": "Open" if n == 1 else "Resolved"},
+        }
+        for n in (3, 1, 2, 4)
+    ]
+    surplus = reconcile(parse(item()), {}, [], incidents, IMAGES, 2).surplus
+    assert [one["metadata"]["name"] for one in surplus] == ["i2"]
+
+
+def test_figures_from_a_metrics_page() -> None:
+    text = (
+        "# HELP plimsoll_memory_budget_consumed_ratio x\n"
+        'plimsoll_memory_budget_consumed_ratio{kind="host"} 0.36\n'
+        'plimsoll_memory_budget_consumed_ratio{kind="device"} NaN\n'
+        "plimsoll_restart_budget_remaining 2.0\nbroken line here\n"
+    )
+    assert parse_figures(text) == Figures(host=0.36, device=None, restarts_left=2)
+    assert parse_figures("") == Figures()
+
+
+def test_percent_moves_in_steps_and_reaches_a_hundred_only_when_spent() -> None:
+    assert [percent(value) for value in (0.0, 0.049, 0.05, 0.999, 1.0, 1.32)] == [
+        0, 0, 5, 95, 100, 130,
+    ]  # fmt: skip
+
+
+def test_the_worst_replica_is_shown_for_each_kind() -> None:
+    figures = {"a": Figures(host=0.5), "b": Figures(host=0.2, device=0.9), "c": Figures()}
+    assert memory(figures) == {
+        "hostConsumedPercent": 50,
+        "deviceConsumedPercent": 90,
+        "replica": "b",
+    }
+    assert memory({"c": Figures()}) == {}
+
+
+def test_a_status_moves_at_most_once_a_minute_but_the_first_figure_comes_at_once() -> None:
+    time, key = [0.0], Key("ml", "qwen")
+    changed: list[float] = []
+    scraper = Scraper(Store(), lambda _: changed.append(time[0]), clock=lambda: time[0])
+    for second in range(0, 300, 5):
+        time[0] = float(second)
+        figures = {"p": Figures(host=second / 100)} if second >= 10 else {}
+        scraper.publish(key, figures)
+    assert changed == [0.0, 10.0, 70.0, 130.0, 190.0, 250.0]

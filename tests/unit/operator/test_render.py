@@ -1,0 +1,184 @@
+"""From a manifest to objects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.supervision import CONFIG_FILE, decode
+from plimsoll_operator.kinds import OWNED
+from plimsoll_operator.reconcile import parse
+from plimsoll_operator.render import (
+    Images,
+    Places,
+    engine_args,
+    plain_env,
+    render,
+    supervisor_args,
+    supervisor_config,
+)
+from plimsoll_operator.render.deployment import pod_hash
+
+IMAGES = Images("engine:1", "supervisor:1")
+
+
+def service(**spec: Any) -> InferenceService:
+    return parse(
+        {
+            "apiVersion": "plimsoll.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 3},
+            "spec": {"model": {"uri": "pvc://weights/qwen/4b"}} | spec,
+        }
+    )
+
+
+def objects(**spec: Any) -> dict[str, dict[str, Any]]:
+    return {item["kind"]: item for item in render(service(**spec), IMAGES)}
+
+
+def template(**spec: Any) -> dict[str, Any]:
+    made: dict[str, Any] = objects(**spec)["Deployment"]["spec"]["template"]
+    return made
+
+
+def test_every_object_is_owned_labelled_and_of_a_watched_kind() -> None:
+    made = render(service(), IMAGES)
+    assert {item["kind"] for item in made} == {kind.kind for kind in OWNED}
+    for item in made:
+        meta = item["metadata"]
+        assert meta["namespace"] == "ml"
+        assert meta["labels"]["plimsoll.dev/service"] == "qwen"
+        assert meta["ownerReferences"][0] == {
+            "apiVersion": "plimsoll.dev/v1alpha1",
+            "kind": "InferenceService",
+            "name": "qwen",
+            "uid": "u-1",
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+
+def test_rendering_is_a_function() -> None:
+    assert json.dumps(render(service(), IMAGES)) == json.dumps(render(service(), IMAGES))
+
+
+def test_the_supervisor_is_a_native_sidecar_with_the_only_token() -> None:
+    spec = template()["spec"]
+    supervisor, engine = spec["initContainers"][0], spec["containers"][0]
+    assert supervisor["restartPolicy"] == "Always"
+    assert spec["shareProcessNamespace"] is True
+    assert spec["automountServiceAccountToken"] is False
+    mounts = {"engine": engine["volumeMounts"], "supervisor": supervisor["volumeMounts"]}
+    with_token = [name for name, all_ in mounts.items() if any(m["name"] == "token" for m in all_)]
+    assert with_token == ["supervisor"]
+    assert {m["name"]: m for m in mounts["engine"]}["model"]["readOnly"] is True
+
+
+def test_probes_keep_the_kubelet_out_of_stalls_and_drains() -> None:
+    spec = template(engine={"startupTimeout": "5m"})["spec"]
+    engine, supervisor = spec["containers"][0], spec["initContainers"][0]
+    assert engine["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert engine["readinessProbe"]["httpGet"]["path"] == "/ready"
+    startup = engine["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 330
+    assert supervisor["readinessProbe"]["httpGet"] == {
+        "path": "/ready",
+        "port": 9465,
+        "scheme": "HTTP",
+    }
+    assert supervisor["livenessProbe"]["httpGet"]["path"] != "/ready"
+
+
+def test_the_grace_period_holds_the_drain() -> None:
+    spec = template(supervision={"drain": {"deadline": "90s"}})["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 120
+    hook = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert hook[:4] == ["python", "-m", "plimsoll_engine", "drain"]
+    assert "--deadline=90" in hook
+    assert "lifecycle" not in spec["initContainers"][0]
+
+
+def test_engine_arguments_in_a_pod_and_elsewhere() -> None:
+    one = service(engine={"args": ["--dtype=float32"], "startupTimeout": "90s"})
+    args = engine_args(one)
+    assert args[0] == "serve"
+    assert "--model=/mnt/model/qwen/4b" in args
+    assert "--startup-timeout=90" in args
+    assert args[-1] == "--dtype=float32", "the manifest's arguments come last, so they win"
+    here = Places("/m", "/run/x", "/state", "/c.json", 18000, "127.0.0.1", 18001, 0, 0)
+    assert engine_args(one, here)[1:7] == [
+        "--model=/m",
+        "--served-model-name=qwen",
+        "--host=127.0.0.1",
+        "--port=18000",
+        "--admin-port=18001",
+        "--run-dir=/run/x",
+    ]
+    assert "--config=/c.json" in supervisor_args(one, here)
+
+
+def test_the_supervisor_reads_what_the_config_map_holds() -> None:
+    made = objects(
+        engine={"resources": {"limits": {"memory": "8Gi"}}},
+        memory={"host": {"growthBudget": "64Mi", "window": "2h"}, "warmup": "1m30s"},
+        supervision={"mode": "Recover", "maxUnavailable": 2},
+    )
+    config = decode(made["ConfigMap"]["data"][CONFIG_FILE].encode())
+    assert config.memory.host is not None
+    assert config.memory.host.growth_bytes == 64 << 20
+    assert config.memory.host.limit_bytes == 8 << 30
+    assert config.memory.host.window_s == 7200
+    assert config.memory.warmup_s == 90
+    assert config.memory.device is None
+    assert config.slots == ("qwen-restart-0", "qwen-restart-1")
+    assert made["Role"]["rules"][-1]["resourceNames"] == list(config.slots)
+    assert made["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 2
+
+
+def test_without_a_cluster_there_are_no_slots() -> None:
+    one = service()
+    local = one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": ""})})
+    assert supervisor_config(local).slots == ()
+
+
+def test_a_reference_needs_a_cluster() -> None:
+    secret = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    one = service(engine={"env": [{"name": "A", "value": "1"}, secret]})
+    with pytest.raises(ValueError, match=r"spec\.engine\.env\[1\]\.valueFrom: KEY"):
+        plain_env(one)
+    assert template(engine={"env": [secret]})["spec"]["containers"][0]["env"][-1] == secret
+
+
+def test_with_devices_no_spare_replica_is_asked_for() -> None:
+    gpu = objects(engine={"resources": {"limits": {"nvidia.com/gpu": 1}}})["Deployment"]
+    assert gpu["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    cpu = objects()["Deployment"]
+    assert cpu["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "rolls"),
+    [
+        ({"replicas": 5}, False),
+        ({"memory": {"host": {"growthBudget": "1Gi"}}}, False),
+        ({"supervision": {"mode": "Recover", "stall": {"timeout": "9s"}}}, False),
+        ({"engine": {"port": 8000}}, False),
+        ({"engine": {"args": ["--dtype=auto"]}}, True),
+        ({"supervision": {"drain": {"deadline": "31s"}}}, True),
+        ({"restart": {"id": "1"}}, True),
+        ({"podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}}, True),
+    ],
+)
+def test_only_what_concerns_pods_rolls_them(change: dict[str, Any], rolls: bool) -> None:
+    assert (pod_hash(service(**change)) != pod_hash(service())) is rolls
+
+
+def test_a_pinned_template_is_used_as_it_is() -> None:
+    pinned = {"spec": {"containers": [{"name": "engine", "image": "old"}]}}
+    made = {item["kind"]: item for item in render(service(), IMAGES, pinned)}
+    assert made["Deployment"]["spec"]["template"] == pinned
+    assert made["ControllerRevision"]["data"] == pinned

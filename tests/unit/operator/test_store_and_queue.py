@@ -1,0 +1,120 @@
+"""The operator's memory of the cluster, and the order of its work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_operator.kinds import Ref
+from plimsoll_operator.store import Key, Store, key_of
+from plimsoll_operator.workqueue import BACKOFF_MAX_S, WorkQueue, backoff
+
+KEY = Key("ml", "qwen")
+
+
+def pod(version: int, uid: str = "u", name: str = "p") -> dict[str, Any]:
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "uid": uid,
+            "resourceVersion": str(version),
+            "labels": {"plimsoll.dev/service": "qwen"},
+        },
+    }
+
+
+@given(st.lists(st.integers(1, 99), min_size=1))
+def test_the_newest_version_wins_whatever_the_order(versions: list[int]) -> None:
+    store = Store()
+    for version in versions:
+        assert store.put(pod(version)) == KEY
+    kept = store.get(KEY, Ref("Pod", "p"))
+    assert kept is not None
+    assert kept["metadata"]["resourceVersion"] == str(max(versions))
+
+
+def test_a_late_deletion_does_not_forget_the_successor() -> None:
+    store = Store()
+    store.put(pod(5, "old"))
+    store.put(pod(3, "new"))  # another object: its version says nothing
+    store.drop(pod(6, "old"))
+    assert store.of(KEY) == [pod(3, "new")]
+    store.drop(pod(9, "new"))
+    assert store.keys() == []
+
+
+def test_objects_find_their_service() -> None:
+    meta = {"name": "x", "namespace": "ml"}
+    owner = {"kind": "InferenceService", "name": "qwen"}
+    assert key_of({"kind": "InferenceService", "metadata": meta | {"name": "qwen"}}) == KEY
+    assert key_of({"kind": "Role", "metadata": meta | {"ownerReferences": [owner]}}) == KEY
+    assert key_of({"kind": "LeakIncident", "metadata": meta, "spec": {"service": "qwen"}}) == KEY
+    assert key_of({"kind": "Role", "metadata": meta}) is None
+
+
+def test_backoff_grows_to_a_bound_and_spreads() -> None:
+    delays = [backoff(failures, 0.0) for failures in range(1, 40)]
+    assert delays == sorted(delays)
+    assert backoff(39, 0.999) <= BACKOFF_MAX_S
+    assert backoff(3, 0.0) < backoff(3, 0.5)
+
+
+async def _drive(queue: WorkQueue[str], handle: Any, until: Any) -> None:
+    task = asyncio.create_task(queue.run(handle))
+    async with asyncio.timeout(5):
+        while not until():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_key_runs_once_at_a_time_and_again_when_added_meanwhile() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue(workers=4)
+        running, most, seen = 0, 0, []
+
+        async def handle(key: str) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            seen.append(key)
+            if len(seen) == 1:
+                for _ in range(5):
+                    queue.add(key)
+            await asyncio.sleep(0.02)
+            running -= 1
+
+        for _ in range(3):
+            queue.add("a")
+        await _drive(queue, handle, lambda: queue.handled == 2)
+        await asyncio.sleep(0.05)
+        assert seen == ["a", "a"]
+        assert most == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_comes_again_and_holds_up_nobody() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue(workers=1)
+        seen: list[str] = []
+
+        async def handle(key: str) -> None:
+            seen.append(key)
+            if key == "bad" and seen.count("bad") == 1:
+                raise RuntimeError("once")
+
+        queue.add("bad")
+        queue.add("good")
+        await _drive(queue, handle, lambda: seen.count("bad") == 2)
+        assert seen == ["bad", "good", "bad"]
+        assert queue.failed == 1
+
+    asyncio.run(scenario())
