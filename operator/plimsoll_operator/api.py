@@ -26,6 +26,15 @@ class ApiError(Exception):
         super().__init__(f"{status} {reason}: {message}")
         self.status, self.reason, self.message = status, reason, message
 
+    @property
+    def lasting(self) -> bool:
+        """Whether the same request gets the same answer until somebody changes something.
+
+        A field that a type does not have is answered with 500 by server-side apply.
+        """
+        malformed = self.message.startswith("failed to create typed patch object")
+        return malformed or self.status in (400, 403, 404, 422)
+
 
 class Api:
     """One connection pool. Every call raises :class:`ApiError`, or OSError or TimeoutError where
@@ -37,16 +46,22 @@ class Api:
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, timeout_s: float) -> Api:
-        """Through ``kubeconfig``, else the pod's own account, else the user's default file."""
+        """Through ``kubeconfig``, else the pod's own account, else the user's default file.
+
+        OSError where the file is missing or names no cluster.
+        """
         settings = client.Configuration()
         try:
             if kubeconfig:
                 raise config.ConfigException("a file was named")
             config.load_incluster_config(client_configuration=settings)
         except config.ConfigException:
-            await config.load_kube_config(
-                config_file=kubeconfig, client_configuration=settings, persist_config=False
-            )
+            try:
+                await config.load_kube_config(
+                    config_file=kubeconfig, client_configuration=settings, persist_config=False
+                )
+            except config.ConfigException as error:
+                raise OSError(f"kubeconfig {kubeconfig or '(default)'}: {error}") from None
         return cls(client.ApiClient(settings), timeout_s)
 
     async def close(self) -> None:

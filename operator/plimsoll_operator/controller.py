@@ -19,9 +19,6 @@ from plimsoll_operator.store import Key, Store
 
 log = logging.getLogger(__name__)
 
-_LASTING = frozenset({400, 403, 404, 422})
-"""Answers that the same request will get again until somebody changes something."""
-
 
 def now() -> str:
     """The present as the API writes it."""
@@ -74,8 +71,8 @@ class Controller:
         except NameConflict as problem:
             failure, error = Failure("NameConflict", str(problem), lasting=True), problem
         except ApiError as problem:
-            lasting = problem.status in _LASTING
-            failure, error = Failure("ApplyFailed", problem.message, lasting), problem
+            failure = Failure("ApplyFailed", problem.message, problem.lasting)
+            error = problem
         await self._report(key, item, service, failure)
         if error:
             raise error

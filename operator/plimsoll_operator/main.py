@@ -118,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, TimeoutError) as error:
         log.error("cannot start: %s", error or repr(error))
         return 1
+    except ExceptionGroup as error:
+        log.critical("a part of the operator failed", exc_info=error)
+        return 1
     return 0
 
 

@@ -42,11 +42,12 @@ def eventually(check: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
 class Kubectl:
     """kubectl in one namespace, as the cluster's administrator."""
 
-    def __init__(self, kubeconfig: str, namespace: str) -> None:
-        self.kubeconfig, self.namespace = str(kubeconfig), namespace
+    def __init__(self, cluster: Any, namespace: str) -> None:
+        self._command = [*cluster.kube.kubectl, "--kubeconfig", str(cluster.kubeconfig)]
+        self.namespace = namespace
 
     def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = ["kubectl", "--kubeconfig", self.kubeconfig, "-n", self.namespace, *arguments]
+        command = [*self._command, "-n", self.namespace, *arguments]
         return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
 
     def __call__(self, *arguments: str, stdin: str | None = None) -> str:
@@ -159,7 +160,7 @@ class Operator:
 @pytest.fixture(scope="session")
 def operator_kubeconfig(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The operator's own service account, with the ClusterRole of config/ and nothing else."""
-    admin = Kubectl(cluster.kubeconfig, "plimsoll-system")
+    admin = Kubectl(cluster, "plimsoll-system")
     for path in ("config/namespace.yaml", "config/rbac.yaml", "crds"):
         admin("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / path))
     admin("wait", "--for=condition=Established", "crd", "inferenceservices.plimsoll.dev")
@@ -177,7 +178,7 @@ def operator_kubeconfig(cluster: Any, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def kubectl(cluster: Any, operator_kubeconfig: Path) -> Iterator[Kubectl]:
     """A namespace of the test's own that admits only restricted pods."""
-    admin = Kubectl(cluster.kubeconfig, f"operator-{uuid.uuid4().hex[:8]}")
+    admin = Kubectl(cluster, f"operator-{uuid.uuid4().hex[:8]}")
     admin("create", "namespace", admin.namespace)
     admin("label", "ns", admin.namespace, "pod-security.kubernetes.io/enforce=restricted")
     yield admin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,3 +66,50 @@ def test_the_least_manifest_gets_its_defaults(kubectl: Any, manifest: dict[str, 
     assert spec["supervision"]["mode"] == "Observe"
     assert spec["supervision"]["ladder"] == ["Trim", "WorkerRestart", "EngineRestart"]
     assert spec["memory"] == {"warmup": "60s"}
+
+
+@pytest.mark.parametrize(
+    ("template", "reason", "message"),
+    [
+        ({"spec": "none"}, "InvalidSpec", "spec.podTemplate"),
+        ({"spec": {"nonsense": 1}}, "ApplyFailed", ".spec.template.spec.nonsense"),
+        ({"spec": {"containers": [{"name": "extra"}]}}, "ApplyFailed", "containers[1].image"),
+    ],
+)
+def test_a_pod_template_that_cannot_be_is_said_in_the_status(
+    kubectl: Any,
+    start: Callable[..., Any],
+    manifest: dict[str, Any],
+    eventually: Any,
+    template: dict[str, Any],
+    reason: str,
+    message: str,
+) -> None:
+    start()
+    manifest["spec"]["podTemplate"] = template
+    kubectl.apply(manifest)
+    ready = eventually(lambda: kubectl.condition("tiny", "Ready"))
+    assert ready["status"] == "False"
+    assert ready["reason"] == reason
+    assert message in ready["message"]
+    assert kubectl.condition("tiny", "Stalled")["status"] == "True"
+
+    kubectl(
+        "patch",
+        "plinf",
+        "tiny",
+        "--type=json",
+        "-p",
+        '[{"op":"remove","path":"/spec/podTemplate"}]',
+    )
+    eventually(lambda: kubectl.get("deployment", "tiny"), 30)
+    eventually(lambda: kubectl.condition("tiny", "Stalled")["status"] == "False")
+
+
+def test_pods_that_the_namespace_refuses_are_said_in_the_status(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start()
+    manifest["spec"]["podTemplate"] = {"spec": {"hostIPC": True}}
+    kubectl.apply(manifest)
+    eventually(lambda: "PodSecurity" in kubectl.condition("tiny", "Ready").get("message", ""))
