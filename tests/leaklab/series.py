@@ -31,6 +31,10 @@ def flat(value: float) -> Curve:
     return lambda t: value
 
 
+NOTHING = flat(0.0)
+EIGHT = flat(8.0)
+
+
 def steady(rate: float, start: float = 0.0) -> Curve:
     """``rate`` bytes a second from ``start`` on."""
     return lambda t: rate * max(0.0, t - start)
@@ -90,11 +94,11 @@ class Series:
 
     duration: float = 600.0
     interval: float = 1.0
-    leak: Curve = flat(0.0)
-    other: Curve = flat(0.0)
+    leak: Curve = NOTHING
+    other: Curve = NOTHING
     ledger: Curve | None = None
     ledger_bound: int | None = None
-    load: Curve = flat(8.0)
+    load: Curve = EIGHT
     segment: str = "malloc_in_use"
     per_request: float = 2 * MIB
     noise: float = 8 * MIB
@@ -135,8 +139,7 @@ class Series:
         anon = self.base + held + other + on_host - shared
         python = 200 * MIB + (on_host if self.segment == "python_objects" else 0.0)
         in_use = 0.6 * self.base + held + (on_host if self.segment == "malloc_in_use" else 0.0)
-        if self.ledger is None:
-            in_use += other
+        in_use += other
         worker = anon - 300 * MIB
         frontend = 300.0 * MIB
         if self.role == "frontend":

@@ -17,10 +17,12 @@ SETTLED_BYTES = 4 << 20
 """Floors that differ by less have settled: pymalloc and glibc take memory in steps of 1 MiB."""
 MAX_WARMUPS = 3.0
 """A warm-up that does not settle ends after this multiple of its length."""
-LEAK_SHARE = 0.12
+LEAK_SHARE = 0.25
 """A rise of this share of the budget after the minimal warm-up is no warm-up any more."""
 CLASS_SETTLE_S = 20.0
 """Requests that came together need this long to reach their full size."""
+CLASS_SLACK = 1.25
+"""A load above a class by less than this still belongs to it, so that 7 and 8 do not alternate."""
 WAIT_FOR_LOAD_S = 900.0
 """Warm-up starts when the engine first reports its load, at the latest after this time."""
 
@@ -91,10 +93,9 @@ class Baseline:
 
     def update(self, floor: Point) -> None:
         """Takes in the floor of the last seconds."""
-        number = _class(floor.load)
-        base = self._bases.get(number)
+        base = self._base(floor.load)
         if base is None:
-            base = self._enter(number, floor)
+            base = self._enter(_class(floor.load), floor)
             if base is None:
                 return
         self._entering = None
@@ -105,6 +106,13 @@ class Baseline:
     def settling(self) -> bool:
         """Whether load has just risen higher than ever before: nothing can be compared yet."""
         return self._entering is not None and self._entering[0] > max(self._bases)
+
+    def _base(self, load: int | None) -> Point | None:
+        """The base of the load's class, or of the one just below where the load hardly differs."""
+        base = self._bases.get(_class(load))
+        if base is None and load is not None:
+            base = self._bases.get(_class(int(load / CLASS_SLACK)))
+        return base
 
     def _enter(self, number: int, floor: Point) -> Point | None:
         if self._entering is None or self._entering[0] != number:

@@ -28,7 +28,14 @@ CLEAR_SHARE = 0.5
 """A suspicion ends when this share of the growth it stood on has come back."""
 CLEAR_SPANS = 3.0
 CLEAR_LEAST_S = 60.0
+SMOOTH_S = 60.0
+"""Growth is averaged over this time before it clears a suspicion: a low floor alone is noise."""
+MIN_CONFIDENCE = 0.65
+PACE = 0.3
+"""A forecast is urgent only while the last seconds keep up this share of the trend's pace."""
 FLOOR_S = 5.0
+RECENT_S = 15.0
+MAX_RECENT = 64
 WINDOW_SLOTS = 48
 
 
@@ -48,9 +55,10 @@ class BudgetWatch:
         self._min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
         self._series = Growth(interval_s, self._min_rise)
         self._segments: dict[Segment, Growth] = {}
-        self._floor: Point | None = None
-        self._floor_end = 0.0
-        self._window: deque[tuple[float, int]] = deque(maxlen=WINDOW_SLOTS)
+        self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
+        self._growths: deque[tuple[float, int]] = deque(maxlen=MAX_RECENT)
+        self._window = SlidingLeast(budget.window_s if budget else 0.0)
+        self._smooth, self._smoothed_at = 0.0, 0.0
         self._suspected: _Latch | None = None
 
     def update(self, point: Point, sizes: dict[Segment, int]) -> None:
@@ -63,15 +71,19 @@ class BudgetWatch:
             return
         if not self.baseline.settling():
             self._feed(point, sizes)
-        if self._floor is not None and point.t >= self._floor_end:
-            self.baseline.update(self._floor)
-            self._slide(self._floor.t, self.baseline.growth)
-            self._floor = None
-        if self._floor is None:
-            self._floor, self._floor_end = point, point.t + max(FLOOR_S, self._interval_s)
-        elif point.bytes < self._floor.bytes:
-            self._floor = point
-        self._judge(point)
+        self._recent.append(point)
+        while point.t - self._recent[0].t > FLOOR_S:
+            self._recent.popleft()
+        floor = min(self._recent, key=lambda p: p.bytes)
+        self.baseline.update(floor)
+        growth = self.baseline.growth
+        self._window.add(point.t, growth)
+        self._smooth += (growth - self._smooth) * min(1.0, (point.t - self._smoothed_at) / SMOOTH_S)
+        self._smoothed_at = point.t
+        self._growths.append((point.t, growth))
+        while point.t - self._growths[0][0] > RECENT_S:
+            self._growths.popleft()
+        self._judge(point, floor)
 
     def suspicion(self) -> Suspicion | None:
         """What is suspected now. Evidence is the caller's to add."""
@@ -80,6 +92,7 @@ class BudgetWatch:
             return None
         exhaustion, ratio = state.exhaustion_s, state.consumed_ratio
         near = exhaustion is not None and exhaustion <= REACTION_S and ratio >= REACTION_RATIO
+        near = near and self._keeps_pace()
         trend = latch.trend
         return Suspicion(
             kind=self.kind,
@@ -108,31 +121,17 @@ class BudgetWatch:
 
     def _become_warm(self, floor: Point, climbing: bool) -> None:
         self.baseline = Baseline(floor)
-        self._slide(floor.t, 0)
+        self._window.add(floor.t, 0)
         if not climbing:
             # The climb of the warm-up is no evidence of growth after it.
             self._series = Growth(self._interval_s, self._min_rise)
             self._segments = {}
 
-    def _slide(self, t: float, growth: int) -> None:
-        """Keeps the least growth of each slot of the window."""
-        if self.budget is None:
-            return
-        slot_s = self.budget.window_s / (WINDOW_SLOTS - 1)
-        if self._window and t < self._window[-1][0] + slot_s:
-            since, least = self._window[-1]
-            self._window[-1] = (since, min(least, growth))
-        else:
-            self._window.append((t, growth))
-        while self._window and self._window[0][0] < t - self.budget.window_s - slot_s:
-            self._window.popleft()
-
-    def _judge(self, point: Point) -> None:
+    def _judge(self, point: Point, floor: Point) -> None:
         assert self.baseline is not None
         growth, trend = self.baseline.growth, self._series.trend()
-        current = (self._floor or point).bytes
         self.state = BudgetState(
-            current=current,
+            current=floor.bytes,
             baseline=self.baseline.base,
             explained=self.baseline.explained,
             unexplained=max(0, growth),
@@ -140,44 +139,54 @@ class BudgetWatch:
         )
         if self.budget is None:
             return
-        spent = max(0, growth - min((least for _, least in self._window), default=0))
+        spent = max(0, growth - self._window.least())
         left = self.budget.growth_bytes - spent
         ratio = spent / self.budget.growth_bytes
         limit = self.budget.limit_bytes
         if limit is not None:
             room = max(1, limit - self.baseline.base)
             ratio = max(ratio, max(0, growth) / room)
-            left = min(left, limit - current)
+            left = min(left, limit - floor.bytes)
         self.state.consumed_ratio = ratio
         if trend is not None:
             self.state.exhaustion_s = max(0.0, left / trend.bytes_per_s)
-        self._latch(point, trend, ratio, growth)
+        self._latch(point, trend, ratio)
 
     # ---- suspicion
 
-    def _latch(self, point: Point, trend: Trend | None, ratio: float, growth: int) -> None:
+    def _latch(self, point: Point, trend: Trend | None, ratio: float) -> None:
         sound = trend if trend is not None and self._persistent(trend, ratio) else None
         latch = self._suspected
         if latch is None:
             if sound is not None:
-                self._suspected = _Latch(sound, point.t, point.t, growth)
+                self._suspected = _Latch(sound, point.t, self._smooth)
             return
-        latch.peak = max(latch.peak, growth)
         if sound is not None:
             latch.trend, latch.seen_at = sound, point.t
+            latch.peak = max(latch.peak, self._smooth)
         elif point.load == 0:
             # An idle engine cannot show that a leak driven by requests has ended.
             latch.seen_at += point.t - latch.looked_at
         latch.looked_at = point.t
         patience = max(CLEAR_LEAST_S, CLEAR_SPANS * latch.trend.span_s)
-        if growth < CLEAR_SHARE * latch.peak or point.t - latch.seen_at > patience:
+        if self._smooth < CLEAR_SHARE * latch.peak or point.t - latch.seen_at > patience:
             self._suspected = None
+
+    def _keeps_pace(self) -> bool:
+        """Whether the last seconds grew nearly as fast as the trend says."""
+        rate = self.state.bytes_per_s
+        if rate is None or len(self._growths) < 2:
+            return False
+        (begin, before), (end, now) = self._growths[0], self._growths[-1]
+        return now - before >= PACE * rate * (end - begin)
 
     def _persistent(self, trend: Trend, ratio: float) -> bool:
         """Whether enough of the budget has gone, for how soon the rest will."""
         assert self.budget is not None
         exhaustion = self.state.exhaustion_s
         need = SUSPECT_RATIO
+        if trend.confidence < MIN_CONFIDENCE:
+            return False
         if exhaustion is not None:
             slow = trend.confidence >= SLOW_CONFIDENCE and trend.span_s >= SLOW_SPAN_S
             if slow and exhaustion <= self.budget.window_s:
@@ -192,11 +201,35 @@ class BudgetWatch:
         return max(rises, key=lambda segment: rises[segment], default=None)
 
 
+class SlidingLeast:
+    """The least growth within a sliding window, in slots of a forty-eighth of it.
+
+    Each slot keeps its mean: the least of many single readings would be noise.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._slot_s = window_s / WINDOW_SLOTS
+        self._slots: deque[tuple[float, float, int]] = deque(maxlen=WINDOW_SLOTS + 1)
+
+    def add(self, t: float, growth: int) -> None:
+        if not self._slots or t >= self._slots[-1][0] + self._slot_s:
+            self._slots.append((t, float(growth), 1))
+        else:
+            since, mean, count = self._slots[-1]
+            self._slots[-1] = (since, mean + (growth - mean) / (count + 1), count + 1)
+        while self._slots[0][0] < t - self._window_s - self._slot_s:
+            self._slots.popleft()
+
+    def least(self) -> int:
+        """The smallest of the slots' means; zero before the first."""
+        return int(min((mean for _, mean, _ in self._slots), default=0.0))
+
+
 class _Latch:
     """A suspicion that stands, and the newest trend that it stands on."""
 
-    def __init__(self, trend: Trend, seen_at: float, looked_at: float, peak: int) -> None:
+    def __init__(self, trend: Trend, now: float, growth: float) -> None:
         self.trend = trend
-        self.seen_at = seen_at
-        self.looked_at = looked_at
-        self.peak = peak
+        self.peak = growth
+        self.seen_at = self.looked_at = now

@@ -17,9 +17,11 @@ WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 900.0, 5400.0, 32400.0)
 """Widths of the buckets. Horizons overlap: eight buckets of one span fewer than two of the next
 but one, so that a trend is never lost between two horizons."""
 BUCKETS = 20
-SWING_FACTOR = 1.25
+SWING_FACTOR = 1.5
 SWING_DECAY = 0.995
 """Per bucket: the memory of a swing halves within 140 buckets, seven spans of its horizon."""
+
+SILENT_BUCKETS = 3
 
 
 class Horizon:
@@ -73,16 +75,13 @@ class Growth:
         self._trends: list[Trend | None] = [None] * len(widths)
 
     def add(self, point: Point) -> None:
-        changed = False
         for index in range(len(self.horizons) - 1, -1, -1):
             horizon = self.horizons[index]
             if not horizon.add(point):
                 continue
-            changed = True
             swing = max(longer.swing for longer in self.horizons[index:])
             self._trends[index] = horizon.trend(max(self.min_rise, SWING_FACTOR * swing))
-        if changed:
-            self._forget(point.t)
+        self._forget(point)
 
     def trend(self) -> Trend | None:
         """The steepest of the horizons' sound trends: the one that leaves the least time."""
@@ -98,8 +97,16 @@ class Growth:
         newest = self.horizons[0].floors[-1] if self.horizons[0].floors else None
         return unexplained(oldest, newest) if oldest is not None and newest is not None else 0
 
-    def _forget(self, now: float) -> None:
-        """A trend whose horizon has seen nothing for a bucket (a gap) says nothing about now."""
-        for index, horizon in enumerate(self.horizons):
-            if horizon.floors and now - horizon.floors[-1].t > 3 * horizon.width_s:
+    def _forget(self, point: Point) -> None:
+        """Between two floors a trend ends when its series fell by half of the rise, or went silent.
+
+        A fall with the load says nothing.
+        """
+        for index, (horizon, trend) in enumerate(zip(self.horizons, self._trends, strict=True)):
+            if trend is None:
+                continue
+            newest = horizon.floors[-1]
+            fell = newest.bytes - point.bytes > trend.rise / 2
+            silent = point.t - newest.t > SILENT_BUCKETS * horizon.width_s
+            if silent or (fell and not_busier(newest.load, point.load)):
                 self._trends[index] = None

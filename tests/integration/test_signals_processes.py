@@ -1,0 +1,87 @@
+"""Resident memory of real processes, their children and their ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from plimsoll_api.admin import ProcessMemory, Role
+from plimsoll_sidecar.signals import proc
+from plimsoll_sidecar.signals.proc import Processes
+
+MIB = 1 << 20
+PROGRAM = """
+import os, sys
+child = os.fork()
+held = bytearray(b"x" * ({mib} << 20))
+print(child or "child", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def engine() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of some 60 MiB with a child of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(mib=48)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def test_a_process_and_its_descendants_are_summed(engine: subprocess.Popen[bytes]) -> None:
+    processes = Processes()
+    processes.name([ProcessMemory(Role.FRONTEND, engine.pid)])
+    host = processes.read()
+    assert host.processes == 2
+    assert host.rss_anon is not None
+    assert 96 * MIB < host.rss_anon < 160 * MIB
+    assert host.by_process is not None
+    assert [p.role for p in host.by_process] == ["frontend", "other"]
+    assert processes.first == engine.pid
+
+
+def test_a_process_that_ended_is_not_read(engine: subprocess.Popen[bytes]) -> None:
+    processes = Processes()
+    processes.name([ProcessMemory(Role.WORKER, engine.pid)])
+    engine.kill()
+    engine.wait(10)
+    assert processes.read().rss_anon is None
+    assert processes.first is None
+
+
+def test_our_own_pid_named_by_an_engine_is_of_another_namespace() -> None:
+    processes = Processes()
+    processes.name([ProcessMemory(Role.FRONTEND, os.getpid()), ProcessMemory(Role.WORKER, 1)])
+    assert processes.first is None
+
+
+def test_a_zombie_has_no_memory() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    deadline = time.monotonic() + 10
+    while proc.resident(process.pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert proc.resident(process.pid) is None
+    process.wait(10)
+    assert proc.resident(process.pid) is None
+
+
+def test_the_whole_account_of_a_process_on_request(engine: subprocess.Popen[bytes]) -> None:
+    rollup = proc.proportional(engine.pid)
+    assert rollup is not None
+    assert rollup["Rss"] >= 48 * MIB
+    assert proc.proportional(2**22 + 1) is None

@@ -1,0 +1,139 @@
+"""Recorded runs through detector and governor, and traces that cannot be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from series import GIB, MIB, Series, sawtooth, steady
+
+from plimsoll_api.supervision import Mode
+from plimsoll_sidecar import replay, trace
+from plimsoll_sidecar.record_trace import TraceWriter
+from plimsoll_sidecar.trace import Budgets, EngineInfo, Header, Limits, TraceBudget
+
+
+def header(**changes: Any) -> Header:
+    values: dict[str, Any] = {
+        "trace": 1,
+        "name": "run",
+        "engine": EngineInfo("plimsoll"),
+        "started_at": "2026-01-01T00:00:00Z",
+        "interval_s": 1.0,
+        "limits": Limits(6 * GIB),
+        "budget": Budgets(host=TraceBudget(512 * MIB, 3600.0)),
+        "warmup_s": 60.0,
+    }
+    return Header(**{**values, **changes})
+
+
+def lines(tmp_path: Path, series: Series, mode: Mode = Mode.OBSERVE) -> list[dict[str, Any]]:
+    path = tmp_path / "run.jsonl.gz"
+    with TraceWriter(path, header()) as writer:
+        for sample in series.samples():
+            writer.write(sample)
+    return [msgspec.to_builtins(line) for line in replay.replay(path, mode)]
+
+
+def test_a_fast_leak_is_confirmed_in_time_and_restarted_in_recover(tmp_path: Path) -> None:
+    told = lines(tmp_path, Series(duration=300, leak=steady(400e6 / 60, 120)), Mode.RECOVER)
+    events = [line["event"] for line in told]
+    assert events[:3] == ["incident", "remediation", "confirmed"]
+    assert [line["action"] for line in told if line["event"] == "remediation"] == [
+        "Trim",
+        "WorkerRestart",
+    ]
+    assert told[2]["t"] - 120 <= 32
+    assert told[0]["segment"] == "malloc_in_use"
+    assert told[-1]["samples"] == 300
+    assert [line["t"] for line in told[:-1]] == sorted(line["t"] for line in told[:-1])
+
+
+def test_observe_does_nothing(tmp_path: Path) -> None:
+    told = lines(tmp_path, Series(duration=300, leak=steady(400e6 / 60, 120)))
+    assert [line["event"] for line in told] == ["incident", "confirmed", "summary"]
+
+
+def test_a_quiet_run_tells_its_summary_only(tmp_path: Path) -> None:
+    told = lines(tmp_path, Series(duration=600, other=sawtooth(200 * MIB, 90)), Mode.RECOVER)
+    assert told == [
+        {
+            "event": "summary",
+            "samples": 600,
+            "duration_s": 599.0,
+            "incidents": 0,
+            "confirmed": 0,
+            "remediations": 0,
+        }
+    ]
+
+
+def run(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "plimsoll_sidecar.replay", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", ":1: not a trace header"),
+        (b"hello\n", ":1: not a trace header"),
+        (b'{"trace":2,"name":"x","engine":{"type":"vllm"},"started_at":"","interval_s":1}', "2"),
+        (b'{"trace":1,"name":"x","engine":{"type":"vllm"},"started_at":"","interval_s":0}', "int"),
+    ],
+)
+def test_a_bad_header_is_named_with_status_2(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    done = run(path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_samples_are_named_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    first = msgspec.json.encode(header())
+    for second, said in (
+        (b'{"t":1,"epoch":1}\n{"t":1,"epoch":1}', ":3: t=1.0 does not increase"),
+        (b'{"t":NaN,"epoch":1}', ":2: not a sample"),
+        (b'{"t":1,"epoch":1', ":2: not a sample"),
+    ):
+        path.write_bytes(first + b"\n" + second)
+        done = run(path)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_truncated_archive_and_a_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl.gz"
+    with TraceWriter(path, header()) as writer:
+        for sample in Series(duration=50).samples():
+            writer.write(sample)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert run(path).returncode == 2
+    assert run(tmp_path / "none.jsonl").returncode == 2
+
+
+def test_a_budget_of_zero_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with path.open("wb") as out:
+        trace.write_line(out, header(budget=Budgets(host=TraceBudget(0, 60.0))))
+    done = run(path)
+    assert done.returncode == 2
+    assert "budget.host" in done.stderr
+
+
+def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    samples = list(Series(duration=20, device=True).samples())
+    with TraceWriter(path, header()) as writer:
+        for sample in samples:
+            writer.write(sample)
+        writer.write(samples[0])
+    found, again = trace.read(path)
+    assert found == header()
+    assert list(again) == samples

@@ -1,0 +1,61 @@
+"""Memory files of both versions of control groups, as kernels write them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory, membership
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_version_2(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        {
+            "memory.current": "1000\n",
+            "memory.max": "4294967296\n",
+            "memory.stat": "anon 600\nfile 300\nkernel 50\nshmem 100\n",
+            "memory.events": "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n",
+        },
+    )
+    assert Cgroup(folder, 2).read() == CgroupMemory(
+        current=1000, anon=600, shmem=100, file=300, limit=1 << 32, oom_kills=2
+    )
+
+
+def test_version_1_counts_what_is_below_and_takes_shared_memory_out_of_the_cache(
+    tmp_path: Path,
+) -> None:
+    folder = write(
+        tmp_path,
+        {
+            "memory.usage_in_bytes": "1000\n",
+            "memory.limit_in_bytes": "9223372036854771712\n",
+            "memory.stat": "cache 1\nrss 2\ntotal_cache 400\ntotal_rss 600\ntotal_shmem 100\n",
+            "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+        },
+    )
+    assert Cgroup(folder, 1).read() == CgroupMemory(
+        current=1000, anon=600, shmem=100, file=300, limit=None, oom_kills=1
+    )
+
+
+def test_what_is_missing_or_no_number_is_unknown(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"memory.max": "max\n", "memory.stat": "anon lots\n\nfile\n"})
+    assert Cgroup(folder, 2).read() == CgroupMemory()
+    assert Cgroup(tmp_path / "gone", 1).read() == CgroupMemory()
+
+
+def test_a_group_shared_with_the_supervisor_says_nothing_about_the_engine() -> None:
+    assert membership(os.getpid()) is not None
+    assert Cgroup.of(os.getpid()) is None
+
+
+def test_a_process_that_is_gone_has_no_group() -> None:
+    assert Cgroup.of(2**22 + 1) is None

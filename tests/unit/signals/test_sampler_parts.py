@@ -1,0 +1,111 @@
+"""From an engine's status to a sample: epochs, load that is unknown, sources of device memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll_api.admin import (
+    DeviceMemory,
+    EngineState,
+    LedgerEntry,
+    Load,
+    MemoryKind,
+    ProcessMemory,
+    Role,
+    Status,
+)
+from plimsoll_sidecar.act.adapter import EngineError
+from plimsoll_sidecar.signals.nvml import Nvml
+from plimsoll_sidecar.signals.sampler import Sampler, load_of
+
+
+def status(epoch: str = "aa:1", **changes: object) -> Status:
+    values: dict[str, object] = {
+        "state": EngineState.SERVING,
+        "epoch": epoch,
+        "version": "1",
+        "model": "tiny",
+        "uptime_s": 1.0,
+        "load": Load(running=2, waiting=0, inflight=3, requests_total=9, steps_total=40),
+        "report_age_s": 0.2,
+    }
+    return Status(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class Engine:
+    """Answers in turn; None is an engine that does not answer."""
+
+    def __init__(self, *answers: Status | None) -> None:
+        self.answers = list(answers)
+
+    def status(self) -> Status:
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise EngineError("no answer")
+        return answer
+
+
+def test_epochs_become_numbers_that_grow_and_silence_keeps_the_last() -> None:
+    answers = [None, status("aa:1"), None, status("aa:2"), status("bb:1"), status("bb:1")]
+    sampler = Sampler(Engine(*answers))
+    samples = [sampler.sample() for _ in answers]
+    assert [sample.epoch for sample in samples] == [0, 1, 1, 2, 3, 3]
+    assert [sample.scrape_ok for sample in samples] == [a is not None for a in answers]
+
+
+def test_without_an_answer_nothing_is_made_up() -> None:
+    sampler = Sampler(Engine(None))
+    sample = sampler.sample()
+    assert sampler.status is None
+    assert (sample.malloc, sample.device, sample.ledger) == (None, [], None)
+    assert sample.load.inflight is None
+    assert sample.host.rss_anon is None
+
+
+@pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.WARMING])
+def test_the_load_of_an_engine_that_starts_is_unknown(state: EngineState) -> None:
+    assert load_of(status(state=state)).steps_total is None
+
+
+def test_the_load_is_unknown_before_the_worker_of_the_epoch_reports() -> None:
+    assert load_of(status(report_age_s=None)).inflight is None
+
+
+def test_the_load_of_a_worker_that_hangs_is_known() -> None:
+    assert load_of(status(report_age_s=500.0)).steps_total == 40
+
+
+def test_the_workers_allocator_and_the_ledger() -> None:
+    worker = ProcessMemory(Role.WORKER, 2**22 + 1, malloc_in_use=5, python_objects=7, py_blocks=3)
+    frontend = ProcessMemory(Role.FRONTEND, 2**22 + 2, malloc_in_use=99)
+    ledger = [LedgerEntry("kv_pool", MemoryKind.HOST, 10, 10)]
+    sampler = Sampler(Engine(status(processes=[frontend, worker], ledger=ledger)))
+    sample = sampler.sample()
+    assert sample.malloc is not None
+    assert (sample.malloc.in_use, sample.malloc.retained) == (5, None)
+    assert sample.ledger is not None
+    assert (sample.ledger[0].owner, sample.ledger[0].bound) == ("kv_pool", 10)
+
+
+def test_the_engines_own_report_of_its_devices_is_preferred() -> None:
+    device = DeviceMemory(0, "GPU-1", used=5, total=9, torch_allocated=3, torch_reserved=4)
+    sampler = Sampler(Engine(status(devices=[device]), None))
+    sample = sampler.sample()
+    assert sampler.device_source == "engine"
+    assert (sample.device[0].used, sample.device[0].total) == (5, 9)
+    assert sample.device[0].torch is not None
+    assert sampler.sample().device == []
+
+
+def test_a_device_without_figures_is_asked_of_nvml_and_unknown_without_it() -> None:
+    device = DeviceMemory(0, "GPU-00000000-0000-0000-0000-000000000000", torch_allocated=3)
+    sampler = Sampler(Engine(status(devices=[device])))
+    sample = sampler.sample()
+    assert sampler.device_source == "nvml"
+    assert sample.device[0].used is None
+
+
+def test_nvml_without_such_a_device_is_unknown_and_says_why() -> None:
+    nvml = Nvml()
+    assert nvml.memory("GPU-00000000-0000-0000-0000-000000000000") is None
+    assert nvml.error
