@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from tests.lab.controlplane import ControlPlane
+from tests.lab.controlplane import ControlPlane, free_port
 from tests.lab.errors import LabError, MissingError
 from tests.lab.images import pause_image
 
@@ -114,6 +114,7 @@ class Node:
              f"--config={self.home / 'kube-proxy.json'}"],
         )  # fmt: skip
         self._until("kubelet", self._ready)
+        processes.check("kube-proxy")
 
     def load(self, archive: Path) -> None:
         """Import an image archive into the node's containerd."""
@@ -222,8 +223,8 @@ class Node:
             "clientConnection": {"kubeconfig": str(self.home / "kube-proxy.kubeconfig")},
             "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s",
                           "tcpCloseWaitTimeout": "0s"},
-            "healthzBindAddress": "127.0.0.1:0",
-            "metricsBindAddress": "127.0.0.1:0",
+            "healthzBindAddress": f"127.0.0.1:{free_port()}",
+            "metricsBindAddress": f"127.0.0.1:{free_port()}",
             "iptables": {"minSyncPeriod": "0s", "syncPeriod": "30s"},
         }  # fmt: skip
 
