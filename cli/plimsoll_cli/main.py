@@ -27,6 +27,11 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class Mode(StrEnum):
+    OBSERVE = "Observe"
+    RECOVER = "Recover"
+
+
 class Output(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -45,6 +50,10 @@ RunDir = Annotated[
     Path | None,
     typer.Option("--run-dir", metavar="DIR", help="Default: ~/.local/state/plimsoll/SERVICE."),
 ]
+Duration = Annotated[
+    float | None,
+    typer.Option(parser=_duration, metavar="TIME", help="Stop after, for example, 10m."),
+]
 
 
 @app.command()
@@ -56,10 +65,7 @@ def run(
         bool, typer.Option("--local", help="Run it on this machine, without a cluster.")
     ] = False,
     run_dir: RunDir = None,
-    duration: Annotated[
-        float | None,
-        typer.Option(parser=_duration, metavar="TIME", help="Stop after, for example, 10m."),
-    ] = None,
+    duration: Duration = None,
     no_view: Annotated[bool, typer.Option("--no-view", help="No live view.")] = False,
 ) -> None:
     """Run the service of a manifest: engine and supervisor as child processes."""
@@ -102,6 +108,32 @@ def incidents(
     from plimsoll_cli import incidents as listing
 
     listing.show(service, run_dir, output.value)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Argument(help="The trace: NAME.jsonl or NAME.jsonl.gz.")],
+    service: Annotated[str | None, typer.Argument(help="Name of a service that runs here.")] = None,
+    run_dir: RunDir = None,
+    duration: Duration = None,
+) -> None:
+    """Record a trace of a service that runs on this machine."""
+    from plimsoll_cli import record as recording
+
+    typer.echo(f"{out}: {recording.run(out, service, run_dir, duration)} samples", err=True)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A recording, .jsonl or .jsonl.gz.")],
+    mode: Annotated[
+        Mode, typer.Option(help="What the supervisor would have been allowed to do.")
+    ] = Mode.OBSERVE,
+) -> None:
+    """Feed a trace to the supervisor and print what it would have said, as JSON lines."""
+    from plimsoll_sidecar import replay as replaying
+
+    raise typer.Exit(replaying.main([str(trace), f"--mode={mode.value}"]))
 
 
 @app.command()

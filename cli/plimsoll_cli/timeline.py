@@ -53,8 +53,9 @@ def headline(incident: Incident) -> str:
     return ", ".join(parts)
 
 
-def incident_lines(incident: Incident, width: int) -> list[Text]:
-    """The head of an incident and its newest steps, each cut to ``width`` columns."""
+def incident_lines(incident: Incident, width: int, plain: bool = False) -> list[Text]:
+    """The head of an incident and its newest steps, each cut to ``width`` columns. ``plain`` marks
+    a cut in ASCII."""
     phase = Text(incident.phase.value, style=PHASE_STYLE.get(incident.phase, "bold yellow"))
     ending = f" ({incident.reason.value})" if incident.reason else ""
     head = Text.assemble(
@@ -63,6 +64,9 @@ def incident_lines(incident: Incident, width: int) -> list[Text]:
     )  # fmt: skip
     lines = [head, *(step_line(step) for step in incident.timeline[-SHOWN_STEPS:])]
     for line in lines:
+        if plain and line.cell_len > width:
+            line.truncate(width - 3)
+            line.append("...")
         line.truncate(width, overflow="ellipsis")
     return lines
 

@@ -18,9 +18,10 @@ from plimsoll_cli.timeline import incident_lines
 from plimsoll_sidecar.detect.assessment import HOST_SEGMENTS, Assessment, BudgetState, Segment
 
 PERIOD_S = 0.4
-WIDE = 90
-"""Columns from which on a table shows everything."""
+MEDIUM, WIDE = 72, 90
+"""Columns from which on a table shows more, and everything."""
 SHOWN_INCIDENTS = 3
+NAME_WIDTH = max(len(segment.value) for segment in Segment)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
         parts.extend(_troubles(view.journal_error, view.config_error))
         for incident in [*view.open, *(i for i in view.recent if i.ended)][:SHOWN_INCIDENTS]:
             parts.append(Text())
-            parts.extend(incident_lines(incident, width))
+            parts.extend(incident_lines(incident, width, plain))
         if not view.open and not view.recent:
             parts.append(Text("no incidents", style="dim"))
     return Group(*parts)
@@ -92,13 +93,14 @@ def _header(screen: Screen, plain: bool) -> Text:
 
 def _budgets(memory: MemoryPolicy, seen: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
-    table.add_column("leak budget", no_wrap=True)
+    table.add_column("leak budget", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE else None)
     table.add_column("", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
     table.add_column("unexplained / budget", justify="right", no_wrap=True)
     if width >= WIDE:
         table.add_column("growth", justify="right", no_wrap=True)
-    table.add_column("spent in", justify="right", no_wrap=True)
+    if width >= MEDIUM:
+        table.add_column("spent", justify="right", no_wrap=True)
     for name, budget, state in (
         ("host", memory.host, seen.host), ("device", memory.device, seen.device)
     ):  # fmt: skip
@@ -123,14 +125,15 @@ def _budget_row(
     if width >= WIDE:
         rate = state.bytes_per_s
         row.append("?" if rate is None else f"{format_bytes(rate)}/s")
-    row.append(_time(state.exhaustion_s))
+    if width >= MEDIUM:
+        row.append("?" if state.unexplained is None else _time(state.exhaustion_s))
     return row
 
 
 def _segments(screen: Screen, seen: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
-    table.add_column("segment", no_wrap=True)
-    table.add_column("growth against the budget", no_wrap=True)
+    table.add_column("segment", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE else None)
+    table.add_column("of the budget", no_wrap=True)
     table.add_column("grown", justify="right", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     for segment in Segment:
@@ -184,7 +187,7 @@ def _bar(share: float | None, width: int, plain: bool) -> Text:
 
 
 def _bar_width(width: int) -> int:
-    return max(8, min(40, width - 62))
+    return 10 if width < WIDE else min(40, width - 74)
 
 
 def _colour(share: float | None) -> str:
@@ -195,10 +198,10 @@ def _colour(share: float | None) -> str:
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
-        return "never"
+        return "-"
     if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+        return f"in {seconds:.0f} s"
+    return f"in {seconds / 60:.0f} min" if seconds < 7200 else f"in {seconds / 3600:.0f} h"
 
 
 class Growth:

@@ -92,17 +92,22 @@ def restarts(incidents: Sequence[Incident]) -> list[tuple[float, float]]:
 
 def pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> list[float]:
     """Of each reply that a restart met in the middle: its longest gap between two chunks then."""
-    found = []
-    for begin, end in windows:
-        for reply in replies:
-            gaps = [
-                after - before
-                for before, after in zip(reply.chunks, reply.chunks[1:], strict=False)
-                if before <= end and after >= begin
-            ]
-            if gaps:
-                found.append(max(gaps))
-    return found
+    return [
+        max(end - begin for begin, end in met)
+        for window in windows
+        for reply in replies
+        if (met := gaps_in(reply, window))
+    ]
+
+
+def gaps_in(reply: Reply, window: tuple[float, float]) -> list[tuple[float, float]]:
+    """Begin and end of the gaps between chunks that overlap ``window``; none where the reply was
+    not under way when the window began."""
+    begin, end = window
+    if not reply.sent_at <= begin <= reply.ended_at:
+        return []
+    pairs = zip(reply.chunks, reply.chunks[1:], strict=False)
+    return [(a, b) for a, b in pairs if a <= end and b >= begin]
 
 
 def idle_bytes(memory: Sequence[Point], begin: float, end: float) -> int | None:
@@ -134,24 +139,24 @@ def figures(seen: Observed) -> dict[str, float | int | None]:
         "device_after_bytes": seen.device.after,
     }
     if incident is not None:
-        values["growth_bytes"] = _growth(incident)
+        values["growth_bytes"] = _growth(incident, values["memory_baseline_bytes"])
         values["returned_bytes"] = incident.returned_bytes
         if incident.ended_at is not None:
             values["detect_to_resolved_s"] = incident.ended_at - incident.opened_at
     return values
 
 
-def _growth(incident: Incident) -> int | None:
-    """The incident's own evidence: memory at the restart less the baseline of that epoch."""
-    if incident.before_bytes is None or incident.baseline_bytes is None:
+def _growth(incident: Incident, idle: int | float | None) -> int | None:
+    """Memory at the begin of the restart, by the incident's evidence, less the idle baseline."""
+    if incident.before_bytes is None or idle is None:
         return None
-    return incident.before_bytes - incident.baseline_bytes
+    return incident.before_bytes - int(idle)
 
 
 def missing(values: dict[str, float | int | None]) -> list[str]:
     """What keeps the demo from having succeeded, one line each; empty when it has."""
     lines = []
-    if not values["worker_restarts_count"] or values.get("growth_bytes") is None:
+    if not values["worker_restarts_count"] or "returned_bytes" not in values:
         lines.append("no incident was resolved by a worker restart")
     for key, what in (
         ("streams_broken_count", "streams broke"),

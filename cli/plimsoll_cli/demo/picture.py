@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -10,14 +11,17 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
-from plimsoll_cli.demo.evidence import Observed, restarts
+from plimsoll_cli.demo.evidence import Observed, gaps_in, restarts
 from plimsoll_cli.demo.streams import Reply
 from plimsoll_sidecar.govern.incident import Incident, StepOutcome
 
 MIB = 1 << 20
 SHOWN_GAP_S = 0.5
 """Shorter gaps are the engine's normal steps on a slow machine."""
+TEXT, PAUSE, GAP = "#b5cde3", "tab:red", "#f0b56a"
+BESIDE: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
 MARKED = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab:red"}
 
 
@@ -25,7 +29,7 @@ def draw(file: Path, title: str, seen: Observed, budget_bytes: int | None) -> No
     """Writes the picture. Times are seconds since the first request."""
     start = seen.times.traffic_from
     figure, (top, bottom) = pyplot.subplots(
-        2, 1, sharex=True, figsize=(11, 7), height_ratios=(3, 1.4), layout="constrained"
+        2, 1, sharex=True, figsize=(13, 7), height_ratios=(3, 1.4), layout="constrained"
     )
     try:
         _memory(top, seen, start, budget_bytes)
@@ -46,12 +50,15 @@ def _memory(axes: Axes, seen: Observed, start: float, budget_bytes: int | None) 
         if budget_bytes is not None:
             line = (baseline + budget_bytes) / MIB
             axes.axhline(line, color="tab:red", linestyle="--", label="baseline + leak budget")
-    axes.margins(y=0.18)
+    # Room for the names of the steps above the curve.
+    low, high = min(sizes, default=0.0), max(sizes, default=1.0)
+    room = max(high - low, 1.0)
+    axes.set_ylim(low - 0.12 * room, high + 0.45 * room)
     for incident in seen.incidents:
         _steps(axes, incident, start)
     axes.set_ylabel("host memory [MiB]")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", framealpha=0.9)
+    axes.legend(**BESIDE)
 
 
 def _steps(axes: Axes, incident: Incident, start: float) -> None:
@@ -69,28 +76,39 @@ def _steps(axes: Axes, incident: Incident, start: float) -> None:
         axes.axvline(at - start, color=colour, linewidth=1.2)
         axes.annotate(
             name, (at - start, 1.0), xycoords=("data", "axes fraction"), xytext=(-3, -4),
-            textcoords="offset points", rotation=90, ha="right", va="top", fontsize=9, color=colour,
+            textcoords="offset points", rotation=90, ha="right", va="top", color=colour,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
 
 
 def _streams(axes: Axes, seen: Observed, start: float) -> None:
+    windows = restarts(seen.incidents)
     for number in range(seen.streams):
         mine = [reply for reply in seen.replies if reply.stream == number and reply.chunks]
-        spans = [(r.chunks[0] - start, r.chunks[-1] - r.chunks[0]) for r in mine]
-        axes.broken_barh(spans, (number - 0.3, 0.6), color="tab:blue", alpha=0.35)
-        gaps = [gap for reply in mine for gap in _gaps(reply, start)]
-        axes.broken_barh(gaps, (number - 0.3, 0.6), color="tab:red")
-    for begin, end in restarts(seen.incidents):
-        axes.axvspan(begin - start, end - start, color="tab:red", alpha=0.12)
+        row = (number - 0.3, 0.6)
+        axes.broken_barh(
+            _spans([(r.chunks[0], r.chunks[-1]) for r in mine], start), row, color=TEXT
+        )
+        axes.broken_barh(_spans([gap for r in mine for gap in _gaps(r)], start), row, color=GAP)
+        met = [gap for r in mine for window in windows for gap in gaps_in(r, window)]
+        longest = [gap for gap in met if gap[1] - gap[0] >= SHOWN_GAP_S]
+        axes.broken_barh(_spans(longest, start), row, color=PAUSE)
+    for begin, end in windows:
+        axes.axvspan(begin - start, end - start, color=PAUSE, alpha=0.12)
     axes.set_ylabel("stream")
     axes.set_yticks(range(seen.streams))
     axes.set_ylim(-0.6, seen.streams - 0.4)
-    axes.set_xlabel(
-        f"seconds since the first request (below: streams; red: gaps above {SHOWN_GAP_S:g} s)"
-    )
+    axes.set_xlabel("seconds since the first request")
     axes.grid(axis="x", alpha=0.3)
+    named = ((TEXT, "text flows"), (PAUSE, "pause at the restart"), (GAP, "other gap above 0.5 s"))
+    handles = [Patch(color=colour, label=name) for colour, name in named]
+    axes.legend(handles=handles, **BESIDE)
 
 
-def _gaps(reply: Reply, start: float) -> list[tuple[float, float]]:
+def _spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, float]]:
+    return [(begin - start, end - begin) for begin, end in times]
+
+
+def _gaps(reply: Reply) -> list[tuple[float, float]]:
     pairs = zip(reply.chunks, reply.chunks[1:], strict=False)
-    return [(a - start, b - a) for a, b in pairs if b - a >= SHOWN_GAP_S]
+    return [(a, b) for a, b in pairs if b - a >= SHOWN_GAP_S]

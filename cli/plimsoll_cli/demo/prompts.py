@@ -19,8 +19,8 @@ PROMPTS = tuple(
         ("the mark", "hull"),
     )
 )
-MAX_TOKENS = 96
-"""A request takes a few seconds: each restart meets all streams in the middle of one."""
+MAX_TOKENS = 128
+"""A request takes a second or more: a restart meets most streams in the middle of one."""
 
 
 def body(model: str, prompt: str) -> dict[str, object]:

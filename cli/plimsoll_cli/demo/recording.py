@@ -18,11 +18,8 @@ STOP_S = 10.0
 
 def container(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Container:
     """The recorder as one more process beside engine and supervisor."""
-    argv = (
-        sys.executable, "-m", "plimsoll_sidecar.record_trace",
-        f"--config={plan.places.config_file}", f"--run-dir={plan.run_dir}",
-        f"--out={file.absolute()}",
-    )  # fmt: skip
+    program = (sys.executable, "-m", "plimsoll_cli.main", "record")
+    argv = (*program, str(file.absolute()), f"--run-dir={plan.root}")
     return Container(
         Command("recorder", argv, plan.supervisor.env, plan.root / "recorder.log"), on_exit
     )

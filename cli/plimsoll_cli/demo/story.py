@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.demo.evidence import Observed, cured
 from plimsoll_cli.timeline import bytes_change, headline
 from plimsoll_sidecar.govern.incident import Incident, Step
+
+REMEDIATIONS = frozenset(Action)
 
 Values = dict[str, float | int | None]
 
@@ -40,7 +43,8 @@ def _incident(incident: Incident, start: float) -> list[str]:
 
 
 def _step(step: Step) -> str:
-    details = [part for part in (bytes_change(step), step.message.replace("\n", " ")) if part]
+    change = bytes_change(step) if step.step in REMEDIATIONS else ""
+    details = [part for part in (change, step.message.replace("\n", " ")) if part]
     rest = f": {', '.join(details)}" if details else ""
     return f"{step.step} {step.outcome.value.lower()}{rest}"
 

@@ -1,0 +1,216 @@
+"""From what the demo saw to its figures and its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_cli import manifest
+from plimsoll_cli.demo import report, services, story
+from plimsoll_cli.demo.evidence import (
+    DeviceBytes,
+    Observed,
+    Point,
+    Times,
+    figures,
+    gaps_in,
+    idle_bytes,
+    memory_of,
+    missing,
+    pauses,
+)
+from plimsoll_cli.demo.streams import End, Reply, longest_gap
+from plimsoll_cli.errors import UsageError
+from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_sidecar.govern.incident import (
+    Attribution,
+    Incident,
+    Phase,
+    Reason,
+    Step,
+    StepOutcome,
+)
+from plimsoll_sidecar.trace import Host, Sample
+
+MIB = 1 << 20
+START = 1_700_000_000.0
+IDLE, PEAK = 900 * MIB, 1100 * MIB
+
+
+def reply(stream: int, *chunks: float, end: End = End.COMPLETE) -> Reply:
+    times = [START + at for at in chunks]
+    return Reply(stream, 0, times[0] - 0.1, "text", times, end)
+
+
+INCIDENT = Incident(
+    name="leaky-1a2b3c4d",
+    kind=Kind.HOST_GROWTH,
+    epoch="3f9c21d0:1",
+    opened_at=START + 20,
+    ended_at=START + 50,
+    phase=Phase.RESOLVED,
+    reason=Reason.WORKER_RESTART,
+    attribution=Attribution(segment="malloc_in_use", bytes=150 * MIB, evidence=["150 MiB in 20 s"]),
+    baseline_bytes=950 * MIB,
+    before_bytes=PEAK,
+    returned_bytes=190 * MIB,
+    confirmed_at=START + 28,
+    timeline=[
+        Step(time=START + 22, step="Trim", outcome=StepOutcome.SUCCEEDED),
+        Step(
+            time=START + 30,
+            step="WorkerRestart",
+            outcome=StepOutcome.SUCCEEDED,
+            finished_at=START + 32,
+            message="2 requests carried over",
+        ),
+    ],
+)
+MEMORY = [
+    *(Point(START + at, IDLE) for at in (-3, -2, -1)),
+    *(Point(START + at, IDLE + at * 6 * MIB) for at in range(1, 30)),
+    *(Point(START + at, IDLE + 5 * MIB) for at in range(33, 70)),
+]
+SEEN = Observed(
+    incidents=[INCIDENT],
+    memory=MEMORY,
+    replies=[reply(0, 29.0, 29.5, 31.0, 32.5), reply(1, 29.2, 29.9, 31.9), reply(0, 33.0, 33.1)],
+    texts_different=0,
+    streams=2,
+    times=Times(START - 3, START, START + 60, START + 68),
+)
+
+
+def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
+    values = figures(SEEN)
+
+    assert values["incidents_resolved_count"] == 1
+    assert values["worker_restarts_count"] == 1
+    assert values["growth_bytes"] == PEAK - IDLE
+    assert values["returned_bytes"] == 190 * MIB
+    assert values["memory_baseline_bytes"] == IDLE
+    assert values["memory_after_bytes"] == IDLE + 5 * MIB
+    assert values["detect_to_resolved_s"] == 30
+    assert values["streams_carried_count"] == 2
+    assert values["pause_p50_s"] == pytest.approx(1.5)
+    assert values["pause_p99_s"] == pytest.approx(2.0)
+    assert missing(values) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"incidents": []}, "no incident was resolved by a worker restart"),
+        (
+            {"incidents": [msgspec.structs.replace(INCIDENT, reason=Reason.TRIM)]},
+            "no incident was resolved by a worker restart",
+        ),
+        ({"replies": [reply(0, 1.0, end=End.BROKEN)]}, "1 streams broke"),
+        ({"replies": [reply(0, 1.0, end=End.FAILED)]}, "1 requests failed"),
+        ({"texts_different": 3}, "3 texts differ"),
+        ({"memory": []}, "could not be measured"),
+        ({"memory": [*MEMORY[:30], Point(START + 65, IDLE + 30 * MIB)]}, "off the baseline"),
+        ({"memory": [*MEMORY[:30], Point(START + 65, IDLE - 30 * MIB)]}, "off the baseline"),
+        ({"device": DeviceBytes(100, 101)}, "device memory is 101 bytes and was 100"),
+    ],
+)
+def test_what_is_missing_is_said(change: dict[str, object], expected: str) -> None:
+    lacks = missing(figures(replace(SEEN, **change)))  # type: ignore[arg-type]
+
+    assert any(expected in line for line in lacks), lacks
+
+
+def test_a_restart_that_failed_is_no_restart() -> None:
+    failed = msgspec.structs.replace(INCIDENT.timeline[1], outcome=StepOutcome.FAILED)
+    incident = msgspec.structs.replace(INCIDENT, timeline=[failed])
+
+    assert figures(replace(SEEN, incidents=[incident]))["worker_restarts_count"] == 0
+
+
+def test_only_replies_that_the_restart_met_have_a_pause() -> None:
+    window = (START + 30, START + 32)
+    before, after = reply(0, 20.0, 29.0), reply(0, 31.0, 40.0)
+    across = reply(0, 29.0, 30.5, 31.0, 39.0)
+
+    assert pauses([before, after], [window]) == []
+    # The gap after the restart began inside of its window and counts.
+    assert pauses([across], [window]) == [pytest.approx(8.0)]
+    assert len(gaps_in(across, window)) == 3
+
+
+def test_memory_is_read_as_the_detector_reads_it() -> None:
+    samples = [
+        Sample(t=0.0, epoch=1, host=Host(rss_anon=10, rss_shmem=2)),
+        Sample(t=1.0, epoch=1),
+        Sample(t=2.0, epoch=1, host=Host(rss_anon=12, rss_shmem=2)),
+    ]
+
+    assert memory_of(samples, START) == [Point(START, 12), Point(START + 2, 14)]
+    assert memory_of([Sample(t=0.0, epoch=1)], START) == []
+
+
+def test_idle_memory_is_a_median_and_unknown_without_samples() -> None:
+    points = [Point(START, 1), Point(START + 1, 100), Point(START + 2, 3)]
+
+    assert idle_bytes(points, START, START + 2) == 3
+    assert idle_bytes(points, START + 5, START + 6) is None
+
+
+def test_a_reply_with_one_chunk_has_no_gap() -> None:
+    assert longest_gap(reply(0, 1.0)) is None
+    assert longest_gap(reply(0, 1.0, 1.5, 1.7)) == pytest.approx(0.5)
+
+
+def test_the_story_tells_each_step_and_the_outcome() -> None:
+    values = figures(SEEN)
+    text = story.tell("leaky", SEEN, values, ["2 streams broke"])
+
+    assert "+22.0 s  Trim succeeded" in text
+    assert "+30.0 s  WorkerRestart succeeded: 2 requests carried over" in text
+    assert "+50.0 s  resolved by WorkerRestart: 190 MiB came back" in text
+    assert "evidence: 150 MiB in 20 s" in text
+    assert "MISSING: 2 streams broke" in text
+    assert text.index("Trim") < text.index("leak confirmed") < text.index("resolved by")
+
+
+def test_the_report_is_written_also_when_nothing_was_found(tmp_path: Path) -> None:
+    nothing = replace(SEEN, incidents=[], memory=[], replies=[])
+    values = figures(nothing)
+
+    report.write(tmp_path, nothing, values, missing(values), "leaky", None, ["plimsoll", "demo"])
+
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"report.json", "incident.json", "memory.png", "story.txt"}
+    assert (tmp_path / "incident.json").read_text() == "null\n"
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def leaky() -> InferenceService:
+    return manifest.read(Path(__file__).parents[3] / "examples" / "leaky.yaml")
+
+
+def test_the_clean_service_differs_by_the_fault_alone() -> None:
+    clean = services.without_fault(leaky())
+
+    assert clean.spec.engine.env == []
+    assert clean.spec.engine.args == leaky().spec.engine.args
+    assert clean.spec.memory == leaky().spec.memory
+
+
+def test_the_device_is_the_last_word() -> None:
+    assert services.on_device(leaky(), "cuda").spec.engine.args[-2:] == [
+        "--device=cuda",
+        "--dtype=float32",
+    ]
+
+
+def test_a_manifest_that_makes_no_demo_is_refused() -> None:
+    file = Path("healthy.yaml")
+
+    services.check(file, leaky())
+    with pytest.raises(UsageError, match=r"healthy\.yaml: spec\.engine\.env: PLIMSOLL_INJECT"):
+        services.check(file, services.without_fault(leaky()))

@@ -1,0 +1,50 @@
+"""The result of a measurement: keys with units, nothing made up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_cli.figures import percentile, result
+
+
+def test_a_result_has_the_keys_that_every_benchmark_has() -> None:
+    whole = result("demo", {"pause_p50_s": 0.123456, "streams_count": 8}, ["plimsoll", "demo"], [1])
+
+    assert set(whole) == {"name", "date", "machine", "commit", "command", "figures", "samples"}
+    assert whole["figures"] == {"pause_p50_s": 0.1235, "streams_count": 8}
+    assert whole["machine"]["cpu_count"] >= 1
+    assert whole["date"].endswith("Z")
+    json.dumps(whole)
+
+
+def test_a_figure_that_was_not_measured_is_absent() -> None:
+    assert result("demo", {"device_bytes": None, "a_count": 0}, [])["figures"] == {"a_count": 0}
+
+
+@pytest.mark.parametrize("key", ["pause", "pause_ms", "Pause_s", "_s"])
+def test_a_key_without_a_unit_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="unit last"):
+        result("demo", {key: 1}, [])
+
+
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=60),
+    st.sampled_from((0.0, 0.5, 0.9, 0.99, 1.0)),
+)
+def test_a_percentile_is_a_measured_value_with_that_share_at_or_below(
+    values: list[float], share: float
+) -> None:
+    value = percentile(values, share)
+
+    assert value in values
+    assert sum(other <= value for other in values) >= share * len(values) - 1e-9
+
+
+def test_known_percentiles() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([1.0, 2.0], 0.99) == 2.0
+    assert percentile([], 0.5) is None

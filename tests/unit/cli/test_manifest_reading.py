@@ -1,0 +1,121 @@
+"""Reading a manifest: what is wrong is named with file, place and field, on one line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plimsoll_cli import manifest
+from plimsoll_cli.errors import UsageError
+
+GOOD = """\
+apiVersion: plimsoll.dev/v1alpha1
+kind: InferenceService
+metadata:
+  name: tiny
+spec:
+  model:
+    uri: file:///models/tiny
+  memory:
+    host:
+      growthBudget: 256Mi
+"""
+
+
+def message_for(tmp_path: Path, text: str | bytes) -> str:
+    file = tmp_path / "service.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError) as caught:
+        manifest.read(file)
+    message = str(caught.value)
+    assert all(line.startswith(str(file)) for line in message.splitlines())
+    return message.replace(str(file), "FILE")
+
+
+def test_a_manifest_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(f"---\n{GOOD}---\n")
+
+    service = manifest.read(file)
+
+    assert service.metadata.name == "tiny"
+    assert service.spec.memory.host is not None
+    assert service.spec.memory.host.growth_budget == "256Mi"
+
+
+@pytest.mark.parametrize("name", ["tiny", "leaky"])
+def test_the_examples_are_good(name: str) -> None:
+    examples = Path(__file__).parents[3] / "examples"
+
+    assert manifest.read(examples / f"{name}.yaml").metadata.name == name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("growthBudget: 256Mi", "growthBudget: 0", "spec.memory.host.growthBudget: '0' must be"),
+        (
+            "growthBudget: 256Mi",
+            "growthBudget: 2Gi\n      limit: 1Gi",
+            "spec.memory.host: growthBudget 2Gi must not be larger than limit 1Gi",
+        ),
+        ("growthBudget: 256Mi", "growthBudget: lots", "'lots' is not a quantity"),
+        ("  memory:", "  memmory: {}\n  memory:", "spec.memmory: is not a known field: remove"),
+        ("    uri: file:///models/tiny", "    {}", "spec.model.uri: is required: add it"),
+        ("name: tiny", "name: Tiny_1", "metadata.name: 'Tiny_1' must be"),
+        ("kind: InferenceService", "kind: Deployment", "kind: 'Deployment' cannot be used"),
+        ("v1alpha1", "v1", "apiVersion: 'plimsoll.dev/v1' is not known: write"),
+        ("kind: InferenceService\n", "", "kind: None cannot be used here"),
+        ("  model:", "  model: {}\n  model:", "model is written twice: remove one"),
+        ("spec:", "spec: [", ":6:8: not YAML"),
+        ("file:///models", "file:///a/../b", "model.uri must be"),
+    ],
+)
+def test_a_field_that_cannot_be_used_is_named(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    assert old in GOOD
+
+    message = message_for(tmp_path, GOOD.replace(old, new, 1))
+
+    if "not YAML" in expected:
+        assert "not YAML" in message
+        assert message.startswith("FILE:")
+    else:
+        assert expected in message
+
+
+def test_each_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
+    text = GOOD.replace("256Mi", "0").replace("uri:", "url:")
+
+    lines = message_for(tmp_path, text).splitlines()
+
+    assert len(lines) == 3  # uri is missing, url is unknown, the budget is 0
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "holds nothing"),
+        (GOOD + "---\n" + GOOD, "holds 2 documents"),
+        ("- a\n- b\n", "holds a list"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        ("a: &a [*a]\nb: !!python/object/apply:os.system [id]\n", "not YAML"),
+        ("a: b: c", "not YAML"),
+        ("[" * 5000, "not YAML|nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_refused(
+    tmp_path: Path, content: str | bytes, expected: str
+) -> None:
+    message = message_for(tmp_path, content)
+
+    assert any(text in message for text in expected.split("|")), message
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.yaml: cannot be read: No such file"):
+        manifest.read(tmp_path / "absent.yaml")
+    with pytest.raises(UsageError, match="Is a directory"):
+        manifest.read(tmp_path)
