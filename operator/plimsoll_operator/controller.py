@@ -96,10 +96,10 @@ class Controller:
                     "belongs to somebody else: remove it, or give the InferenceService another name"
                 )
             if needs_apply(desired, live):
-                log.info("%s: apply %s", "/".join(key), " ".join(ref(desired)))
+                log.info("%s: apply %s", key, " ".join(ref(desired)))
                 self._store.put(await self._api.apply(BY_KIND[desired["kind"]], desired))
         for item in plan.surplus:
-            log.info("%s: delete %s", "/".join(key), " ".join(ref(item)))
+            log.info("%s: delete %s", key, " ".join(ref(item)))
             await self._api.delete(BY_KIND[item["kind"]], item)
             self._store.drop(item)
 

@@ -16,6 +16,9 @@ class Key(NamedTuple):
     namespace: str
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 def key_of(item: Object) -> Key | None:
     """The service that ``item`` belongs to; None where it belongs to none."""
