@@ -19,6 +19,12 @@ from plimsoll_engine.zygote_ipc import Exited, Forked, ForkFailed, WorkerConfig,
 FORK_TIMEOUT_S = 10.0
 
 
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+"""Of the zygote and so of its workers. One thread, because a fork copies only one. Passive, because
+a worker's OpenMP threads that spin between the small operations of a step starve each other on a
+busy or CPU-limited machine: 2 s became 27 s for 600 tokens (2 cores, load 4)."""
+
+
 class ZygoteLost(Exception):
     """The zygote ended or does not answer; its workers have died with it."""
 
@@ -60,7 +66,7 @@ class Zygote:
                 msgspec.json.encode(self._config).decode(),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env=os.environ | THREADS,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader), name="zygote reader")
