@@ -207,6 +207,7 @@ def _eventually() -> Callable[..., Any]:
 
 @pytest.fixture
 def manifest() -> dict[str, Any]:
-    """The smallest service, as a person would write it."""
+    """The smallest service, as a person would write it, on no node even where there is one."""
     loaded: dict[str, Any] = yaml.safe_load((ROOT / "examples/tiny.yaml").read_text())
+    loaded["spec"]["podTemplate"] = {"spec": {"nodeSelector": {"plimsoll.dev/no-node": "true"}}}
     return loaded
