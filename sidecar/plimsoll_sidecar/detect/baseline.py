@@ -115,12 +115,12 @@ class Baseline:
         return base
 
     def _enter(self, number: int, floor: Point) -> Point | None:
-        if self._entering is None or self._entering[0] != number:
-            self._entering = (number, floor.t, floor)
-            return None
-        _, since, highest = self._entering
-        if floor.bytes > highest.bytes:
-            highest = floor
+        since, highest = floor.t, floor
+        if self._entering is not None:
+            # The time counts from the first class that was new, or load between two never settles.
+            entered, since, before = self._entering
+            if entered == number and before.bytes > floor.bytes:
+                highest = before
         self._entering = (number, since, highest)
         if floor.t - since < CLASS_SETTLE_S:
             return None

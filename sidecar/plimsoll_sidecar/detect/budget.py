@@ -64,9 +64,11 @@ class BudgetWatch:
     def update(self, point: Point, sizes: dict[Segment, int]) -> None:
         """Takes in a sample's total and the sizes of its segments."""
         if self.baseline is None:
-            self._feed(point, sizes)
             self.state = BudgetState(current=point.bytes)
-            if self._warmup.add(point):
+            warm = self._warmup.add(point)
+            if self._warmup.floor is not None:
+                self._feed(point, sizes)
+            if warm:
                 self._become_warm(self._warmup.floor or point, self._warmup.climbing)
             return
         if not self.baseline.settling():
@@ -121,11 +123,11 @@ class BudgetWatch:
 
     def _become_warm(self, floor: Point, climbing: bool) -> None:
         self.baseline = Baseline(floor)
-        self._window.add(floor.t, 0)
+        self._window.begin(floor.t)
         if not climbing:
             # The climb of the warm-up is no evidence of growth after it.
-            self._series = Growth(self._interval_s, self._min_rise)
-            self._segments = {}
+            for series in (self._series, *self._segments.values()):
+                series.forget_rises()
 
     def _judge(self, point: Point, floor: Point) -> None:
         assert self.baseline is not None
@@ -204,26 +206,32 @@ class BudgetWatch:
 class SlidingLeast:
     """The least growth within a sliding window, in slots of a forty-eighth of it.
 
-    Each slot keeps its mean: the least of many single readings would be noise.
+    Each slot keeps its mean: the least of many single readings would be noise. The slot that is
+    still open does not count, else growth would be measured against itself.
     """
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._slot_s = window_s / WINDOW_SLOTS
-        self._slots: deque[tuple[float, float, int]] = deque(maxlen=WINDOW_SLOTS + 1)
+        self._slots: deque[tuple[float, float, int]] = deque(maxlen=WINDOW_SLOTS + 2)
+
+    def begin(self, t: float) -> None:
+        """The baseline is the first slot: no growth yet."""
+        self._slots.append((t - self._slot_s, 0.0, 1))
 
     def add(self, t: float, growth: int) -> None:
-        if not self._slots or t >= self._slots[-1][0] + self._slot_s:
+        since, mean, count = self._slots[-1]
+        if t >= since + self._slot_s:
             self._slots.append((t, float(growth), 1))
         else:
-            since, mean, count = self._slots[-1]
             self._slots[-1] = (since, mean + (growth - mean) / (count + 1), count + 1)
-        while self._slots[0][0] < t - self._window_s - self._slot_s:
+        while len(self._slots) > 2 and self._slots[0][0] < t - self._window_s - self._slot_s:
             self._slots.popleft()
 
     def least(self) -> int:
-        """The smallest of the slots' means; zero before the first."""
-        return int(min((mean for _, mean, _ in self._slots), default=0.0))
+        """The smallest mean of the closed slots."""
+        means = [mean for _, mean, _ in self._slots]
+        return int(min(means[:-1] or means))
 
 
 class _Latch:

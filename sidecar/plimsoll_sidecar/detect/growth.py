@@ -91,6 +91,12 @@ class Growth:
             default=None,
         )
 
+    def forget_rises(self) -> None:
+        """Begins anew, but for the swings that were seen."""
+        for horizon in self.horizons:
+            horizon.floors.clear()
+        self._trends = [None] * len(self.horizons)
+
     def rise(self) -> int:
         """Unexplained growth from the oldest floor that is kept to the newest; for attribution."""
         oldest = next((h.floors[0] for h in reversed(self.horizons) if h.floors), None)

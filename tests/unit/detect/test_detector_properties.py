@@ -130,3 +130,16 @@ def test_a_failed_read_is_unknown_and_not_a_fall() -> None:
 
 def _settings(series: Series) -> dict[str, object]:
     return {"duration": series.duration, "leak": series.leak}
+
+
+def test_growth_is_measured_against_the_baseline_from_the_first_second_on() -> None:
+    """Whatever the window: a plateau after growth keeps its share of the budget."""
+    memory = MemoryPolicy(host=Budget(512 * MIB, 86_400), warmup_s=30)
+    detector = Detector(memory, 30, 1)
+    series = Series(duration=400, leak=lambda t: min(256 * MIB, max(0, t - 60) * 4 * MIB), noise=0)
+    for item in series.samples():
+        assessment = detector.update(item)
+        if item.t > 140:
+            assert assessment.host is not None
+            assert assessment.host.consumed_ratio is not None
+            assert 0.4 < assessment.host.consumed_ratio < 0.6
