@@ -67,7 +67,7 @@ def write(folder: Path, model: Path, more: str = "") -> Path:
         ("growthBudget: 48Mi", "growthBudget: 0", "spec.memory.host.growthBudget"),
         ("growthBudget: 48Mi", "growthBudget: 2Gi\n      limit: 1Gi", "spec.memory.host"),
         ("  memory:", "  memmory: {}\n  memory:", "spec.memmory"),
-        ("metadata:", "metadata: [", "service.yaml:3"),
+        ("metadata:", "metadata: [", "service.yaml:5"),
         ("file://", "pvc://claim", "spec.model.uri"),
         ("file://", "file:///nowhere", "spec.model.uri"),
     ],

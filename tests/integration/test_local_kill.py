@@ -103,6 +103,8 @@ class Local:
 
     def state(self) -> dict[str, Any]:
         body: dict[str, Any] = httpx.get(f"{self.supervisor_url}/state").raise_for_status().json()
+        if "epoch" not in body:
+            raise OSError("the supervisor has taken no sample yet")
         return body
 
     def epoch(self) -> Epoch:
@@ -215,7 +217,7 @@ def test_the_supervisor_is_killed(local: Local) -> None:
     load.check()
 
     assert local.epoch() == before
-    assert local.state()["epoch"] == str(before)
+    wait_for("the same epoch", lambda: local.state()["epoch"] == str(before), 30)
 
 
 def test_the_launcher_is_killed(local: Local) -> None:

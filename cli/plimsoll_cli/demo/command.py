@@ -73,8 +73,9 @@ def _conclude(out: Path, plan: Plan, seen: Observed, troubles: list[str], say: r
     lacks = [*troubles, *missing(values)]
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
+    command = ["plimsoll", *sys.argv[1:]]
     try:
-        story = report.write(out, seen, values, lacks, plan.config.service.name, budget, sys.argv)
+        story = report.write(out, seen, values, lacks, plan.config.service.name, budget, command)
     except OSError as error:
         raise RunError(f"{error.filename or out}: the report: {error.strerror}") from None
     say(f"\n{story}\nThe report is in {out}")

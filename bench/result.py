@@ -1,0 +1,35 @@
+"""Prints a benchmark's result and writes it to ``bench/results/NAME.json``.
+
+    from result import publish
+    publish("restart", {"pause_p50_s": 0.7}, samples=[...])
+
+The form is :func:`plimsoll_cli.figures.result`'s: keys of figures carry their unit, and a figure
+that could not be measured (None) is absent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plimsoll_cli.figures import result
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def publish(
+    name: str,
+    figures: Mapping[str, float | int | None],
+    samples: Any = None,
+    folder: Path = RESULTS,
+) -> dict[str, Any]:
+    """The result, after it was printed and written. ValueError for a key without a unit."""
+    whole = result(name, figures, ["python", *sys.argv], samples)
+    text = json.dumps(whole, indent=2)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(text + "\n")
+    print(text)
+    return whole
