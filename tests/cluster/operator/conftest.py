@@ -6,13 +6,8 @@ No kubelet runs here: a test that needs running pods writes their status as a ku
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.lab.lab import Lab
+from tests.lab.operator import Operator, operator_kubeconfig
 
 from plimsoll_operator.kinds import OWNED
 
@@ -114,69 +111,14 @@ def _running(name: str) -> dict[str, Any]:
     }
 
 
-class Operator:
-    """``plimsoll-operator run`` on one namespace."""
-
-    def __init__(self, kubeconfig: Path, namespace: str, *flags: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.log = kubeconfig.parent / f"operator-{self.port}.log"
-        with self.log.open("w") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "plimsoll_operator.main", "run"),
-                    *("--kubeconfig", str(kubeconfig), "--namespace", namespace),
-                    *("--http-port", str(self.port), "--scrape", "1", *flags),
-                ],
-                stderr=log,
-                stdout=log,
-            )
-        eventually(self._healthy)
-
-    def _healthy(self) -> bool:
-        assert self._process.poll() is None, self.log.read_text()
-        try:
-            return self._read("healthz") is not None
-        except OSError:
-            return False
-
-    def _read(self, path: str) -> str:
-        url = f"http://127.0.0.1:{self.port}/{path}"
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return str(answer.read().decode())
-
-    def metric(self, name: str) -> float:
-        """Sum of a metric's samples."""
-        lines = self._read("metrics").splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
-
-    def stop(self) -> int:
-        """SIGTERM; returns the exit status."""
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=WAIT_S)
-
-
 @pytest.fixture(scope="session")
-def operator_kubeconfig(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def operator_account(cluster: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The operator's own service account, with the ClusterRole of config/ and nothing else."""
-    admin = Kubectl(cluster, "plimsoll-system")
-    for path in ("config/namespace.yaml", "config/rbac.yaml", "crds"):
-        admin("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / path))
-    admin("wait", "--for=condition=Established", "crd", "inferenceservices.plimsoll.dev")
-    token = admin("create", "token", "plimsoll-operator", "--duration=1h").strip()
-    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
-    config["users"] = [{"name": "operator", "user": {"token": token}}]
-    config["contexts"][0]["context"]["user"] = "operator"
-    config["current-context"] = config["contexts"][0]["name"]
-    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    os.chmod(path, 0o600)
-    return path
+    return operator_kubeconfig(cluster.kube, tmp_path_factory.mktemp("operator") / "kubeconfig")
 
 
 @pytest.fixture
-def kubectl(cluster: Any, operator_kubeconfig: Path) -> Iterator[Kubectl]:
+def kubectl(cluster: Any, operator_account: Path) -> Iterator[Kubectl]:
     """A namespace of the test's own that admits only restricted pods."""
     admin = Kubectl(cluster, f"operator-{uuid.uuid4().hex[:8]}")
     admin("create", "namespace", admin.namespace)
@@ -186,12 +128,12 @@ def kubectl(cluster: Any, operator_kubeconfig: Path) -> Iterator[Kubectl]:
 
 
 @pytest.fixture
-def start(kubectl: Kubectl, operator_kubeconfig: Path) -> Iterator[Callable[..., Operator]]:
+def start(kubectl: Kubectl, operator_account: Path) -> Iterator[Callable[..., Operator]]:
     """Starts operators on the test's namespace; all are stopped and must have ended well."""
     started: list[Operator] = []
 
     def make(*flags: str) -> Operator:
-        started.append(Operator(operator_kubeconfig, kubectl.namespace, *flags))
+        started.append(Operator(operator_account, kubectl.namespace, *flags))
         return started[-1]
 
     yield make

@@ -1,0 +1,75 @@
+"""The operator as a process of its own, with the rights that ``config/`` gives it and no more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import yaml
+from tests.lab.images import ROOT
+from tests.lab.kube import Kube, eventually
+
+STOP_S = 20.0
+
+
+def operator_kubeconfig(kube: Kube, target: Path) -> Path:
+    """A kubeconfig of the operator's service account with the ClusterRole of ``config/``."""
+    system = Kube(kube.kubectl, kube.kubeconfig, "plimsoll-system")
+    for path in ("config/namespace.yaml", "config/rbac.yaml"):
+        system("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / path))
+    token = system("create", "token", "plimsoll-operator", "--duration=1h").strip()
+    config = yaml.safe_load(kube.kubeconfig.read_text())
+    config["users"] = [{"name": "operator", "user": {"token": token}}]
+    config["contexts"][0]["context"]["user"] = "operator"
+    config["current-context"] = config["contexts"][0]["name"]
+    target.write_text(yaml.safe_dump(config))
+    os.chmod(target, 0o600)
+    return target
+
+
+class Operator:
+    """``plimsoll-operator run`` on one namespace."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, *flags: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.log = kubeconfig.parent / f"operator-{self.port}.log"
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "plimsoll_operator.main", "run"),
+                    *("--kubeconfig", str(kubeconfig), "--namespace", namespace),
+                    *("--http-port", str(self.port), "--scrape", "1", *flags),
+                ],
+                stderr=log,
+                stdout=log,
+            )
+        eventually(self._healthy, "the operator is healthy")
+
+    def _healthy(self) -> bool:
+        assert self._process.poll() is None, self.log.read_text()
+        try:
+            return self._read("healthz") is not None
+        except OSError:
+            return False
+
+    def _read(self, path: str) -> str:
+        url = f"http://127.0.0.1:{self.port}/{path}"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric's samples."""
+        lines = self._read("metrics").splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=STOP_S)

@@ -1,0 +1,81 @@
+"""A service on a real node: namespace, operator, claims and clients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lab.kube import Kube
+from tests.lab.lab import Lab, mounted, namespace, python_environment
+from tests.lab.operator import Operator, operator_kubeconfig
+
+SERVICE = "leaky"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint, readable by every UID."""
+    folder = tmp_path_factory.mktemp("model")
+    for parent in (folder, folder.parent, folder.parent.parent):
+        parent.chmod(0o755)
+    command = [sys.executable, "-m", "plimsoll_engine.models.tiny", str(folder / "tiny")]
+    subprocess.run(command, check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture
+def kube(node: Lab, request: pytest.FixtureRequest) -> Iterator[Kube]:
+    """A namespace of the test's own that admits only restricted pods."""
+    with namespace(node.kube, restricted=True) as kube:
+        failed = request.session.testsfailed
+        yield kube
+        if request.session.testsfailed > failed:
+            print(kube.dump())
+
+
+@pytest.fixture
+def operator(node: Lab, kube: Kube, tmp_path: Path) -> Iterator[Callable[[], Operator]]:
+    """Starts operators on the test's namespace."""
+    account = operator_kubeconfig(node.kube, tmp_path / "kubeconfig")
+    started: list[Operator] = []
+
+    def start() -> Operator:
+        images_of = ["--engine-image", node.engine_image]
+        images_of += ["--supervisor-image", node.supervisor_image]
+        started.append(Operator(account, kube.namespace, *images_of))
+        return started[-1]
+
+    yield start
+    for operator in started:
+        operator.stop()
+
+
+@pytest.fixture
+def manifest(kube: Kube, checkpoint: Path) -> Callable[..., dict[str, Any]]:
+    """An InferenceService with an injected fault, on claims of the namespace."""
+
+    def make(inject: str, **supervision: Any) -> dict[str, Any]:
+        model = mounted(kube, "model", checkpoint)
+        return {
+            "apiVersion": "plimsoll.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": SERVICE},
+            "spec": {
+                "model": {"uri": f"pvc://{model}/tiny"},
+                "engine": {
+                    "args": ["--device=cpu", "--dtype=float32", "--allow-inject"],
+                    "env": [{"name": "PLIMSOLL_INJECT", "value": inject}],
+                    "resources": {"limits": {"memory": "4Gi"}},
+                    "startupTimeout": "3m",
+                },
+                "memory": {"host": {"growthBudget": "64Mi", "window": "1h"}, "warmup": "5s"},
+                "supervision": {"mode": "Recover", **supervision},
+                "podTemplate": python_environment(kube),
+            },
+        }
+
+    return make

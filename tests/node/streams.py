@@ -1,0 +1,107 @@
+"""Clients of a service: real HTTP connections that stream completions and remember every text."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+PROMPTS = ("the water line", "the cargo", "the master", "the weights", "the sailors", "the mark")
+MAX_TOKENS = 128
+SILENCE_S = 60.0
+"""A stream that says nothing for longer than this is broken."""
+
+
+@dataclass
+class Streams:
+    """``count`` threads that ask one prompt after the other until the block ends.
+
+    ``texts`` holds every different answer to each prompt: greedy decoding has one.
+    """
+
+    url: str
+    model: str
+    count: int = 4
+    texts: dict[str, set[str]] = field(default_factory=dict)
+    finished: int = 0
+    failures: list[str] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    """Longest silence of each request in seconds."""
+
+    def __enter__(self) -> Self:
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(self.count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=2 * SILENCE_S)
+
+    def _run(self, number: int) -> None:
+        with httpx.Client(base_url=self.url, timeout=httpx.Timeout(5, read=SILENCE_S)) as client:
+            turn = number
+            while not self._stop.is_set():
+                prompt = PROMPTS[turn % len(PROMPTS)]
+                turn += 1
+                try:
+                    text, pause = ask(client, self.model, prompt)
+                except (httpx.HTTPError, ValueError) as error:
+                    with self._lock:
+                        self.failures.append(f"{type(error).__name__}: {error}")
+                    self._stop.wait(1)
+                    continue
+                with self._lock:
+                    self.finished += 1
+                    self.pauses.append(pause)
+                    self.texts.setdefault(prompt, set()).add(text)
+
+    @property
+    def forked(self) -> dict[str, set[str]]:
+        """Prompts that got different answers."""
+        return {prompt: texts for prompt, texts in self.texts.items() if len(texts) > 1}
+
+
+def ask(client: httpx.Client, model: str, prompt: str) -> tuple[str, float]:
+    """The whole streamed text and the longest silence in it. ValueError for one that breaks off."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    parts: list[str] = []
+    finish, longest, last = None, 0.0, time.monotonic()
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            raise ValueError(f"HTTP {response.status_code}: {response.read().decode()[:300]}")
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise ValueError(f"the stream broke: {event['error']}")
+            for choice in event["choices"]:
+                parts.append(choice["text"])
+                finish = choice["finish_reason"] or finish
+    if finish is None:
+        raise ValueError("the stream ended without a finish_reason")
+    return "".join(parts), longest

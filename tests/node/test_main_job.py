@@ -1,0 +1,173 @@
+"""The main job, end to end: a real API server, kubelet and containerd, a client that streams.
+
+`kubectl apply` of an InferenceService → operator → pod with engine and supervisor → a leak grows →
+the supervisor triggers a graceful restart through the admin endpoint → memory is back, no stream
+broke → a LeakIncident tells the story.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.lab.kube import Kube, eventually
+from tests.lab.operator import Operator
+from tests.node.streams import Streams
+
+SERVICE = "leaky"
+SELECTOR = f"plimsoll.dev/service={SERVICE}"
+READY_S = 180
+STORY_S = 180
+LEAK = "request_cycle:payload_bytes=2Mi"
+Manifest = Callable[..., dict[str, Any]]
+
+
+def test_a_leak_is_found_cured_and_told(
+    kube: Kube, operator: Callable[[], Operator], manifest: Manifest
+) -> None:
+    operator()
+    applied = time.monotonic()
+    kube.apply(manifest(LEAK))
+    kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
+    print(f"Ready {time.monotonic() - applied:.1f} s after apply")
+    before = the_pod(kube)
+
+    with streaming(kube) as streams:
+        incident = ended_incident(kube)
+    the_story_is_whole(kube, incident, streams, kind="HostGrowth", step="Trim")
+    status = incident["status"]
+    grown = status["attribution"]["bytes"]
+    assert status["returnedBytes"] >= 0.9 * grown
+    assert status["attribution"]["process"] == "worker"
+    after = the_pod(kube)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"], "the pod was not replaced"
+    assert restart_counts(after) == restart_counts(before), "no container was restarted"
+
+    eventually(lambda: service_status(kube).get("restarts") == 1, "the status counts the restart")
+    said = service_status(kube)
+    assert said["openIncidents"] == 0
+    assert said["lastIncident"] == incident["metadata"]["name"]
+    reasons = {event["reason"] for event in kube.list("events")}
+    assert any("Restarting" in reason or "Resolved" in reason for reason in reasons), reasons
+
+    the_admin_port_is_not_reachable(kube, after)
+    kube("delete", "plinf", SERVICE, "--timeout=60s")
+    eventually(lambda: leftovers(kube) == [], "deletion leaves nothing", timeout_s=120)
+
+
+def test_a_hang_is_seen_and_ended(
+    kube: Kube, operator: Callable[[], Operator], manifest: Manifest
+) -> None:
+    """The worker spins in an eviction that cannot progress, and /health stays green."""
+    operator()
+    kube.apply(manifest("eviction_loop:after_requests=12", stall={"timeout": "5s"}))
+    kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
+    before = the_pod(kube)
+    with streaming(kube) as streams:
+        incident = ended_incident(kube)
+    the_story_is_whole(kube, incident, streams, kind="Stall", step="Diagnostics")
+    stacks = [path for path in incident["status"]["diagnostics"] if "stacks" in path]
+    assert stacks, incident["status"]["diagnostics"]
+    saved = kube(
+        "exec", the_pod(kube)["metadata"]["name"], "-c", "supervisor", "--", "cat", *stacks
+    )
+    assert "evict" in saved, "the stacks show where the worker hung"
+    assert restart_counts(the_pod(kube)) == restart_counts(before)
+
+
+def test_supervisors_go_on_without_the_operator(
+    kube: Kube, operator: Callable[[], Operator], manifest: Manifest
+) -> None:
+    first = operator()
+    kube.apply(manifest(LEAK))
+    kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
+    first.stop()
+    with streaming(kube) as streams:
+        incident = ended_incident(kube)
+    the_story_is_whole(kube, incident, streams, kind="HostGrowth", step="Trim")
+    assert service_status(kube).get("lastIncident") is None, "nobody wrote the status meanwhile"
+
+    operator()
+    eventually(lambda: service_status(kube).get("restarts") == 1, "the operator catches up")
+    assert service_status(kube)["lastIncident"] == incident["metadata"]["name"]
+
+
+def streaming(kube: Kube) -> Streams:
+    """Clients that reach the service by its Service."""
+    address = (kube.get("service", SERVICE) or {})["spec"]["clusterIP"]
+    return Streams(f"http://{address}", SERVICE)
+
+
+def ended_incident(kube: Kube) -> dict[str, Any]:
+    """The one incident when it has ended, and some seconds of streaming after it."""
+
+    def ended() -> dict[str, Any] | None:
+        items = kube.list("leakincidents")
+        ends = ("Resolved", "Unresolved", "Suppressed")
+        found = [item for item in items if item.get("status", {}).get("phase") in ends]
+        # Those that were taken back were no leak; the test is about the one that was.
+        found = [item for item in found if item["status"].get("outcome") != "Cleared"]
+        return found[0] if found else None
+
+    incident = eventually(ended, "an incident ends", STORY_S)
+    assert incident is not None
+    time.sleep(3)
+    return incident
+
+
+def the_story_is_whole(
+    kube: Kube, incident: dict[str, Any], streams: Streams, kind: str, step: str
+) -> None:
+    """Resolved by a worker restart, every step told, no stream broken, the slot free again."""
+    spec, status = incident["spec"], incident["status"]
+    print(json.dumps(incident, indent=1))
+    print(f"{streams.finished} requests, longest silence {max(streams.pauses):.2f} s")
+    assert status["phase"] == "Resolved", status
+    assert spec["kind"] == kind
+    assert spec["service"] == SERVICE
+    assert spec["pod"] == the_pod(kube)["metadata"]["name"]
+    steps = [entry["step"] for entry in status["timeline"]]
+    assert step in steps
+    assert "WorkerRestart" in steps
+    assert steps.index(step) < steps.index("WorkerRestart")
+    owner = incident["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["name"]) == ("InferenceService", SERVICE)
+
+    assert streams.failures == []
+    assert streams.finished > 0
+    assert streams.forked == {}, "every text equals the uninterrupted one"
+
+    lease = kube.list("leases", SELECTOR)[0]
+    assert not lease.get("spec", {}).get("holderIdentity"), "the restart slot is free again"
+
+
+def the_admin_port_is_not_reachable(kube: Kube, pod: dict[str, Any]) -> None:
+    """The admin API listens on loopback: the pod's address refuses it."""
+    address = pod["status"]["podIP"]
+    code = f"import socket; print(socket.socket().connect_ex(('{address}', 8001)))"
+    name = pod["metadata"]["name"]
+    out = kube("exec", name, "-c", "supervisor", "--", "python", "-c", code)
+    assert out.strip() == "111", "connection refused"
+
+
+def the_pod(kube: Kube) -> dict[str, Any]:
+    (pod,) = kube.list("pods", SELECTOR)
+    return pod
+
+
+def restart_counts(pod: dict[str, Any]) -> dict[str, int]:
+    status = pod["status"]
+    both = status["containerStatuses"] + status["initContainerStatuses"]
+    return {one["name"]: one["restartCount"] for one in both}
+
+
+def service_status(kube: Kube) -> dict[str, Any]:
+    return dict((kube.get("plinf", SERVICE) or {}).get("status") or {})
+
+
+def leftovers(kube: Kube) -> list[str]:
+    kinds = "deploy,rs,pod,svc,cm,sa,role,rolebinding,lease,pdb,controllerrevision,leakincident"
+    names = kube("get", kinds, "-o", "name").split()
+    return [name for name in names if SERVICE in name]
