@@ -39,9 +39,15 @@ def run(main: Coroutine[Any, Any, None]) -> bool:
 
 @contextlib.asynccontextmanager
 async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs them beside the block. An error of one of them ends the block with that error."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    """Runs them beside the block and ends them with it. An error of one of them is raised when the
+    block has ended well: what they do is to show, not to decide."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
         yield
+    finally:
         for task in tasks:
             task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome

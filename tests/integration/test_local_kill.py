@@ -292,6 +292,8 @@ def test_children_do_not_outlive_a_killed_parent(tmp_path: Path, model: Path) ->
 
 
 def test_the_supervisor_is_killed_in_an_incident(tmp_path: Path, model: Path) -> None:
+    """At three phases. A supervisor that is new knows no baseline from before it: it may take an
+    incident back that was not confirmed, and opens another one; the restart happens once."""
     local = Local(tmp_path, model, "leaky", LEAK)
     try:
         with Load(local, max_tokens=8) as load:
@@ -299,35 +301,36 @@ def test_the_supervisor_is_killed_in_an_incident(tmp_path: Path, model: Path) ->
                 wait_for(phase, lambda: _reached(local, phase), 120)  # noqa: B023
                 for child in local.pids("plimsoll_sidecar.main"):
                     os.kill(child, signal.SIGKILL)
-            ended = wait_for("an ended incident", lambda: _ended(local), 120)
+            ended = wait_for("a cured leak", lambda: _cured(local.state()), 120)
         load.check()
         assert local.status().worker_starts == 2
         assert local.epoch().number == 2
     finally:
         local.kill()
 
-    assert (ended["phase"], ended["reason"]) == ("Resolved", "WorkerRestart"), ended
+    assert ended["phase"] == "Resolved", ended
     assert ended["attribution"]["bytes"] > 0
     assert ended["returned_bytes"] > 0
-    (listed,) = _listed(local)
-    assert listed["name"] == ended["name"]
-    restarts = [s for s in listed["timeline"] if s["step"] == "WorkerRestart"]
-    assert len(restarts) == 1
-    assert {s["step"] for s in listed["timeline"]} >= {"Trim", "WorkerRestart"}
+    incidents = _listed(local)
+    assert all(incident.get("ended_at") for incident in incidents)
+    assert ended["name"] in {incident["name"] for incident in incidents}
+    steps = [step for incident in incidents for step in incident["timeline"]]
+    assert [s["outcome"] for s in steps if s["step"] == "WorkerRestart"] == ["Succeeded"]
+    assert any(s["step"] == "Trim" for s in steps)
 
 
-ORDER = ("Open", "Trimming", "Confirmed", "AwaitingSlot", "Restarting", "Verifying", "Resolved")
+ORDER = ("Open", "Trimming", "Confirmed", "AwaitingSlot", "Restarting", "Verifying")
 
 
 def _reached(local: Local, phase: str) -> bool:
     state = local.state()
-    phases = [incident.get("phase", "Open") for incident in [*state["open"], *state["recent"]]]
-    return any(ORDER.index(one) >= ORDER.index(phase) for one in phases if one in ORDER)
+    phases = [incident.get("phase", "Open") for incident in state["open"]]
+    here = any(ORDER.index(one) >= ORDER.index(phase) for one in phases)
+    return here or _cured(state) is not None
 
 
-def _ended(local: Local) -> dict[str, Any] | None:
-    ended: list[dict[str, Any]] = [i for i in local.state()["recent"] if i.get("ended_at")]
-    return ended[0] if ended else None
+def _cured(state: dict[str, Any]) -> dict[str, Any] | None:
+    return next((i for i in state["recent"] if i.get("reason") == "WorkerRestart"), None)
 
 
 def _listed(local: Local) -> list[dict[str, Any]]:

@@ -84,9 +84,10 @@ class Scene:
         streaming = asyncio.create_task(self._clients.run())
         try:
             await self._watch(deadline)
-        finally:
             self._clients.finish()
-        await streaming
+            await streaming
+        finally:
+            streaming.cancel()
         self._note = "idle again"
         quiet = now()
         await asyncio.sleep(2 * IDLE_S)

@@ -36,7 +36,7 @@ class Container:
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     def start(self) -> None:
         """Starts the process and keeps it running."""
@@ -49,22 +49,27 @@ class Container:
 
     async def _keep(self) -> None:
         back_off = 0.0
-        while not self._stopping:
+        while not self._stopping.is_set():
             began = time.monotonic()
             process = self._process = await self._spawn()
-            if self._stopping:  # meanwhile
-                process.terminate()
+            if self._stopping.is_set():  # meanwhile
+                self._terminate()
             status = await process.wait()
             self._sweep(process.pid)
             self.pid = None
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             self.last_exit = describe(status)
             steady = time.monotonic() - began > STEADY_S
             self._on_exit(f"{self.command.name} {self.last_exit}, starts again")
             # The first restart is immediate, like the kubelet's.
-            await asyncio.sleep(0.0 if steady else back_off)
+            await self._pause(0.0 if steady else back_off)
             back_off = BACK_OFF_S if steady else min(max(BACK_OFF_S, 2 * back_off), BACK_OFF_MAX_S)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         leash = (sys.executable, "-m", "plimsoll_cli.local.leash", str(os.getpid()))
@@ -88,17 +93,18 @@ class Container:
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL after ``grace_s``; returns when every process is gone."""
-        self._stopping = True
-        keeper, process = self._keeper, self._process
-        if keeper is None:
+        self._stopping.set()
+        if self._keeper is None:
             return
-        if process is None or process.returncode is not None:
-            keeper.cancel()
-        else:
-            process.terminate()
-        await asyncio.wait([keeper], timeout=grace_s)
+        self._terminate()
+        await asyncio.wait([self._keeper], timeout=grace_s)
         self.kill()
-        await asyncio.wait([keeper])
+        await asyncio.gather(self._keeper, return_exceptions=True)  # check() told them
+
+    def _terminate(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
 
     def kill(self) -> None:
         """Ends all processes of the container at once."""
