@@ -123,8 +123,7 @@ def _budget_row(
         f"{used} / {format_bytes(budget.growth_bytes)}",
     ]
     if width >= WIDE:
-        rate = state.bytes_per_s
-        row.append("?" if rate is None else f"{format_bytes(rate)}/s")
+        row.append("?" if state.unexplained is None else _rate(state.bytes_per_s))
     if width >= MEDIUM:
         row.append("?" if state.unexplained is None else _time(state.exhaustion_s))
     return row
@@ -194,6 +193,10 @@ def _colour(share: float | None) -> str:
     if share is None:
         return "dim"
     return "red" if share >= 1 else "yellow" if share >= 0.5 else "green"
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return "-" if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
 
 
 def _time(seconds: float | None) -> str:

@@ -1,5 +1,5 @@
 """``plimsoll demo``: a leak, its incident and its cure, with clients that watch every token.
 
-command (the order of events) <- streams (clients), evidence (pure: what happened to figures),
-story, picture, report.
+command (a clean run, then the leaky one) -> scene (clients, recorder, live view) -> evidence (pure:
+what was seen to figures and verdict) -> report (story, picture, files).
 """

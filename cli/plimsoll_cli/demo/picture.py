@@ -46,7 +46,9 @@ def _memory(axes: Axes, seen: Observed, start: float, budget_bytes: int | None) 
     axes.plot(times, sizes, color="tab:blue", linewidth=1.8, label="memory of the replica")
     baseline = next((i.baseline_bytes for i in seen.incidents if i.baseline_bytes), None)
     if baseline is not None:
-        axes.axhline(baseline / MIB, color="tab:green", linestyle="--", label="baseline")
+        axes.axhline(
+            baseline / MIB, color="tab:green", linestyle="--", label="baseline (after warm-up)"
+        )
         if budget_bytes is not None:
             line = (baseline + budget_bytes) / MIB
             axes.axhline(line, color="tab:red", linestyle="--", label="baseline + leak budget")
@@ -90,8 +92,8 @@ def _streams(axes: Axes, seen: Observed, start: float) -> None:
             _spans([(r.chunks[0], r.chunks[-1]) for r in mine], start), row, color=TEXT
         )
         axes.broken_barh(_spans([gap for r in mine for gap in _gaps(r)], start), row, color=GAP)
-        met = [gap for r in mine for window in windows for gap in gaps_in(r, window)]
-        longest = [gap for gap in met if gap[1] - gap[0] >= SHOWN_GAP_S]
+        met = [gaps for r in mine for window in windows if (gaps := gaps_in(r, window))]
+        longest = [max(gaps, key=lambda gap: gap[1] - gap[0]) for gaps in met]
         axes.broken_barh(_spans(longest, start), row, color=PAUSE)
     for begin, end in windows:
         axes.axvspan(begin - start, end - start, color=PAUSE, alpha=0.12)
