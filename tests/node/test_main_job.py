@@ -68,11 +68,11 @@ def test_a_hang_is_seen_and_ended(
     with streaming(kube) as streams:
         incident = ended_incident(kube)
     the_story_is_whole(kube, incident, streams, kind="Stall", step="Diagnostics")
-    stacks = [path for path in incident["status"]["diagnostics"] if "stacks" in path]
-    assert stacks, incident["status"]["diagnostics"]
-    saved = kube(
-        "exec", the_pod(kube)["metadata"]["name"], "-c", "supervisor", "--", "cat", *stacks
-    )
+    saved_at = incident["status"]["diagnostics"]
+    stacks = [f"/var/lib/plimsoll/{path}" for path in saved_at if "stacks" in path]
+    assert stacks, saved_at
+    pod = the_pod(kube)["metadata"]["name"]
+    saved = kube("exec", pod, "-c", "supervisor", "--", "cat", *stacks)
     assert "evict" in saved, "the stacks show where the worker hung"
     assert restart_counts(the_pod(kube)) == restart_counts(before)
 
