@@ -20,7 +20,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def quantity(text: str | int | float) -> Fraction:
-    """The exact value of a Kubernetes quantity, for example ``512Mi``, ``1.5G``, ``100m``, ``2``."""
+    """The exact value of a Kubernetes quantity, for example ``512Mi``, ``1.5G``, ``100m``."""
     match = _QUANTITY.match(str(text))
     if match is None:
         raise ValueError(f"{text!r} is not a quantity; write for example 512Mi or 2Gi")
