@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from plimsoll_api.supervision import Budget
+from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.assessment import BudgetState, Kind, Segment, Suspicion
 from plimsoll_sidecar.detect.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.growth import Growth
@@ -106,8 +107,8 @@ class BudgetWatch:
             bytes_per_request=trend.bytes_per_request,
             over_budget=ratio >= 1.0 or near,
             evidence=[
-                f"{trend.rise:.0f} bytes in {trend.span_s:.0f} s at comparable load, "
-                f"{trend.bytes_per_s:.0f} bytes/s",
+                f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
+                f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
             ],
         )
 

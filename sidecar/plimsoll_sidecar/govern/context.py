@@ -17,6 +17,9 @@ from plimsoll_sidecar.govern.incident import (
 )
 from plimsoll_sidecar.govern.state import GovernorState
 
+STALLED_S = 1.0
+"""What hangs is not waited for: each second of it is one more of silence for its streams."""
+
 
 class Context:
     """One turn's view of everything, and the ways to change it."""
@@ -64,6 +67,7 @@ class Context:
         if not carry and mode is DrainMode.CARRY:
             mode = DrainMode.FINISH  # nothing survives the end of the engine's process
         stalled = incident.kind is Kind.STALL
+        deadline_s = 0.0 if mode is DrainMode.ABORT else self.policy.drain.deadline_s
         command = Command(
             verb=verb,
             operation_id=incident.next_operation(verb.value),
@@ -72,7 +76,7 @@ class Context:
             stalled=stalled,
             leaves=incident.rung is Action.ENGINE_RESTART and not stalled,
             mode=mode,
-            deadline_s=0.0 if mode is DrainMode.ABORT else self.policy.drain.deadline_s,
+            deadline_s=min(deadline_s, STALLED_S) if stalled else deadline_s,
         )
         step = self.step(name, StepOutcome.BEGUN, "")
         step.operation_id, step.before_bytes = command.operation_id, self.current(incident)
