@@ -6,11 +6,16 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
 from tests.lab.errors import MissingError
-from tests.lab.lab import E2E, ExistingCluster, Lab, new_lab
-from tests.lab.node import missing as missing_for_a_node
+
+if TYPE_CHECKING:
+    from tests.lab.lab import ExistingCluster, Lab
+
+E2E = "PLIMSOLL_E2E_KUBECONFIG"
 
 
 def _missing(why: str) -> None:
@@ -23,6 +28,10 @@ def _missing(why: str) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Lab]:
     """A control plane with our CRDs; ``.kubeconfig`` is the administrator's."""
+    # Imported here: tests on a machine with a GPU have no use for the lab and what it needs.
+    from tests.lab.lab import new_lab
+    from tests.lab.node import missing as missing_for_a_node
+
     try:
         lab = new_lab(node=missing_for_a_node() is None)
     except MissingError as error:
@@ -38,6 +47,9 @@ def cluster() -> Iterator[Lab]:
 @pytest.fixture(scope="session")
 def node(request: pytest.FixtureRequest) -> Iterator[Lab | ExistingCluster]:
     """The same control plane with a real kubelet, or the cluster that is named for it."""
+    from tests.lab.lab import ExistingCluster
+    from tests.lab.node import missing as missing_for_a_node
+
     if named := os.environ.get(E2E):
         try:
             yield ExistingCluster(Path(named))

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import yaml
+
 from tests.lab.images import ROOT
 from tests.lab.kube import Kube, eventually
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.lab.kube import Kube
 from tests.lab.lab import Lab, mounted, namespace, python_environment
 from tests.lab.operator import Operator, operator_kubeconfig

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from plimsoll_engine import ipc
 from plimsoll_engine.frontend.epochs import Epochs
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 STOP_GRACE_S = 5.0
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 5.0
+# From a worker's last word to the end of its process.
+LEAVE_GRACE_S = 15.0
 STACKS_TIMEOUT_S = 1.0
 # A worker whose socket closed is about to be reaped; beyond this it is killed.
 REAP_TIMEOUT_S = 1.0
@@ -74,13 +77,15 @@ class Workers:
         self._zygote: Zygote | None = None
         self._worker: _Worker | None = None
         self._reaping: asyncio.Task[None] | None = None
+        self._leaving: dict[int, tuple[_Worker, asyncio.Task[None]]] = {}
         self.link = WorkerLink(Path(config.socket), self._received, self._disconnected)
         self.starts = 0
 
     @property
     def pid(self) -> int | None:
         worker = self._worker
-        return None if worker is None or worker.exited.is_set() else worker.pid
+        gone = worker is None or worker.exited.is_set() or worker.epoch in self._leaving
+        return None if gone or worker is None else worker.pid
 
     @property
     def zygote_pid(self) -> int | None:
@@ -117,17 +122,35 @@ class Workers:
             raise
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> Stop:
-        """End the worker: asked first, then with signals. Needs no cooperation of a hung one."""
+        """End the worker: asked first, then with signals. Needs no cooperation of a hung one.
+
+        Its last word is enough: everything is given back by then, and the next worker need not wait
+        until the driver has taken the process's context down, which takes seconds on some machines.
+        """
         worker = self._worker
         if worker is None or worker.exited.is_set():
             return Stop(None)
+        if worker.epoch in self._leaving:
+            return Stop(worker.stopped.result())
         worker.stopping = True
         self.link.send(ipc.Stop())
-        if await _within(worker.exited.wait(), grace_s):
-            return Stop(worker.stopped.result() if worker.stopped.done() else None)
+        if await _within(_either(worker.stopped, worker.exited), grace_s):
+            if not worker.stopped.done():
+                return Stop(None)
+            self.link.drop()
+            leaving = asyncio.create_task(self._see_off(worker), name="worker leaving")
+            self._leaving[worker.epoch] = worker, leaving
+            return Stop(worker.stopped.result())
         stacks = await self.dump_stacks()
         signals = await self._kill(worker)
         return Stop(None, signals, stacks)
+
+    async def _see_off(self, worker: _Worker) -> None:
+        """A worker that has said its last word is gone soon, or it is killed."""
+        if not await _within(worker.exited.wait(), LEAVE_GRACE_S):
+            log.warning("worker does not exit", extra={"pid": worker.pid})
+            await self._kill(worker)
+        del self._leaving[worker.epoch]
 
     async def discard(self) -> None:
         """See to it that a worker that was lost is gone: it may still be on its way out."""
@@ -155,6 +178,8 @@ class Workers:
         """No process of ours is left after this."""
         if self._reaping is not None:
             self._reaping.cancel()
+        for _, leaving in self._leaving.values():
+            leaving.cancel()
         await self.link.close()
         if self._zygote is not None:
             await self._zygote.close()
@@ -190,6 +215,8 @@ class Workers:
             await zygote.close()
         if self._worker is not None:
             self._worker.exited.set()
+        for worker, _ in self._leaving.values():
+            worker.exited.set()
 
     # ---- what happens to us
 
@@ -217,6 +244,9 @@ class Workers:
             _signal(worker.pid, signal.SIGKILL)
 
     def _exited(self, message: Exited) -> None:
+        if message.epoch in self._leaving:
+            self._leaving[message.epoch][0].exited.set()
+            return
         worker = self._worker
         if worker is None or worker.epoch != message.epoch:
             return
@@ -225,6 +255,8 @@ class Workers:
 
     def _zygote_lost(self, reason: str) -> None:
         self._zygote = None
+        for leaving, _ in self._leaving.values():
+            leaving.exited.set()
         worker = self._worker
         if worker is not None and not worker.exited.is_set():
             worker.exited.set()
@@ -255,6 +287,16 @@ def _signal(pid: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+async def _either(future: asyncio.Future[ipc.Stopped], event: asyncio.Event) -> None:
+    """Returns when one of both is there; ``future`` itself is left as it is."""
+    waiting = asyncio.ensure_future(event.wait())
+    either: set[asyncio.Future[Any]] = {future, waiting}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
 
 
 async def _within(waiting: object, timeout_s: float) -> bool:

@@ -53,10 +53,10 @@ def collector() -> str:
 
 
 def allocations() -> str:
-    """Where Python memory was allocated; the first call only switches the tracing on."""
+    """Where Python memory was allocated. Never switched on by asking: tracing costs speed, and its
+    own tables grow."""
     if not tracemalloc.is_tracing():
-        tracemalloc.start()
-        return "tracing begins now and costs speed until the worker restarts; ask again later"
+        return "tracing is off; start the engine with PYTHONTRACEMALLOC=1 to see allocations"
     top = tracemalloc.take_snapshot().statistics("lineno")[:TOP]
     return "\n".join(str(statistic) for statistic in top) or "nothing was allocated since"
 

@@ -119,8 +119,8 @@ class Lifecycle:
         if self._model is not None:
             empty(self._model)
             self._model = None
-        if "torch._dynamo" in sys.modules:
-            torch._dynamo.reset()
+        if has_compiled():
+            torch.compiler.reset()
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 delattr(sys, name)
@@ -132,6 +132,13 @@ class Lifecycle:
         if self.device is None or self.device.type != "cuda":
             return None
         return torch.cuda.memory_allocated(self.device)
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile did anything here. Asked first, because a reset of nothing imports
+    the whole compiler: 2 s of every restart."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters)
 
 
 def _tensors(model: Any) -> Iterator[torch.Tensor]:

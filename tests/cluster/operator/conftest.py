@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.lab.lab import Lab
-from tests.lab.operator import Operator, operator_kubeconfig
 
 from plimsoll_operator.kinds import OWNED
+from tests.lab.lab import Lab
+from tests.lab.operator import Operator, operator_kubeconfig
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 20.0
