@@ -38,7 +38,7 @@ lab: $(READY)
 	$(BIN)/python -m tests.lab setup
 
 test: $(READY) lab
-	$(PYTEST) -m 'not long'
+	$(PYTEST) -n 2 --dist loadgroup -m 'not long'
 
 test-unit: $(READY)
 	$(PYTEST) tests/unit

@@ -71,3 +71,12 @@ def _kubectl_on_path(lab: Lab) -> None:
         script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         script.chmod(0o755)
         os.environ["PATH"] += f":{script.parent}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """How parallel workers share the tests: one worker has the lab, a file stays in one piece."""
+    root = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(root)
+        group = "lab" if place.parts[0] in ("cluster", "node") else str(place)
+        item.add_marker(pytest.mark.xdist_group(group))
