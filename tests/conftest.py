@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,6 +26,17 @@ def _missing(why: str) -> None:
     pytest.skip(why)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the lab's binaries before any test's time limit runs, if a test needs them."""
+    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if wanted & {"cluster", "node", "node_tier"} and not session.config.option.collectonly:
+        from tests.lab.binaries import find
+        from tests.lab.node import missing as missing_for_a_node
+
+        with contextlib.suppress(MissingError):  # the fixture says so
+            find(node=missing_for_a_node() is None)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Lab]:
     """A control plane with our CRDs; ``.kubeconfig`` is the administrator's."""
@@ -45,10 +57,18 @@ def cluster() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
+def node_tier() -> None:
+    """For tests that start nodes of their own: what this machine lacks is said."""
+    from tests.lab.node import missing as missing_for_a_node
+
+    if (why := missing_for_a_node()) is not None:
+        _missing(why)
+
+
+@pytest.fixture(scope="session")
 def node(request: pytest.FixtureRequest) -> Iterator[Lab | ExistingCluster]:
     """The same control plane with a real kubelet, or the cluster that is named for it."""
     from tests.lab.lab import ExistingCluster
-    from tests.lab.node import missing as missing_for_a_node
 
     if named := os.environ.get(E2E):
         try:
@@ -56,8 +76,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Lab | ExistingCluster]:
         except MissingError as error:
             _missing(str(error))
         return
-    if (why := missing_for_a_node()) is not None:
-        _missing(why)
+    request.getfixturevalue("node_tier")
     lab: Lab = request.getfixturevalue("cluster")
     lab.start_node()
     yield lab

@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.lab import binaries, node
 from tests.lab.controlplane import ControlPlane
 from tests.lab.errors import LabError, MissingError
 from tests.lab.lab import Lab, install_packages, new_lab
 from tests.lab.processes import Processes, alive
+from tests.lab.slot import Slot, held
 
 
-def home() -> Path:
-    return binaries.cache_dir() / "up"
+def state_file() -> Path:
+    return binaries.cache_dir() / "up.json"
+
+
+def running() -> dict[str, Any] | None:
+    """What ``up`` wrote about the lab that it left, None where that has ended."""
+    try:
+        said: dict[str, Any] = json.loads(state_file().read_text())
+    except FileNotFoundError:
+        return None
+    return said if held(said["index"]) else None
 
 
 def setup() -> int:
@@ -35,50 +45,46 @@ def setup() -> int:
 
 
 def up() -> int:
-    state = home() / "state.json"
-    if state.exists():
-        print(f"already up: export KUBECONFIG={home() / 'admin.kubeconfig'}")
+    if (said := running()) is not None:
+        print(f"already up: export KUBECONFIG={said['kubeconfig']}")
         return 0
-    shutil.rmtree(home(), ignore_errors=True)
-    lab = new_lab(node=True, home=home(), detached=True)
+    lab = new_lab(node=True, detached=True)
     lab.start()
     try:
         lab.start_node()
     except BaseException:
         lab.stop()
         raise
-    plane = lab.plane
-    state.write_text(
-        json.dumps({"index": plane.index, "api_port": plane.api_port,
-                    "running": plane.processes.running})
-    )  # fmt: skip
+    said = {
+        "index": lab.plane.slot.index,
+        "kubeconfig": str(lab.kubeconfig),
+        "running": lab.plane.processes.running,
+    }
+    state_file().write_text(json.dumps(said))
     print(f"export KUBECONFIG={lab.kubeconfig}\nend it with: make cluster-down")
     return 0
 
 
 def down() -> int:
-    state = home() / "state.json"
-    if not state.exists():
+    if (said := running()) is None:
         print("no lab is up")
-        return 0
-    said = json.loads(state.read_text())
-    lab = Lab(home(), binaries.find(node=True))
-    lab.plane = ControlPlane(
-        home(), lab.binaries, Processes(home() / "log", True, said["running"]), said["index"],
-        api_port=said["api_port"],
-    )  # fmt: skip
-    lab.node = node.Node(lab.plane)
-    lab.stop()
+    else:
+        slot = Slot(said["index"])
+        processes = Processes(slot.home / "log", running=said["running"])
+        lab = Lab(ControlPlane(slot, binaries.Binaries(), processes))
+        lab.node = node.Node(lab.plane)
+        lab.stop()
+    state_file().unlink(missing_ok=True)
     return 0
 
 
 def status() -> int:
-    state = home() / "state.json"
-    if not state.exists():
+    if (said := running()) is None:
         print("no lab is up")
         return 1
-    for name, pid in json.loads(state.read_text())["running"].items():
+    for name, pid in said["running"].items():
         print(f"{name:25} {'running' if alive(pid) else 'ended'} (PID {pid})")
+    print(f"export KUBECONFIG={said['kubeconfig']}")
     return 0
 
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import subprocess
 import tarfile
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 SKIPPED = frozenset({"__pycache__", "test", "tkinter", "idlelib", "ensurepip"})
 
 
@@ -36,10 +38,10 @@ def write(
     blob = target.with_suffix(".layer")
     with blob.open("wb") as raw, tarfile.open(fileobj=raw, mode="w|") as tar:
         _fill(tar, layer)
-    with blob.open("rb") as raw:
-        digest = hashlib.file_digest(raw, "sha256").hexdigest()
+    with blob.open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
     config = {
-        "architecture": "amd64",
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
         "config": {
             "Entrypoint": list(entrypoint),

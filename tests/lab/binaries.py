@@ -1,10 +1,12 @@
 """Where the control plane's programs come from: existing ones, or one Go build, kept in a cache.
 
-As with controller-runtime's envtest, ``KUBEBUILDER_ASSETS`` names a directory of existing binaries.
+As with controller-runtime's envtest, ``KUBEBUILDER_ASSETS`` names a folder of existing binaries;
+it is used when it holds every component that is needed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -16,23 +18,26 @@ from tests.lab.errors import LabError, MissingError
 
 MODULE = Path(__file__).parent / "kubelab"
 VERSION = "v1.34.4"
-CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+NODE = ("kubelet", "kube-proxy")
 BUILD_TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """``command(NAME)`` is the argv prefix of a component."""
+    """All from one place: a kubelet must not be newer than its API server.
+
+    ``pause`` waits and reaps: the first process of a pod's, and of the node's, namespaces.
+    """
 
     assets: Path | None = None
     kubelab: Path | None = None
     pause: Path | None = None
 
     def command(self, name: str) -> list[str]:
-        if self.assets is not None and (self.assets / name).exists():
+        """The argv prefix of a component."""
+        if self.assets is not None:
             return [str(self.assets / name)]
-        if self.kubelab is None:
-            raise MissingError(f"{name} is not in KUBEBUILDER_ASSETS ({self.assets})")
         return [str(self.kubelab), name]
 
 
@@ -46,12 +51,12 @@ def find(node: bool) -> Binaries:
 
     Raises :class:`MissingError` where neither binaries nor Go are there.
     """
+    pause = _build("pause", "./pause") if node else None
     named = os.environ.get("KUBEBUILDER_ASSETS")
-    assets = Path(named) if named else None
-    wanted = (*CONTROL_PLANE, "kubectl")
-    if assets is not None and not node and all((assets / name).exists() for name in wanted):
-        return Binaries(assets=assets)
-    return Binaries(assets=assets, kubelab=_build("kubelab", "."), pause=_build("pause", "./pause"))
+    wanted = (*CONTROL_PLANE, *(NODE if node else ()))
+    if named and all((Path(named) / name).exists() for name in wanted):
+        return Binaries(assets=Path(named), pause=pause)
+    return Binaries(kubelab=_build("kubelab", "."), pause=pause)
 
 
 def _build(name: str, package: str) -> Path:
@@ -63,10 +68,18 @@ def _build(name: str, package: str) -> Path:
     go = shutil.which("go")
     if go is None:
         raise MissingError(
-            "no control plane: install Go >= 1.26 (it is built once, in about 7 minutes), or name "
-            "existing binaries in KUBEBUILDER_ASSETS (setup-envtest fetches them)"
+            f"no {name}: install Go >= 1.26 (it is built once, in about 7 minutes), or name a "
+            f"folder with {', '.join(CONTROL_PLANE)} in KUBEBUILDER_ASSETS"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another test run may be building the same
+        if not target.exists():
+            _go_build(go, package, target)
+    return target
+
+
+def _go_build(go: str, package: str, target: Path) -> None:
     stage = target.with_suffix(f".{os.getpid()}")
     component = "k8s.io/component-base/version"
     major, minor = VERSION.removeprefix("v").split(".")[:2]
@@ -82,6 +95,5 @@ def _build(name: str, package: str) -> Path:
         timeout=BUILD_TIMEOUT_S,
     )
     if done.returncode:
-        raise LabError(f"go build of {name} failed:\n{done.stderr[-3000:]}")
+        raise LabError(f"go build {package} failed:\n{done.stderr[-3000:]}")
     stage.rename(target)
-    return target

@@ -1,13 +1,10 @@
 """A real control plane: etcd, API server, controller-manager and scheduler, no kubelet.
 
-Several can run side by side: each has its own directory, ports and addresses. Needs no root where
-the address of an interface that is not loopback can be found; as root it makes its own bridge.
+Several can run side by side: each has its own directory, ports and addresses. Needs no root.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import time
@@ -18,6 +15,7 @@ from tests.lab.binaries import Binaries
 from tests.lab.certs import Authority
 from tests.lab.errors import LabError
 from tests.lab.processes import Processes
+from tests.lab.slot import Slot
 
 READY_S = 60.0
 API_NAMES = [
@@ -38,31 +36,18 @@ def free_port() -> int:
 
 @dataclass
 class ControlPlane:
-    """``index`` (1..99) sets the lab's addresses apart from those of other labs."""
+    """Ports are chosen at construction; everything else follows from the lab's number."""
 
-    home: Path
+    slot: Slot
     binaries: Binaries
     processes: Processes
-    index: int
     api_port: int = field(default_factory=free_port)
     etcd_port: int = field(default_factory=free_port)
     peer_port: int = field(default_factory=free_port)
 
     @property
-    def bridge(self) -> str:
-        return f"plab{self.index}"
-
-    @property
-    def node_ip(self) -> str:
-        return f"10.98.{self.index}.1"
-
-    @property
-    def service_cidr(self) -> str:
-        return f"10.{100 + self.index}.0.0/16"
-
-    @property
-    def api_service_ip(self) -> str:
-        return f"10.{100 + self.index}.0.1"
+    def home(self) -> Path:
+        return self.slot.home
 
     @property
     def pki(self) -> Path:
@@ -74,68 +59,39 @@ class ControlPlane:
 
     def start(self) -> None:
         """Returns when the API server is ready and pods can be created. Bounded."""
-        advertise = self._address()
-        self._certificates(advertise)
+        self._certificates()
         self._etcd()
-        self._api_server(advertise)
+        self._api_server()
         self._wait("/readyz")
         self._controllers()
         # A pod needs its namespace's default ServiceAccount, which a controller makes.
         self._wait("/api/v1/namespaces/default/serviceaccounts/default")
 
     def stop(self) -> None:
-        """Ends everything and removes what was made outside the lab's directory."""
+        """Ends every process of the control plane."""
         self.processes.stop("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
-        if os.geteuid() == 0:
-            for _ in range(30):  # busy until the kernel has let go of etcd's files
-                if not os.path.ismount(self.home / "etcd"):
-                    break
-                subprocess.run(["umount", self.home / "etcd"], capture_output=True)
-                time.sleep(0.1)
-            subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
 
-    def _address(self) -> str:
-        """The address that the `kubernetes` Service points to: it must not be loopback."""
-        if os.geteuid() != 0 or shutil.which("ip") is None:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                try:
-                    probe.connect(("192.0.2.1", 9))  # documentation range; nothing is sent
-                except OSError as error:
-                    raise LabError("no network interface with an address was found") from error
-                return str(probe.getsockname()[0])
-        for command in (
-            ["ip", "link", "add", self.bridge, "type", "bridge"],
-            ["ip", "address", "add", f"{self.node_ip}/32", "dev", self.bridge],
-            ["ip", "link", "set", self.bridge, "up"],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode and "exists" not in done.stderr:
-                raise LabError(f"{' '.join(command)}: {done.stderr.strip()}")
-        return self.node_ip
-
-    def _certificates(self, advertise: str) -> None:
+    def _certificates(self) -> None:
+        slot = self.slot
         authority = Authority(self.pki)
         authority.service_account_key()
-        hosts = ["127.0.0.1", advertise, self.api_service_ip, *API_NAMES]
+        hosts = ["127.0.0.1", slot.host_ip, slot.api_service_ip, *API_NAMES]
         authority.serving("apiserver", "kube-apiserver", hosts)
-        authority.serving("kubelet-server", "lab-node", ["127.0.0.1", self.node_ip, "lab-node"])
+        authority.serving("kubelet-server", "lab-node", ["127.0.0.1", slot.node_ip, "lab-node"])
         authority.client("apiserver-kubelet-client", "kubelet-client", "system:masters")
-        for name, common_name, group in (
-            ("admin", "admin", "system:masters"),
-            ("kube-controller-manager", "system:kube-controller-manager", None),
-            ("kube-scheduler", "system:kube-scheduler", None),
-            ("kube-proxy", "system:kube-proxy", None),
-            ("kubelet", "system:node:lab-node", "system:nodes"),
+        here, from_the_node = "127.0.0.1", slot.host_ip
+        for name, common_name, group, host in (
+            ("admin", "admin", "system:masters", here),
+            ("kube-controller-manager", "system:kube-controller-manager", None, here),
+            ("kube-scheduler", "system:kube-scheduler", None, here),
+            ("kube-proxy", "system:kube-proxy", None, from_the_node),
+            ("kubelet", "system:node:lab-node", "system:nodes", from_the_node),
         ):
             authority.client(name, common_name, group)
-            server = f"https://127.0.0.1:{self.api_port}"
+            server = f"https://{host}:{self.api_port}"
             authority.kubeconfig(name, server, self.home / f"{name}.kubeconfig")
 
     def _etcd(self) -> None:
-        data = self.home / "etcd"
-        data.mkdir(exist_ok=True)
-        if os.geteuid() == 0:
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", data], check=True)
         client = f"http://127.0.0.1:{self.etcd_port}"
         peer = f"http://127.0.0.1:{self.peer_port}"
         self.processes.start(
@@ -143,7 +99,7 @@ class ControlPlane:
             [
                 *self.binaries.command("etcd"),
                 "--name=lab",
-                f"--data-dir={data / 'data'}",
+                f"--data-dir={self.home / 'etcd'}",
                 "--unsafe-no-fsync",
                 f"--listen-client-urls={client}",
                 f"--advertise-client-urls={client}",
@@ -156,8 +112,10 @@ class ControlPlane:
             ],
         )
 
-    def _api_server(self, advertise: str) -> None:
+    def _api_server(self) -> None:
         pki = self.pki
+        # The advertised address must not be loopback, but nothing has to carry it before a node
+        # is there: the node's link does.
         self.processes.start(
             "kube-apiserver",
             [
@@ -165,12 +123,12 @@ class ControlPlane:
                 f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
                 "--bind-address=0.0.0.0",
                 f"--secure-port={self.api_port}",
-                f"--advertise-address={advertise}",
+                f"--advertise-address={self.slot.host_ip}",
                 f"--tls-cert-file={pki / 'apiserver.crt'}",
                 f"--tls-private-key-file={pki / 'apiserver.key'}",
                 f"--client-ca-file={pki / 'ca.crt'}",
                 "--authorization-mode=Node,RBAC",
-                f"--service-cluster-ip-range={self.service_cidr}",
+                f"--service-cluster-ip-range={self.slot.service_cidr}",
                 "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
                 f"--service-account-key-file={pki / 'sa.pub'}",
                 f"--service-account-signing-key-file={pki / 'sa.key'}",

@@ -6,6 +6,7 @@ read-only from a PersistentVolume, because a restricted namespace refuses hostPa
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -50,7 +51,9 @@ BY_NAME = [
     "libstdc++.so.6",
     "libgomp.so.1",
 ]
-LIBRARY_FOLDERS = (Path("/lib/x86_64-linux-gnu"), Path("/lib64"), Path("/usr/lib64"))
+MULTIARCH = f"{platform.machine()}-linux-gnu"
+LIBRARY_FOLDERS = (Path("/lib") / MULTIARCH, Path("/lib64"))
+LOADERS = (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1"))
 
 
 def pause_image(folder: Path, binaries: Binaries) -> Path:
@@ -105,7 +108,7 @@ def _python() -> archive.Layer:
     python = prefix / "bin" / f"python{version}"
     needed = archive.libraries([*files, python, *modules])
     by_name = [f / n for f in LIBRARY_FOLDERS for n in BY_NAME if (f / n).exists()]
-    loader = [path for path in (Path("/lib64/ld-linux-x86-64.so.2"),) if path.exists()]
+    loader = [path for path in LOADERS if path.exists()]
     inside = [path for path in needed if prefix not in path.parents]
     return archive.Layer(
         trees=trees,
@@ -117,7 +120,7 @@ def _python() -> archive.Layer:
             "etc/group": "root:x:0:\napp:x:10001:\n",
             "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
         },
-        skip=archive.SKIPPED | {"site-packages", f"config-{version}-x86_64-linux-gnu"},
+        skip=archive.SKIPPED | {"site-packages", f"config-{version}-{MULTIARCH}"},
     )
 
 

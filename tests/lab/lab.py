@@ -10,33 +10,34 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.lab import images
-from tests.lab.binaries import Binaries, find
+from tests.lab.binaries import find
 from tests.lab.controlplane import ControlPlane
 from tests.lab.errors import LabError, MissingError
 from tests.lab.kube import Document, Kube
 from tests.lab.node import Node
 from tests.lab.processes import Processes
+from tests.lab.slot import take
 
 CRDS = images.ROOT / "crds"
 E2E = "PLIMSOLL_E2E_KUBECONFIG"
 E2E_IMAGES = ("PLIMSOLL_E2E_ENGINE_IMAGE", "PLIMSOLL_E2E_SUPERVISOR_IMAGE")
 
+OWNER = "plimsoll.dev/test-namespace"
+"""Label of a PersistentVolume, which no namespace's deletion takes along."""
+
 
 class Lab:
-    """Starts on construction of its parts; ``kubeconfig`` is the administrator's."""
+    """``kubeconfig`` is the administrator's."""
 
-    def __init__(self, home: Path, binaries: Binaries, detached: bool = False) -> None:
-        logs = home / "log"
-        logs.mkdir(parents=True, exist_ok=True)
-        self.home = home
-        self.binaries = binaries
-        self.plane = ControlPlane(home, binaries, Processes(logs, detached), _free_index())
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.home = plane.home
+        self.binaries = plane.binaries
         self.node: Node | None = None
         self.engine_image = images.ENGINE
         self.supervisor_image = images.SUPERVISOR
@@ -60,8 +61,7 @@ class Lab:
 
     def start_node(self) -> None:
         """A node with the images of the engine and the supervisor."""
-        node = Node(self.plane)
-        self.node = node
+        self.node = node = Node(self.plane)
         node.start()
         for image in (images.engine_image(self.home), images.supervisor_image(self.home)):
             node.load(image)
@@ -73,12 +73,14 @@ class Lab:
         self.kube("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
 
     def stop(self) -> None:
-        """Leaves no process, mount, bridge or cgroup behind."""
+        """Leaves no process, mount, interface, cgroup or file behind."""
+        slot = self.plane.slot
         if self.node is not None:
             self.node.stop()
             self.node = None
         self.plane.stop()
-        shutil.rmtree(self.home, ignore_errors=True)
+        slot.clean()
+        slot.release()
 
 
 class ExistingCluster:
@@ -108,7 +110,9 @@ def namespace(kube: Kube, restricted: bool = False) -> Iterator[Kube]:
     try:
         yield Kube(kube.kubectl, kube.kubeconfig, name)
     finally:
-        kube.run("delete", "namespace", name, "--timeout=60s")
+        # Not waited for: Kubernetes keeps every namespace 5 s before it begins to empty it.
+        kube.run("delete", "namespace", name, "--wait=false")
+        kube.run("delete", "persistentvolume", f"-l={OWNER}={name}", "--wait=false")
 
 
 def mounted(kube: Kube, claim: str, folder: Path) -> str:
@@ -123,7 +127,7 @@ def mounted(kube: Kube, claim: str, folder: Path) -> str:
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
-            "metadata": {"name": volume},
+            "metadata": {"name": volume, "labels": {OWNER: kube.namespace}},
             "spec": {
                 "capacity": size,
                 "accessModes": modes,
@@ -161,18 +165,13 @@ def python_environment(kube: Kube) -> Document:
     }
 
 
-def new_lab(node: bool, home: Path | None = None, detached: bool = False) -> Lab:
+def new_lab(node: bool, detached: bool = False) -> Lab:
     """A lab that is not started yet. Builds the binaries where they are absent."""
     binaries = find(node)
-    return Lab(home or Path(tempfile.mkdtemp(prefix="plimsoll-lab-")), binaries, detached)
-
-
-def _free_index() -> int:
-    """The first lab number whose bridge does not exist."""
-    for index in range(1, 100):
-        if not Path(f"/sys/class/net/plab{index}").exists():
-            return index
-    raise LabError("99 labs are running on this machine: end some")
+    slot = take()
+    logs = slot.home / "log"
+    logs.mkdir()
+    return Lab(ControlPlane(slot, binaries, Processes(logs, detached, slot.lock)))
 
 
 def install_packages(packages: tuple[str, ...]) -> None:

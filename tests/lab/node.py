@@ -1,23 +1,23 @@
-"""A real node: containerd, kubelet and kube-proxy on this machine. Needs root on Debian.
+"""A real node: containerd, kubelet and kube-proxy in namespaces of their own. Needs root.
 
-One at a time on a machine: the kubelet's port and kube-proxy's rules are the machine's own.
+Pods and Services are reached from the host by their addresses; several nodes can run side by side.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from tests.lab.controlplane import ControlPlane, free_port
+from tests.lab.controlplane import ControlPlane
 from tests.lab.errors import LabError, MissingError
 from tests.lab.images import pause_image
+from tests.lab.sandbox import Sandbox
 
 NAME = "lab-node"
 PACKAGES = (
@@ -28,33 +28,15 @@ PACKAGES = (
     "iptables",
     "iproute2",
 )
-LOCK = Path("/run/plimsoll-lab-node.lock")
 READY_S = 60.0
-HIERARCHIES = [
-    "memory",
-    "cpu",
-    "cpuacct",
-    "cpuset",
-    "pids",
-    "blkio",
-    "devices",
-    "freezer",
-    "systemd",
-    "unified",
-]
-SYSCTLS = (
-    "net.ipv4.ip_forward",
-    "net.bridge.bridge-nf-call-iptables",
-    "net.ipv4.conf.all.route_localnet",
-)
+TOOLS = ("containerd", "runc", "ctr", "conntrack", "iptables", "ip", "unshare", "nsenter")
 
 
 def missing() -> str | None:
     """What this machine lacks for a node, with the command that installs it; None if nothing."""
     if os.geteuid() != 0:
         return "the node tier needs root (containerd and the kubelet mount and make cgroups)"
-    absent = [p for p in ("containerd", "runc", "ctr", "conntrack", "iptables", "ip")
-              if shutil.which(p) is None]  # fmt: skip
+    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if not Path("/usr/lib/cni/bridge").exists():
         absent.append("CNI plugins in /usr/lib/cni")
     if not absent:
@@ -69,10 +51,8 @@ class Node:
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self.home = plane.home
-        self.pod_cidr = f"10.97.{plane.index}.0/24"
-        self.cni_bridge = f"pcni{plane.index}"
-        self._lock: IO[str] | None = None
-        self._sysctls: dict[str, str] = {}
+        self.slot = plane.slot
+        self.sandbox = Sandbox(plane.slot, plane.processes)
 
     @property
     def socket(self) -> Path:
@@ -82,39 +62,31 @@ class Node:
         """Returns when the node is Ready. Bounded; :class:`LabError` says what failed."""
         if (why := missing()) is not None:
             raise MissingError(why)
-        self._lock = LOCK.open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LabError("another lab runs a node on this machine: end it first") from error
-        self._keep_sysctls()
+        binaries = self.plane.binaries
+        assert binaries.pause is not None
         self._configure()
-        processes = self.plane.processes
-        processes.start(
-            "containerd", ["containerd", "--config", str(self.home / "containerd.toml")]
-        )
+        self.sandbox.start(binaries.pause)
+        self._daemon("containerd", ["containerd", f"--config={self.home / 'containerd.toml'}"])
         self._until("containerd", lambda: self._ctr("version").returncode == 0)
-        self.load(pause_image(self.home, self.plane.binaries))
-        kubelet = self.plane.binaries.command("kubelet")
-        processes.start(
+        self.load(pause_image(self.home, binaries))
+        self._daemon(
             "kubelet",
             [
-                *kubelet,
+                *binaries.command("kubelet"),
                 f"--config={self.home / 'kubelet.json'}",
                 f"--kubeconfig={self.home / 'kubelet.kubeconfig'}",
                 f"--hostname-override={NAME}",
-                f"--node-ip={self.plane.node_ip}",
+                f"--node-ip={self.slot.node_ip}",
                 f"--root-dir={self.home / 'kubelet'}",
                 f"--cert-dir={self.home / 'kubelet' / 'pki'}",
             ],
         )
-        processes.start(
+        self._daemon(
             "kube-proxy",
-            [*self.plane.binaries.command("kube-proxy"),
-             f"--config={self.home / 'kube-proxy.json'}"],
-        )  # fmt: skip
+            [*binaries.command("kube-proxy"), f"--config={self.home / 'kube-proxy.json'}"],
+        )
         self._until("kubelet", self._ready)
-        processes.check("kube-proxy")
+        self.plane.processes.check("kube-proxy")
 
     def load(self, archive: Path) -> None:
         """Import an image archive into the node's containerd."""
@@ -123,24 +95,12 @@ class Node:
             raise LabError(f"ctr images import {archive.name}: {done.stderr.strip()}")
 
     def stop(self) -> None:
-        """Pods first, while the kubelet can still end them; then daemons and what they leave."""
-        self._kubectl(
-            "delete", "deploy,ds,sts,job,pod", "--all", "-A", "--grace-period=1", "--timeout=30s"
-        )
-        processes = self.plane.processes
-        processes.stop("kube-proxy", "kubelet")
-        for kind, remove in (("tasks", ["rm", "-f"]), ("containers", ["rm"])):
-            for item in self._ctr("-n", "k8s.io", kind, "ls", "-q").stdout.split():
-                self._ctr("-n", "k8s.io", kind, *remove, item)
-        processes.stop("containerd")
-        self._unmount()
-        subprocess.run(["ip", "link", "del", self.cni_bridge], capture_output=True)
-        for hierarchy in HIERARCHIES:
-            self._remove_cgroups(Path("/sys/fs/cgroup") / hierarchy / "kubepods")
-        self._remove_cgroups(Path("/sys/fs/cgroup/kubepods"))
-        self._restore_rules()
-        if self._lock is not None:
-            self._lock.close()
+        """Everything of the node ends with its namespaces, running pods too."""
+        self.sandbox.stop()
+        self.plane.processes.stop("kube-proxy", "kubelet", "containerd")
+
+    def _daemon(self, name: str, argv: list[str]) -> None:
+        self.plane.processes.start(name, self.sandbox.enter(argv))
 
     def _configure(self) -> None:
         for folder in ("containerd", "cni", "kubelet", "podlogs"):
@@ -148,6 +108,7 @@ class Node:
         (self.home / "containerd.toml").write_text(
             _CONTAINERD.format(home=self.home, sock=self.socket)
         )
+        (self.home / "resolv.conf").write_text("")  # the node is offline
         documents = {
             "cni/10-lab.conflist": self._cni(),
             "kubelet.json": self._kubelet(),
@@ -160,12 +121,12 @@ class Node:
         ipam = {
             "type": "host-local",
             "dataDir": str(self.home / "cni-ipam"),
-            "ranges": [[{"subnet": self.pod_cidr}]],
+            "ranges": [[{"subnet": self.slot.pod_cidr}]],
             "routes": [{"dst": "0.0.0.0/0"}],
         }
         bridge = {
             "type": "bridge",
-            "bridge": self.cni_bridge,
+            "bridge": "pods0",
             "isGateway": True,
             "ipMasq": True,
             "hairpinMode": True,
@@ -181,6 +142,7 @@ class Node:
             "kind": "KubeletConfiguration",
             "containerRuntimeEndpoint": f"unix://{self.socket}",
             "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{self.slot.name}",
             "failCgroupV1": False,
             "failSwapOn": False,
             "healthzPort": 0,
@@ -194,9 +156,9 @@ class Node:
             "tlsPrivateKeyFile": str(pki / "kubelet-server.key"),
             "podLogsDir": str(self.home / "podlogs"),
             "volumePluginDir": str(self.home / "kubelet" / "volumeplugins"),
-            "resolvConf": "/etc/resolv.conf",
+            "resolvConf": str(self.home / "resolv.conf"),
             # Nothing answers there; without an address each pod gets a warning event.
-            "clusterDNS": [f"{self.plane.api_service_ip[:-1]}10"],
+            "clusterDNS": [self.slot.dns_ip],
             "clusterDomain": "cluster.local",
             "kubeAPIQPS": 200,
             "kubeAPIBurst": 400,
@@ -218,17 +180,15 @@ class Node:
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": "iptables",
-            "clusterCIDR": self.pod_cidr,
+            "clusterCIDR": self.slot.pod_cidr,
             "hostnameOverride": NAME,
             "clientConnection": {"kubeconfig": str(self.home / "kube-proxy.kubeconfig")},
             "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s",
                           "tcpCloseWaitTimeout": "0s"},
-            "healthzBindAddress": f"127.0.0.1:{free_port()}",
-            "metricsBindAddress": f"127.0.0.1:{free_port()}",
             "iptables": {"minSyncPeriod": "0s", "syncPeriod": "30s"},
         }  # fmt: skip
 
-    def _until(self, name: str, check: Any) -> None:
+    def _until(self, name: str, check: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_S
         while not check():
             self.plane.processes.check(name)
@@ -249,60 +209,6 @@ class Node:
         prefix = [*self.plane.binaries.command("kubectl"), f"--kubeconfig={self.plane.kubeconfig}"]
         return subprocess.run([*prefix, *arguments], capture_output=True, text=True)
 
-    def _unmount(self) -> None:
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        etcd = str(self.home / "etcd")
-        for mount in sorted(mounts, reverse=True):
-            if mount.startswith(f"{self.home}/") and mount != etcd:
-                subprocess.run(["umount", mount], capture_output=True)
-        for namespace in Path("/run/netns").glob("cni-*"):
-            subprocess.run(["umount", namespace], capture_output=True)
-            namespace.unlink(missing_ok=True)
-
-    @staticmethod
-    def _remove_cgroups(top: Path) -> None:
-        for folder, _, _ in os.walk(top, topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
-
-    def _keep_sysctls(self) -> None:
-        for name in SYSCTLS:
-            path = Path("/proc/sys") / name.replace(".", "/")
-            if path.exists():
-                self._sysctls[name] = path.read_text().strip()
-        for name in SYSCTLS[:2]:
-            if name in self._sysctls:
-                (Path("/proc/sys") / name.replace(".", "/")).write_text("1")
-
-    def _restore_rules(self) -> None:
-        proxy = [*self.plane.binaries.command("kube-proxy"), "--cleanup"]
-        subprocess.run([*proxy, f"--config={self.home / 'kube-proxy.json'}"], capture_output=True)
-        subnet = self.pod_cidr.rsplit(".", 1)[0]
-        rules = subprocess.run(
-            ["iptables", "-w", "-t", "nat", "-S"], capture_output=True, text=True
-        )
-        for rule in rules.stdout.splitlines():
-            if rule.startswith("-A ") and subnet in rule:
-                subprocess.run(f"iptables -w -t nat -D {rule[3:]}", shell=True, capture_output=True)
-        for table, chains in _KUBELET_CHAINS.items():
-            for chain in chains:
-                for tool in ("iptables", "ip6tables"):
-                    for parent in ("INPUT", "OUTPUT"):
-                        subprocess.run([tool, "-w", "-t", table, "-D", parent, "-j", chain],
-                                       capture_output=True)  # fmt: skip
-                    for verb in ("-F", "-X"):
-                        subprocess.run([tool, "-w", "-t", table, verb, chain], capture_output=True)
-        for name, value in self._sysctls.items():
-            (Path("/proc/sys") / name.replace(".", "/")).write_text(value)
-        # What the kubelet hard-codes outside its root directory.
-        shutil.rmtree("/var/lib/kubelet/device-plugins", ignore_errors=True)
-
-
-_KUBELET_CHAINS = {
-    "filter": ("KUBE-FIREWALL", "KUBE-KUBELET-CANARY"),
-    "nat": ("KUBE-KUBELET-CANARY",),
-    "mangle": ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"),
-}
 
 # restrict_oom_score_adj: without CAP_SYS_RESOURCE a sandbox's lower score cannot be written.
 _CONTAINERD = """\

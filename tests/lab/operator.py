@@ -14,6 +14,7 @@ import yaml
 
 from tests.lab.images import ROOT
 from tests.lab.kube import Kube, eventually
+from tests.lab.processes import die_with_parent
 
 STOP_S = 20.0
 
@@ -50,6 +51,7 @@ class Operator:
                 ],
                 stderr=log,
                 stdout=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - the tests' threads hold no lock here
             )
         eventually(self._healthy, "the operator is healthy")
 

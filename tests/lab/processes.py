@@ -8,30 +8,34 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.lab.errors import LabError
 
 TERM_S = 3.0
+KILL_S = 10.0
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For ``preexec_fn``: the kernel kills the child when its parent ends, however it ends."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass
 class Processes:
-    """The daemons of one lab. ``detached`` ones outlive this process (`make cluster`)."""
+    """The daemons of one lab. ``detached`` ones outlive this process (`make cluster`); the others
+    are killed by the kernel when it ends, however it ends. All inherit the descriptor ``lock``."""
 
     logs: Path
     detached: bool = False
+    lock: int | None = None
     running: dict[str, int] = field(default_factory=dict)
 
-    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def start(self, name: str, argv: Sequence[str]) -> None:
         """Start a daemon whose output goes to ``NAME.log``."""
         with (self.logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -40,8 +44,8 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=None if self.detached else _die_with_parent,  # noqa: PLW1509 - no threads yet
-                env=None if env is None else {**os.environ, **env},
+                preexec_fn=None if self.detached else die_with_parent,  # noqa: PLW1509 - no threads yet
+                pass_fds=() if self.lock is None else (self.lock,),
             )
         self.running[name] = process.pid
 
@@ -62,9 +66,11 @@ class Processes:
         for pid in pids:
             if alive(pid):
                 _signal(pid, signal.SIGKILL)
-        for pid in pids:
-            while alive(pid):
-                time.sleep(0.02)
+        deadline = time.monotonic() + KILL_S
+        while any(alive(pid) for pid in pids):
+            if time.monotonic() > deadline:
+                raise LabError(f"{', '.join(names)} cannot be killed")
+            time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
