@@ -22,6 +22,7 @@ from plimsoll_sidecar.act import process
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.assessment import Assessment
+from plimsoll_sidecar.detect.remembered import Remembered
 from plimsoll_sidecar.govern.command import EngineView, Event, Happening, Outcome, Result
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
@@ -49,6 +50,10 @@ class Source(Protocol):
 
 class Judge(Protocol):
     def update(self, sample: Sample) -> Assessment: ...
+
+    def remembered(self) -> Remembered: ...
+
+    def resume(self, remembered: Remembered) -> None: ...
 
 
 class View(msgspec.Struct, kw_only=True):
@@ -94,6 +99,7 @@ class Supervisor:
         self._recent: list[Incident] = []
         self._unwritten: dict[str, Incident] = {}
         state = self._open_journal()
+        self._inherited: Engine | None = self._engine
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
         self._actuator = new_actuator(self._frontend)
         self.state = b"{}"
@@ -127,6 +133,10 @@ class Supervisor:
         status = self._source.status
         self._meet_engine(status)
         assessment = self._detector.update(sample)
+        if self._inherited is not None and status is not None:
+            if status.epoch == self._inherited.epoch:
+                self._detector.resume(self._inherited.remembered)
+            self._inherited = None
         self._metrics.observe(assessment, status is not None, time.monotonic() - begin)
         self._reset_if_asked()
         results, self._unsent = [*self._unsent, *self._actuator.results()], []
@@ -135,11 +145,12 @@ class Supervisor:
             state=status.state if status else None,
             capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
         )
+        known = self._remember(status)
         turn = self._governor.advance(assessment, engine, now, results, self._hold)
         for event in turn.events:
             self._unwritten[event.incident.name] = event.incident
             _log(event)
-        if turn.changed or self._unwritten or self._hold is not None:
+        if turn.changed or known or self._unwritten or self._hold is not None:
             written = self._write()
             if turn.command is not None:
                 if written:
@@ -239,11 +250,22 @@ class Supervisor:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
         known = process.identify(frontend.pid) if frontend else None
-        self._engine = Engine(
+        self._engine = msgspec.structs.replace(
+            self._engine,
             capabilities=frozenset(c.value for c in status.capabilities),
             frontend_pid=known.pid if known else None,
             frontend_started=known.started if known else None,
         )
+
+    def _remember(self, status: Status | None) -> bool:
+        """Keeps what the detector measures from; True when that is new."""
+        if status is None or self._inherited is not None:
+            return False
+        before = self._engine
+        self._engine = msgspec.structs.replace(
+            before, epoch=status.epoch, remembered=self._detector.remembered()
+        )
+        return self._engine.remembered != before.remembered
 
     def _frontend(self) -> process.ProcessId | None:
         engine = self._engine
@@ -272,6 +294,7 @@ class Supervisor:
         self._actuator.policy = new.supervision.restart_budget
         if _detection(old) != _detection(new):
             self._detector = self._new_detector(new)
+            self._inherited = self._engine
         return True
 
     def _reset_if_asked(self) -> None:

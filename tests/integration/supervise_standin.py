@@ -27,6 +27,7 @@ from plimsoll_sidecar.act.process import ProcessId
 from plimsoll_sidecar.act.slots import LocalSlots
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
+from plimsoll_sidecar.detect.remembered import Remembered
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.record.metrics import Metrics
@@ -61,6 +62,12 @@ class Source:
 
 class Judge:
     """Growth over 8 MiB is a leak; no answer or no step at all is a stall."""
+
+    def remembered(self) -> Remembered:
+        return Remembered()
+
+    def resume(self, remembered: Remembered) -> None:
+        pass
 
     def update(self, sample: Sample) -> Assessment:
         suspicions, host = [], None

@@ -91,6 +91,18 @@ class Baseline:
         self._bases = {_class(floor.load): floor}
         self._entering: tuple[int, float, Point] | None = None
 
+    @property
+    def bases(self) -> list[Point]:
+        """The base of each class of load."""
+        return list(self._bases.values())
+
+    @classmethod
+    def of(cls, bases: list[Point]) -> Baseline:
+        """A baseline with ``bases`` (at least one), as :attr:`bases` gave them."""
+        baseline = cls(bases[0])
+        baseline._bases = {_class(base.load): base for base in bases}
+        return baseline
+
     def update(self, floor: Point) -> None:
         """Takes in the floor of the last seconds."""
         base = self._base(floor.load)

@@ -6,6 +6,7 @@ window; against the memory limit it is measured from the baseline on. The worse 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from plimsoll_api.supervision import Budget
@@ -61,6 +62,20 @@ class BudgetWatch:
         self._window = SlidingLeast(budget.window_s if budget else 0.0)
         self._smooth, self._smoothed_at = 0.0, 0.0
         self._suspected: _Latch | None = None
+        self._proven_at = -math.inf
+
+    def resume(self, bases: list[Point], t: float) -> None:
+        """Measure from ``bases``, which an earlier detector found in this epoch. Until a trend can
+        have shown itself again this counts as not warm: no suspicion is then no good news."""
+        if bases and self.baseline is None:
+            self.baseline = Baseline.of(bases)
+            self._window.begin(t)
+            self._smoothed_at = t
+            self._proven_at = t + CLEAR_LEAST_S
+
+    def warm(self, t: float) -> bool:
+        """Whether growth is known, and that there is none would be known too."""
+        return self.baseline is not None and (self._suspected is not None or t >= self._proven_at)
 
     def update(self, point: Point, sizes: dict[Segment, int]) -> None:
         """Takes in a sample's total and the sizes of its segments."""

@@ -11,6 +11,7 @@ from plimsoll_api.supervision import MemoryPolicy
 from plimsoll_sidecar.detect import explain, segments
 from plimsoll_sidecar.detect.assessment import Assessment, Kind, Segment, Suspicion
 from plimsoll_sidecar.detect.budget import BudgetWatch
+from plimsoll_sidecar.detect.remembered import Remembered
 from plimsoll_sidecar.detect.stall import StallWatch, work
 from plimsoll_sidecar.detect.trend import Point
 from plimsoll_sidecar.trace import LedgerLine, Sample
@@ -40,6 +41,15 @@ class Detector:
             self._last_t = sample.t
             self._epoch.update(sample)
         return self._epoch.assessment(sample.t)
+
+    def remembered(self) -> Remembered:
+        """What a later detector of the same epoch needs; empty before the warm-up has ended."""
+        return self._epoch.remembered() if self._epoch else Remembered()
+
+    def resume(self, remembered: Remembered) -> None:
+        """Go on from what an earlier detector found in the epoch of the newest sample."""
+        if self._epoch is not None:
+            self._epoch.resume(remembered, self._last_t)
 
 
 class _Epoch:
@@ -78,12 +88,28 @@ class _Epoch:
         return Assessment(
             t=t,
             epoch=self.number,
-            warm=bool(watches) and all(w.baseline is not None for w in watches),
+            warm=bool(watches) and all(watch.warm(t) for watch in watches),
             segments=dict(self.sizes),
             host=self.host.state if host_known else None,
             device=self.device.state if device_known else None,
             suspicions=suspicions,
         )
+
+    def remembered(self) -> Remembered:
+        host, device = self.host.baseline, self.device.baseline
+        return Remembered(
+            host=host.bases if host else [],
+            device=device.bases if device else [],
+            roles={role: base for role, (base, _) in self._roles.items()} if host else {},
+        )
+
+    def resume(self, remembered: Remembered, t: float) -> None:
+        self.host.resume(remembered.host, t)
+        self.device.resume(remembered.device, t)
+        self._roles |= {
+            role: (base, self._roles.get(role, (base, base))[1])
+            for role, base in remembered.roles.items()
+        }
 
     # ---- one sample
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_sidecar.detect.remembered import Remembered
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 
@@ -39,11 +40,14 @@ class JournalError(Exception):
 
 
 class Engine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was last known of the engine, for when it does not answer after our own restart."""
+    """What was last known of the engine, for our own restart: it may not answer then."""
 
     capabilities: frozenset[str] = frozenset()
     frontend_pid: int | None = None
     frontend_started: int | None = None
+    epoch: str | None = None
+    """The epoch that ``remembered`` is about."""
+    remembered: Remembered = Remembered()
 
 
 class Journal:

@@ -1,0 +1,56 @@
+"""A supervisor that starts anew goes on measuring from where its predecessor did."""
+
+from __future__ import annotations
+
+from series import MIB, Series, steady
+
+from plimsoll_api.supervision import Budget, MemoryPolicy
+from plimsoll_sidecar.detect.assessment import Assessment, Kind
+from plimsoll_sidecar.detect.detector import Detector
+
+POLICY = MemoryPolicy(host=Budget(growth_bytes=512 * MIB, window_s=3600.0), warmup_s=30.0)
+KILLED = 250.0
+FAST = 400e6 / 60
+
+
+def over_a_restart(series: Series) -> tuple[Assessment, list[Assessment]]:
+    """The first detector's last view, and all views of the second one."""
+    first, second = Detector(POLICY, 60.0, 1.0), Detector(POLICY, 60.0, 1.0)
+    before: Assessment | None = None
+    after: list[Assessment] = []
+    for sample in series.samples():
+        if sample.t < KILLED:
+            before = first.update(sample)
+            continue
+        after.append(second.update(sample))
+        if len(after) == 1:
+            second.resume(first.remembered())
+    assert before is not None
+    return before, after
+
+
+def test_a_leak_is_suspected_again_and_never_said_to_be_gone() -> None:
+    before, after = over_a_restart(Series(duration=330, leak=steady(FAST, 120)))
+    assert [s.kind for s in before.suspicions] == [Kind.HOST_GROWTH]
+    for assessment in after:
+        assert assessment.suspicions or not assessment.warm, "silence would close the incident"
+    last = after[-1]
+    (suspicion,) = last.suspicions
+    assert suspicion.process == before.suspicions[0].process
+    assert last.host is not None
+    assert last.host.unexplained is not None
+    assert last.host.unexplained > 0.9 * FAST * (after[-1].t - 120)
+
+
+def test_without_growth_it_is_warm_again_after_a_minute() -> None:
+    _, after = over_a_restart(Series(duration=400))
+    assert not any(assessment.suspicions for assessment in after)
+    assert not after[30].warm
+    assert after[70].warm
+
+
+def test_nothing_is_remembered_before_the_warm_up_has_ended() -> None:
+    detector = Detector(POLICY, 60.0, 1.0)
+    for sample in Series(duration=10).samples():
+        detector.update(sample)
+    assert detector.remembered().host == []
