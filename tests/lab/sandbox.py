@@ -56,8 +56,7 @@ class Sandbox:
             if time.monotonic() > deadline:
                 raise LabError(f"processes of the node are left after {END_S:.0f} s")
             time.sleep(0.02)
-        # The kernel takes its time over a dead namespace's interfaces.
-        subprocess.run(["ip", "link", "delete", self._slot.name], capture_output=True)
+        self._unlink()
 
     def _first(self) -> int:
         """PID of the first process inside, as seen from here."""
@@ -70,8 +69,13 @@ class Sandbox:
             time.sleep(0.01)
         raise LabError("no namespaces for the node: may this user unshare them?")
 
+    def _unlink(self) -> None:
+        """The kernel does it too, but takes its time over a dead namespace's interfaces."""
+        subprocess.run(["ip", "link", "delete", self._slot.name], capture_output=True)
+
     def _link(self) -> None:
         slot, first = self._slot, self._first()
+        self._unlink()
         _run(f"ip link add {slot.name} type veth peer name lab0 netns {first}")
         _run(f"ip address add {slot.host_ip}/30 dev {slot.name}")
         _run(f"ip link set {slot.name} up")

@@ -34,7 +34,7 @@ class Slot:
     @property
     def name(self) -> str:
         """Of the cgroup, and of the host's network interface."""
-        return f"plab{self.index}"
+        return f"plimsoll{self.index}"
 
     @property
     def host_ip(self) -> str:
