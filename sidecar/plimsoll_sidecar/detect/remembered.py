@@ -7,7 +7,7 @@ import msgspec
 from plimsoll_sidecar.detect.trend import Point
 
 
-class Remembered(msgspec.Struct, omit_defaults=True):
+class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
     """The bases of one epoch: host and device, one for each class of load, and each role's size.
 
     Without them a new detector would take memory that has leaked for its baseline.
