@@ -92,6 +92,7 @@ def _kubectl_on_path(lab: Lab) -> None:
         os.environ["PATH"] += f":{script.parent}"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """How parallel workers share the tests: one worker has the lab, a file stays in one piece."""
     root = Path(__file__).parent

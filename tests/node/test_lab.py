@@ -110,4 +110,4 @@ def test_a_pair_of_containers_as_we_render_them(node: Lab) -> None:
         kill += " and b'http.server' in open(f'/proc/{p}/cmdline', 'rb').read()"
         kill += " and int(p) != os.getpid()]"
         kube.run("exec", "pair", "-c", "supervisor", "--", "python", "-c", kill)
-        eventually(lambda: restarts(kube) == (1, 0), "only the engine was restarted")
+        eventually(lambda: restarts(kube) == (1, 0), "only the engine was restarted", 60)
