@@ -78,13 +78,13 @@ def test_an_upgrade_rolls_no_pods_until_it_is_asked_for(
     eventually(lambda: len(kubectl.list("controllerrevisions", "plimsoll.dev/service=tiny")) == 1)
 
 
-def test_it_says_what_is_missing(kubectl: Any, operator_kubeconfig: Any) -> None:
+def test_it_says_what_is_missing(kubectl: Any, operator_account: Any) -> None:
     """Without permission it ends with the API server's sentence rather than watch nothing."""
     import subprocess
     import sys
 
-    text = operator_kubeconfig.read_text().replace("token: ", "token: x")
-    broken = operator_kubeconfig.with_name("broken")
+    text = operator_account.read_text().replace("token: ", "token: x")
+    broken = operator_account.with_name("broken")
     broken.write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "plimsoll_operator.main", "run", "--kubeconfig", str(broken)],
