@@ -10,11 +10,13 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from plimsoll_api.admin import ProcessMemory, Role
 
 _SAMPLE_OBJECTS = 20_000
+_PROBE_BYTES = 16 << 20
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -43,9 +45,21 @@ _mallinfo2 = _libc("mallinfo2", _Mallinfo2)
 _malloc_trim = _libc("malloc_trim", ctypes.c_int, ctypes.c_size_t)
 
 
+@cache
+def _counts_our_malloc() -> bool:
+    """Whether glibc sees what this process allocates: not with jemalloc or tcmalloc preloaded."""
+    if _mallinfo2 is None:
+        return False
+    before = _mallinfo2()
+    probe = bytearray(_PROBE_BYTES)
+    after = _mallinfo2()
+    grown: int = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd
+    return grown >= len(probe)
+
+
 def malloc() -> tuple[int | None, int | None]:
     """(in use, retained) bytes of malloc: blocks in arenas and mapped ones; free but kept."""
-    if _mallinfo2 is None:
+    if _mallinfo2 is None or not _counts_our_malloc():
         return None, None
     info = _mallinfo2()
     return info.uordblks + info.hblkhd, info.fordblks

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.host_memory import PythonObjects
 from plimsoll_engine.ipc import Sampling, Submit
 from plimsoll_engine.memory import lifecycle as lifecycle_module
+from plimsoll_engine.memory.device import device_memory
 from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.memory.segments import PythonObjects, device_memory
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.models.tiny import write_checkpoint
 from plimsoll_engine.zygote_ipc import WorkerConfig

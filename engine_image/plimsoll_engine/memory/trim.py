@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import time
 from collections.abc import Callable
@@ -10,9 +9,9 @@ from collections.abc import Callable
 import torch
 
 from plimsoll_api.admin import OperationStep
+from plimsoll_engine import host_memory
 from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.memory import segments
-from plimsoll_engine.memory.segments import PythonObjects
+from plimsoll_engine.host_memory import PythonObjects
 
 
 def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
@@ -28,7 +27,7 @@ def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
         return pool.cached * (engine.runner.kv_bytes // pool.num_blocks)
 
     def host_in_use() -> int | None:
-        in_use, _ = segments.malloc()
+        in_use, _ = host_memory.malloc()
         return None if in_use is None else in_use + python.measure()[1]
 
     steps = [
@@ -44,15 +43,14 @@ def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
                 torch.cuda.empty_cache,
             )
         )
-    if (malloc_trim := segments.libc_function("malloc_trim")) is not None:
-        steps.append(
-            _step(
-                "malloc_trim",
-                "anonymous resident memory",
-                segments.resident_anonymous,
-                lambda: malloc_trim(ctypes.c_size_t(0)),
-            )
+    steps.append(
+        _step(
+            "malloc_trim",
+            "anonymous resident memory",
+            host_memory.rss_anon,
+            host_memory.malloc_trim,
         )
+    )
     return steps
 
 

@@ -13,15 +13,16 @@ import time
 
 import torch
 
-from plimsoll_api.admin import Load
+from plimsoll_api.admin import Load, Role
 from plimsoll_engine import inject, ipc
 from plimsoll_engine.core.engine import DeviceLostError, Engine
 from plimsoll_engine.core.settings import SettingsError
 from plimsoll_engine.core.warmup import WarmUpError
+from plimsoll_engine.host_memory import PythonObjects, process_memory
 from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.device import device_memory
 from plimsoll_engine.memory.diagnostics import diagnose
 from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.memory.segments import PythonObjects, device_memory, process_memory
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.models.loader import LoadError
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
@@ -155,7 +156,7 @@ class Worker:
                 steps_total=counters.steps,
                 preemptions_total=scheduler.preemptions_total,
             ),
-            memory=process_memory(self.python),
+            memory=process_memory(Role.WORKER, self.python),
             devices=device_memory(engine.runner.device),
             ledger=self.lifecycle.ledger.entries(),
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.admin import MemoryKind
+from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.host_memory import PythonObjects, malloc, process_memory
 from plimsoll_engine.memory.audit import ALWAYS, AT_IDLE, audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.memory.segments import PythonObjects, malloc, process_memory
 from plimsoll_engine.memory.trim import trim
 
 
@@ -90,6 +90,6 @@ def test_malloc_is_seen_from_inside() -> None:
     assert before is not None
     assert after is not None
     assert after - before >= len(payload)
-    memory = process_memory(PythonObjects())
+    memory = process_memory(Role.WORKER, PythonObjects())
     assert memory.python_objects is not None
     assert memory.python_objects > 1 << 20

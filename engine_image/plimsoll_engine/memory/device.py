@@ -1,0 +1,26 @@
+"""The worker's accelerator by its own account: the driver's figures and torch's."""
+
+from __future__ import annotations
+
+import torch
+
+from plimsoll_api.admin import DeviceMemory
+
+
+def device_memory(device: torch.device) -> list[DeviceMemory]:
+    """The worker's accelerator, or nothing on a CPU."""
+    if device.type != "cuda":
+        return []
+    index = device.index or 0
+    free, total = torch.cuda.mem_get_info(device)
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return [
+        DeviceMemory(
+            index=index,
+            uuid=None if uuid is None else f"GPU-{uuid}",
+            used=total - free,
+            total=total,
+            torch_allocated=torch.cuda.memory_allocated(device),
+            torch_reserved=torch.cuda.memory_reserved(device),
+        )
+    ]
