@@ -19,7 +19,6 @@ from plimsoll_operator.render import (
     supervisor_args,
     supervisor_config,
 )
-from plimsoll_operator.render.paths import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 
 STOP_MARGIN_S = 10.0
 """After the drain's deadline the engine frees its memory; then it is killed."""
@@ -75,9 +74,10 @@ class Plan:
         return Path(self.places.state_dir)
 
 
-def wanted_ports(service: InferenceService) -> list[int]:
-    """Serving, admin, metrics and probe port, as they would be in a pod."""
-    return [service.spec.engine.port, ADMIN_PORT, METRICS_PORT, PROBE_PORT]
+def wanted_ports(service: InferenceService) -> list[int | None]:
+    """Serving, admin, metrics and probe port. Only the first is for clients; two runs that start
+    together would take each other's if the others were fixed, too."""
+    return [service.spec.engine.port, None, None, None]
 
 
 def make(

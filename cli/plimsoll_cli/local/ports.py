@@ -14,8 +14,9 @@ takes a port between its choice and its use."""
 TRIES = 200
 
 
-def choose(wanted: Sequence[int]) -> list[int]:
-    """For each wanted port itself where it is free on the loopback, else another that is free.
+def choose(wanted: Sequence[int | None]) -> list[int]:
+    """For each wanted port itself where it is free on the loopback, else another that is free; any
+    for None.
 
     All of them differ. Raises OSError where none is free.
     """
@@ -23,8 +24,9 @@ def choose(wanted: Sequence[int]) -> list[int]:
         return [_hold(port, held) for port in wanted]
 
 
-def _hold(wanted: int, held: contextlib.ExitStack) -> int:
-    for port in [wanted, *random.sample(RANGE, TRIES)]:
+def _hold(wanted: int | None, held: contextlib.ExitStack) -> int:
+    others = random.sample(RANGE, TRIES)
+    for port in others if wanted is None else [wanted, *others]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         # As the servers do: connections of an earlier run that linger do not count.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -36,4 +38,6 @@ def _hold(wanted: int, held: contextlib.ExitStack) -> int:
             continue
         held.enter_context(contextlib.closing(listener))
         return port
-    raise OSError(f"no free TCP port for {wanted} on {LOOPBACK}, tried {TRIES} others")
+    raise OSError(
+        f"no free TCP port for {wanted or 'a replica'} on {LOOPBACK}, tried {TRIES} others"
+    )
