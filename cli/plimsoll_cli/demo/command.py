@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -69,10 +70,10 @@ def run(out: Path, streams: int, file: Path, device: str, view: bool) -> None:
 
 def _conclude(out: Path, plan: Plan, seen: Observed, troubles: list[str], say: runner.Say) -> None:
     """Writes the report and tells the story; raises RunError where something is missing."""
-    values = figures(seen)
-    lacks = [*troubles, *missing(values)]
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
+    values = figures(replace(seen, budget_bytes=budget))
+    lacks = [*troubles, *missing(values)]
     command = ["plimsoll", *sys.argv[1:]]
     try:
         story = report.write(out, seen, values, lacks, plan.config.service.name, budget, command)

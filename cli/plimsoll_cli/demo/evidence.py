@@ -59,6 +59,7 @@ class Observed:
     streams: int
     times: Times
     device: DeviceBytes = DeviceBytes()
+    budget_bytes: int | None = None
 
 
 def memory_of(samples: Sequence[Sample], started_at: float) -> list[Point]:
@@ -143,7 +144,18 @@ def figures(seen: Observed) -> dict[str, float | int | None]:
         values["returned_bytes"] = incident.returned_bytes
         if incident.ended_at is not None:
             values["detect_to_resolved_s"] = incident.ended_at - incident.opened_at
+            crossed = _crossing(seen, incident)
+            if crossed is not None:
+                values["crossing_to_resolved_s"] = incident.ended_at - crossed
     return values
+
+
+def _crossing(seen: Observed, incident: Incident) -> float | None:
+    """When memory first stood above the incident's baseline by more than the leak budget."""
+    if incident.baseline_bytes is None or seen.budget_bytes is None:
+        return None
+    line = incident.baseline_bytes + seen.budget_bytes
+    return next((point.at for point in seen.memory if point.bytes > line), None)
 
 
 def _growth(incident: Incident, idle: int | float | None) -> int | None:

@@ -85,6 +85,14 @@ SEEN = Observed(
 )
 
 
+def test_the_time_from_the_crossing_of_the_budget_is_measured() -> None:
+    """Memory grows by 6 MiB a second and stands 80 MiB above idle, the line, after 14 s."""
+    values = figures(replace(SEEN, budget_bytes=30 * MIB))
+
+    assert values["crossing_to_resolved_s"] == 36
+    assert "crossing_to_resolved_s" not in figures(SEEN), "without a budget there is no line"
+
+
 def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
     values = figures(SEEN)
 
