@@ -145,12 +145,12 @@ class Supervisor:
             state=status.state if status else None,
             capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
         )
-        known = self._remember(status)
+        learned = self._remember(status)
         turn = self._governor.advance(assessment, engine, now, results, self._hold)
         for event in turn.events:
             self._unwritten[event.incident.name] = event.incident
             _log(event)
-        if turn.changed or known or self._unwritten or self._hold is not None:
+        if turn.changed or learned or self._unwritten or self._hold is not None:
             written = self._write()
             if turn.command is not None:
                 if written:

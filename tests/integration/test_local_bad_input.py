@@ -174,7 +174,9 @@ def test_no_colour_codes_where_nobody_wants_them() -> None:
 def full_journal(tmp_path: Path) -> Iterator[Path]:
     """A run directory whose journal volume has 64 KiB, all of them taken."""
     if os.getuid() != 0:
-        pytest.skip("mounting a small volume needs root; test_journal covers the read-only one")
+        pytest.skip(
+            "mounting a small volume needs root; test_supervisor_crash fills one by a limit"
+        )
     state = tmp_path / "run" / "state"
     state.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", state]

@@ -6,7 +6,6 @@ No kubelet runs here: a test that needs running pods writes their status as a ku
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from plimsoll_operator.kinds import OWNED
+from tests.lab.kube import Kube
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator, operator_kubeconfig
 
@@ -36,33 +36,11 @@ def eventually(check: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
         time.sleep(0.1)
 
 
-class Kubectl:
+class Kubectl(Kube):
     """kubectl in one namespace, as the cluster's administrator."""
 
-    def __init__(self, cluster: Any, namespace: str) -> None:
-        self._command = [*cluster.kube.kubectl, "--kubeconfig", str(cluster.kubeconfig)]
-        self.namespace = namespace
-
-    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [*self._command, "-n", self.namespace, *arguments]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
-
-    def __call__(self, *arguments: str, stdin: str | None = None) -> str:
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
-        return done.stdout
-
-    def get(self, what: str, name: str) -> dict[str, Any] | None:
-        """One object, None where there is none."""
-        text = self("get", what, name, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
-
-    def list(self, what: str, selector: str = "") -> list[dict[str, Any]]:
-        """Objects of the namespace."""
-        items: list[dict[str, Any]] = json.loads(self("get", what, "-l", selector, "-o", "json"))[
-            "items"
-        ]
-        return items
+    def __init__(self, cluster: Lab, namespace: str) -> None:
+        super().__init__(cluster.kube.kubectl, cluster.kubeconfig, namespace)
 
     def apply(self, manifest: dict[str, Any]) -> None:
         self("apply", "-f", "-", stdin=json.dumps(manifest))
