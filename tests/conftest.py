@@ -99,6 +99,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         place = item.path.relative_to(root)
         group = "lab" if place.parts[0] in ("cluster", "node") else str(place)
-        if place.name.startswith(("test_local", "test_demo")):
-            group = "local"  # they all want the manifest's port
         item.add_marker(pytest.mark.xdist_group(group))

@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from plimsoll_cli.local import ports
+
 PLIMSOLL = (sys.executable, "-m", "plimsoll_cli.main")
 GOOD = """\
 apiVersion: plimsoll.dev/v1alpha1
@@ -26,6 +28,7 @@ spec:
   model:
     uri: file://{model}
   engine:
+    port: {port}
     args: [--device=cpu, --dtype=float32{more}]
     startupTimeout: 60s
   memory:
@@ -57,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path, model: Path, more: str = "") -> Path:
     file = folder / "service.yaml"
-    file.write_text(GOOD.format(model=model, more=more))
+    file.write_text(GOOD.format(model=model, more=more, port=ports.choose([None])[0]))
     return file
 
 

@@ -23,6 +23,7 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import EngineState, Epoch, Role, Status
+from plimsoll_cli.local import ports
 
 PLIMSOLL = (sys.executable, "-m", "plimsoll_cli.main")
 START_S = 150.0
@@ -36,6 +37,7 @@ spec:
   model:
     uri: file://{model}
   engine:
+    port: {port}
     args: [--device=cpu, --dtype=float32, --allow-inject, --num-blocks=512]
     env: {env}
   memory:
@@ -70,7 +72,9 @@ class Local:
     def __init__(self, folder: Path, model: Path, name: str, env: str = "[]") -> None:
         self.root = folder / name
         manifest = folder / f"{name}.yaml"
-        manifest.write_text(MANIFEST.format(name=name, model=model, env=env))
+        # Of its own, so that nothing else on this machine can take it while the engine starts.
+        (port,) = ports.choose([None])
+        manifest.write_text(MANIFEST.format(name=name, model=model, env=env, port=port))
         self.name = name
         self.output = folder / f"{name}.out"
         with self.output.open("wb") as out:
