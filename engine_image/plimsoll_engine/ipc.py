@@ -10,6 +10,7 @@ Nothing here knows torch: the frontend imports it.
 from __future__ import annotations
 
 import struct
+from typing import Literal
 
 import msgspec
 
@@ -20,9 +21,25 @@ LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 256 << 20
 
 
+class Grammar(msgspec.Struct, array_like=True, frozen=True):
+    """What the output must match. ``text`` is a JSON schema for ``json_schema``, empty for
+    ``json_object``, a regular expression for ``regex``, a Lark grammar in llguidance's dialect for
+    ``lark``. ``field`` is where the client gave it, for errors; it says nothing about the match."""
+
+    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    text: str = ""
+    field: str = "grammar"
+
+
 class Sampling(msgspec.Struct, array_like=True):
     """How the next token is chosen. ``temperature`` 0 is greedy. ``seed`` is always set: the
-    random number of token i depends on (seed, i) alone, so a carried request draws on as before."""
+    random number of token i depends on (seed, i) alone, so a carried request draws on as before.
+
+    ``presence_penalty`` and ``frequency_penalty`` look at the output, ``repetition_penalty`` (1 is
+    none) at prompt and output. ``logit_bias`` is added by token id. No stop token is taken before
+    there are ``min_tokens`` tokens of output. ``logprobs`` asks for that many of the likeliest
+    tokens beside the chosen one; None asks for nothing.
+    """
 
     max_tokens: int
     temperature: float = 0.0
@@ -32,6 +49,13 @@ class Sampling(msgspec.Struct, array_like=True):
     seed: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 # ---- frontend to worker
@@ -39,12 +63,23 @@ class Sampling(msgspec.Struct, array_like=True):
 
 class Submit(msgspec.Struct, tag="submit"):
     """A request. ``output_ids`` are the tokens that an earlier epoch already made (carry over);
-    they count towards ``sampling.max_tokens``."""
+    they count towards ``sampling.max_tokens``.
+
+    ``priority``: lower runs first. ``tenant``: requests of one priority are admitted fairly between
+    tenants. ``arrived``: CLOCK_MONOTONIC seconds, one clock for all processes of a host; the
+    request is dropped ``deadline_s`` seconds later. ``cache_salt``: only requests with an equal one
+    share cached prefixes.
+    """
 
     request_id: str
     prompt_ids: list[int]
     sampling: Sampling
     output_ids: list[int] = []
+    priority: int = 0
+    tenant: str = ""
+    arrived: float = 0.0
+    deadline_s: float | None = None
+    cache_salt: str = ""
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -89,12 +124,32 @@ class Ready(msgspec.Struct, tag="ready"):
     load_s: float
 
 
+class Logprobs(msgspec.Struct, array_like=True):
+    """Natural logarithms of the model's own probabilities, before any penalty, bias, grammar or
+    temperature: of the chosen token, and of the likeliest ones in falling order."""
+
+    chosen: float
+    top_ids: list[int]
+    top: list[float]
+
+
+class Started(msgspec.Struct, array_like=True):
+    """What is known of a request when its first token is: the seconds it waited for the batch, and
+    how many of its prompt's tokens came from the prefix cache."""
+
+    queued_s: float
+    cached_tokens: int
+
+
 class Token(msgspec.Struct, array_like=True):
-    """One new token. ``finish_reason`` is ``stop`` or ``length`` on the last one."""
+    """One new token. ``finish_reason`` is ``stop`` or ``length`` on the last one. ``started``
+    comes with the first one that this worker makes."""
 
     request_id: str
     token_id: int
     finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+    started: Started | None = None
 
 
 class Tokens(msgspec.Struct, tag="tokens"):
@@ -105,11 +160,15 @@ class Tokens(msgspec.Struct, tag="tokens"):
 
 
 class Dropped(msgspec.Struct, tag="dropped"):
-    """A request that ended without a token: an error of its own, never of its neighbours."""
+    """A request that ended without a token: an error of its own, never of its neighbours.
+
+    ``reason``: ``invalid`` (``param`` names the field, where one is at fault), ``deadline`` or
+    ``error``."""
 
     request_id: str
     reason: str
     message: str = ""
+    param: str | None = None
 
 
 class Report(msgspec.Struct, tag="report"):
