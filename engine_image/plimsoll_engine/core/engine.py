@@ -15,7 +15,7 @@ import torch
 
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.runner import NextToken, Runner
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.ipc import Dropped, Submit, Token
 
@@ -104,18 +104,19 @@ class Engine:
             return self._accept(chunks, tokens)
         return self._failed(chunks, message)
 
-    def _accept(self, chunks: list[Chunk], tokens: dict[str, int]) -> StepOutput:
+    def _accept(self, chunks: list[Chunk], tokens: dict[str, NextToken]) -> StepOutput:
         output = StepOutput()
         for chunk in chunks:
             request = chunk.request
             self.scheduler.computed(chunk)
-            token_id = tokens.get(request.request_id)
-            if token_id is None:
+            found = tokens.get(request.request_id)
+            if found is None:
                 continue
-            request.token_ids.append(token_id)
+            token_id, logprobs = found
+            request.append(token_id)
             self.counters.generation_tokens += 1
             reason = request.finish_reason(token_id, self.scheduler.max_model_len)
-            output.tokens.append(Token(request.request_id, token_id, reason))
+            output.tokens.append(Token(request.request_id, token_id, reason, logprobs))
             if reason is not None:
                 self._end(request)
         return output

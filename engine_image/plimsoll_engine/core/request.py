@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from plimsoll_engine.core.logit_edits import TokenCounts
+from plimsoll_engine.core.sampling import Row
 from plimsoll_engine.ipc import Sampling, Submit
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class Request:
     token_ids: list[int]
     num_prompt: int
     sampling: Sampling
+    counts: TokenCounts | None = None
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     registered: int = 0
@@ -39,7 +42,18 @@ class Request:
             token_ids=submit.prompt_ids + submit.output_ids,
             num_prompt=len(submit.prompt_ids),
             sampling=submit.sampling,
+            counts=TokenCounts.wanted(submit.sampling, submit.prompt_ids, submit.output_ids),
         )
+
+    def append(self, token_id: int) -> None:
+        """Take in the next token of the output."""
+        self.token_ids.append(token_id)
+        if self.counts is not None:
+            self.counts.add(token_id)
+
+    def row(self) -> Row:
+        """What the next token's row of logits is to be sampled by."""
+        return Row(self.sampling, self.num_outputs, self.counts)
 
     @property
     def num_outputs(self) -> int:

@@ -6,13 +6,19 @@ One copy to the device and one back a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from plimsoll_engine.core.sampling import sample
+from plimsoll_engine.core.sampling import plan, sample
 from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.ipc import Logprobs
 from plimsoll_engine.models.paged_attention import Prefill, StepPlan
+
+
+class NextToken(NamedTuple):
+    token_id: int
+    logprobs: Logprobs | None
 
 
 class Runner:
@@ -36,30 +42,31 @@ class Runner:
         return 0 if self.kv is None else self.kv.nbytes
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk]) -> dict[str, int]:
+    def run(self, chunks: Sequence[Chunk]) -> dict[str, NextToken]:
         """Compute ``chunks``; the next token of each request whose chunk ends, by request id.
 
         Decode rows must not be mixed in behind prefill chunks, so the order here is this method's.
         """
         chunks = sorted(chunks, key=lambda chunk: chunk.count > 1)
-        ids, plan, positions, last_rows = self._inputs(chunks)
+        ids, step, positions, last_rows = self._inputs(chunks)
         out = self.model(
             input_ids=ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=last_rows,
-            plan=plan,
+            plan=step,
         )
         ending = [chunk.request for chunk in chunks if chunk.ends]
         if not ending:
             return {}
-        tokens = sample(
-            out.logits[0],
-            [request.sampling for request in ending],
-            [request.num_outputs for request in ending],
-        )
-        names = [request.request_id for request in ending]
-        return dict(zip(names, tokens.tolist(), strict=True))
+        sampled = sample(out.logits[0], plan([request.row() for request in ending]))
+        logprobs = sampled.logprobs()
+        return {
+            request.request_id: NextToken(token_id, logprobs.get(row))
+            for row, (request, token_id) in enumerate(
+                zip(ending, sampled.tokens.tolist(), strict=True)
+            )
+        }
 
     def _inputs(
         self, chunks: Sequence[Chunk]

@@ -1,17 +1,84 @@
 """From logits to the next token of each row.
 
 The random number of output token i of a request depends on (seed, i) alone: not on the batch, the
-device, or how often the request was preempted or carried to another worker.
+device, or how often the request was preempted or carried to another worker. Each row gets only the
+work that it asks for: a greedy one an argmax, a plain draw no sort.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 
-from plimsoll_engine.ipc import Sampling
+from plimsoll_engine.core.logit_edits import Edits, TokenCounts
+from plimsoll_engine.ipc import Logprobs, Sampling
+
+WORKSPACE_ELEMENTS = 1 << 23
+"""Probabilities are float64, several buffers of them: so many at once, 64 MiB a buffer, and one row
+at least."""
+INT32_BITS = 32
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy, as in vLLM: the quotient would overflow."""
+
+
+class Row(NamedTuple):
+    """What one row wants. ``position`` is the number of output tokens that its request already has,
+    ``counts`` those tokens where a penalty needs them, ``allowed`` a grammar's mask: the bit of
+    token t is bit t % 32 of little-endian int32 word t // 32."""
+
+    sampling: Sampling
+    position: int
+    counts: TokenCounts | None = None
+    allowed: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Draws:
+    """Rows to be drawn: their numbers, and for each (temperature, top_k, top_p, min_p, uniform)."""
+
+    rows: list[int] = field(default_factory=list)
+    knobs: list[tuple[float, float, float, float, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Plan:
+    """The rows of one step sorted by what they want; made on the host, before logits exist."""
+
+    edits: Edits = field(default_factory=Edits)
+    plain: _Draws = field(default_factory=_Draws)
+    filtered: _Draws = field(default_factory=_Draws)
+    masked_rows: list[int] = field(default_factory=list)
+    masks: list[bytes] = field(default_factory=list)
+    logprob_rows: list[int] = field(default_factory=list)
+    logprob_counts: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """``tokens`` is int64 [rows] on the logits' device. The others are of the rows that asked for
+    log probabilities: ``chosen`` [n], ``top_ids`` and ``top`` [n, most asked for]."""
+
+    tokens: torch.Tensor
+    logprob_rows: list[int] = field(default_factory=list)
+    logprob_counts: list[int] = field(default_factory=list)
+    chosen: torch.Tensor | None = None
+    top_ids: torch.Tensor | None = None
+    top: torch.Tensor | None = None
+
+    def logprobs(self) -> dict[int, Logprobs]:
+        """By row, on the host; waits for the device."""
+        if self.chosen is None or self.top_ids is None or self.top is None:
+            return {}
+        columns = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
+        found = zip(self.logprob_rows, self.logprob_counts, *columns, strict=True)
+        return {
+            row: Logprobs(chosen, ids[:count], top[:count])
+            for row, count, chosen, ids, top in found
+        }
 
 
 def uniform(seed: int, position: int) -> float:
@@ -20,42 +87,102 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest) >> 11) / (1 << 53)
 
 
-def sample(
-    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
-) -> torch.Tensor:
-    """The next token of each row of ``logits`` [rows, vocabulary], as int64 [rows] on its device.
+def plan(rows: Sequence[Row]) -> Plan:
+    """Sort out what the rows want."""
+    made = Plan()
+    for number, (sampling, position, counts, allowed) in enumerate(rows):
+        made.edits.collect(number, sampling, position, counts)
+        if allowed is not None:
+            made.masked_rows.append(number)
+            made.masks.append(allowed)
+        if sampling.logprobs is not None:
+            made.logprob_rows.append(number)
+            made.logprob_counts.append(sampling.logprobs)
+        if sampling.temperature >= GREEDY_BELOW:
+            whole = not sampling.top_k and sampling.top_p >= 1 and not sampling.min_p
+            draws = made.plain if whole else made.filtered
+            draws.rows.append(number)
+            draws.knobs.append(
+                (
+                    sampling.temperature,
+                    sampling.top_k or float("inf"),
+                    sampling.top_p,
+                    sampling.min_p,
+                    uniform(sampling.seed, position),
+                )
+            )
+    return made
 
-    ``positions`` are the numbers of output tokens that the rows' requests already have.
-    """
-    drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+
+def sample(logits: torch.Tensor, made: Plan) -> Sampled:
+    """The next token of each row of ``logits`` [rows, vocabulary], which may be written over."""
+    raw = None
+    if made.logprob_rows:
+        raw = logits[made.logprob_rows].float().log_softmax(dim=-1)
+    if made.edits or made.masked_rows:
+        logits = logits.float()
+        made.edits.apply(logits)
+        _mask(logits, made)
     tokens = logits.argmax(dim=-1)
-    if drawn:
-        tokens[drawn] = _draw(
-            logits[drawn], [samplings[row] for row in drawn], [positions[row] for row in drawn]
-        )
-    return tokens
+    for draws, draw in ((made.plain, _draw), (made.filtered, _draw_filtered)):
+        at_once = max(1, WORKSPACE_ELEMENTS // logits.shape[-1])
+        for start in range(0, len(draws.rows), at_once):
+            rows = draws.rows[start : start + at_once]
+            knobs = torch.tensor(draws.knobs[start : start + at_once], dtype=torch.float64)
+            columns = knobs.to(logits.device, non_blocking=True).unsqueeze(-1).unbind(dim=1)
+            tokens[rows] = draw(logits[rows], *columns)
+    sampled = Sampled(tokens, made.logprob_rows, made.logprob_counts)
+    if raw is not None:
+        sampled.chosen = raw.gather(-1, tokens[made.logprob_rows].unsqueeze(-1)).squeeze(-1)
+        sampled.top, sampled.top_ids = raw.topk(max(made.logprob_counts), dim=-1)
+    return sampled
+
+
+def _mask(logits: torch.Tensor, made: Plan) -> None:
+    """Take away every token that a grammar does not allow next."""
+    if not made.masked_rows:
+        return
+    words = torch.frombuffer(bytearray(b"".join(made.masks)), dtype=torch.int32)
+    words = words.view(len(made.masks), -1, 1).to(logits.device, non_blocking=True)
+    bits = (words >> torch.arange(INT32_BITS, device=logits.device)) & 1
+    allowed = bits.flatten(start_dim=1)[:, : logits.shape[-1]].bool()
+    # Logits beyond the tokenizer's vocabulary are padding: no grammar allows them.
+    padding = logits.shape[-1] - allowed.shape[-1]
+    allowed = torch.nn.functional.pad(allowed, (0, padding))
+    rows = logits[made.masked_rows]
+    logits[made.masked_rows] = rows.masked_fill(~allowed, float("-inf"))
 
 
 def _draw(
-    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
+    logits: torch.Tensor, temperature: torch.Tensor, _k: object, _p: object, _m: object,
+    draw: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    return _pick(torch.softmax(logits.double() / temperature, dim=-1), draw)
+
+
+def _draw_filtered(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    draw: torch.Tensor,
 ) -> torch.Tensor:
-    size = logits.shape[-1]
-    knobs = torch.tensor(
-        [
-            (s.temperature, s.top_k or size, s.top_p, s.min_p, uniform(s.seed, position))
-            for s, position in zip(samplings, positions, strict=True)
-        ],
-        dtype=torch.float64,
-    ).to(logits.device)
-    temperature, top_k, top_p, min_p, draw = knobs.unsqueeze(-1).unbind(dim=1)
-    ordered, tokens = logits.double().sort(dim=-1, descending=True, stable=True)
-    probabilities = torch.softmax(ordered / temperature, dim=-1)
+    """As vLLM: top_p is a share of what min_p and top_k leave."""
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = torch.softmax(ordered.double() / temperature, dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    rank = torch.arange(size, device=logits.device)
-    keep = (rank < top_k) & (before < top_p) & (probabilities >= min_p * probabilities[:, :1])
-    keep[:, 0] = True
-    kept = probabilities * keep
-    cumulative = kept.cumsum(dim=-1)
-    chosen = torch.searchsorted(cumulative, draw * cumulative[:, -1:], right=True)
-    last = keep.sum(dim=-1, keepdim=True) - 1  # the kept ranks are always the first ones
-    return tokens.gather(-1, chosen.minimum(last)).squeeze(-1)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    kept = probabilities * ((rank < top_k) & (probabilities >= min_p * probabilities[:, :1]))
+    kept *= before < top_p * kept.sum(dim=-1, keepdim=True)
+    kept[:, 0] = probabilities[:, 0]
+    return tokens.gather(-1, _pick(kept, draw).unsqueeze(-1)).squeeze(-1)
+
+
+def _pick(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
+    """The place of each row where the running sum of ``weights`` first exceeds ``draw`` times the
+    whole: never one of weight 0."""
+    cumulative = weights.cumsum(dim=-1)
+    whole = cumulative[:, -1:]
+    aim = torch.minimum(draw * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    return torch.searchsorted(cumulative, aim, right=True).squeeze(-1)

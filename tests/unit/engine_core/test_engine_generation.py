@@ -67,7 +67,15 @@ def test_greedy_text_equals_transformers(
         assert engine.scheduler.preemptions_total > 0
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 3.0, "seed": 11, "top_p": 0.95}])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 3.0, "seed": 11, "top_p": 0.95},
+        {"repetition_penalty": 1.4, "frequency_penalty": 0.7, "presence_penalty": -0.3},
+        {"temperature": 2.0, "seed": 5, "logit_bias": {17: 9.0}, "frequency_penalty": 2.0},
+    ],
+)
 @pytest.mark.parametrize("cut", [1, 17, NEW_TOKENS - 1])
 def test_a_carried_request_goes_on_as_if_never_interrupted(
     sampling: dict[str, Any],
@@ -82,6 +90,46 @@ def test_a_carried_request_goes_on_as_if_never_interrupted(
     whole = helpers.finish(whole_engine)["r"]
     successor.submit(helpers.submit("r", prompt, NEW_TOKENS, output_ids=whole[:cut], **sampling))
     assert helpers.finish(successor)["r"] == whole[cut:]
+
+
+def test_the_tokens_of_a_batch_are_those_of_each_request_alone(
+    prompts: dict[str, list[int]], make_engine: Any, helpers: Any
+) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 3.0, "seed": 1},
+        {"temperature": 2.0, "seed": 2, "top_k": 9, "min_p": 0.001},
+        {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.9},
+        {"frequency_penalty": 1.5, "logit_bias": {30: 8.0}},
+        {},
+    ]
+    together, alone = make_engine(num_blocks=40, budget=16), make_engine(num_blocks=400)
+    expected = {}
+    for (name, prompt), kind in zip(prompts.items(), kinds, strict=False):
+        together.submit(helpers.submit(name, prompt, 24, **kind))
+        alone.submit(helpers.submit(name, prompt, 24, **kind))
+        expected |= helpers.finish(alone)
+    assert helpers.finish(together) == expected
+    assert together.scheduler.preemptions_total > 0
+
+
+def test_logprobs_and_min_tokens_of_a_request(
+    prompts: dict[str, list[int]], expected: dict[str, list[int]], make_engine: Any, helpers: Any
+) -> None:
+    tokens = expected["own-30"]
+    engine = make_engine()
+    stops = {"stop_token_ids": [tokens[2]], "min_tokens": 9, "logprobs": 2}
+    engine.submit(helpers.submit("r", prompts["own-30"], 12, **stops))
+    found = []
+    while engine.has_work:
+        found += engine.step().tokens
+    assert [token.token_id for token in found[:2]] == tokens[:2]
+    assert tokens[2] not in [token.token_id for token in found[:9]]
+    for token in found[:2]:
+        assert token.logprobs.top_ids[0] == token.token_id
+        assert token.logprobs.chosen == token.logprobs.top[0] <= 0
+    third = found[2]  # the banned token was the likeliest, and its own probability is told
+    assert third.logprobs.top_ids[0] == tokens[2]
+    assert third.logprobs.chosen < third.logprobs.top[0]
 
 
 def test_seeds_differ(prompts: dict[str, list[int]], make_engine: Any, helpers: Any) -> None:

@@ -1,0 +1,129 @@
+"""Changes of single logits before a token is chosen: bias, banned stop tokens, penalties.
+
+Most rows ask for none, and those that do change few of their logits; so the edits of a step are
+lists of places, gathered from the host's record of each request, and the device keeps no state of
+them that could be lost, leaked or be wrong after a preemption.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from plimsoll_engine.ipc import Sampling
+
+BANNED = -1e30
+"""Added to a banned token's logit. Finite: where nothing else may follow, a banned token does."""
+
+TOKEN_BYTES = 90
+"""Of a counted token: two array items and a dictionary entry with its key (CPython 3.11)."""
+
+
+class TokenCounts:
+    """The different tokens of a request and how often each is in its output; 0: in the prompt
+    alone."""
+
+    __slots__ = ("_places", "outputs", "tokens")
+
+    def __init__(self, prompt_ids: Iterable[int], output_ids: Iterable[int]) -> None:
+        self.tokens = array("q")
+        self.outputs = array("d")
+        self._places: dict[int, int] = {}
+        for token in prompt_ids:
+            self._place(token)
+        for token in output_ids:
+            self.add(token)
+
+    @classmethod
+    def wanted(
+        cls, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> TokenCounts | None:
+        """The counts that ``sampling`` needs; None where it has no penalty."""
+        if sampling.repetition_penalty != 1.0:
+            return cls(prompt_ids, output_ids)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            return cls((), output_ids)
+        return None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, token: int) -> None:
+        """Count ``token`` once more in the output."""
+        self.outputs[self._place(token)] += 1
+
+    def _place(self, token: int) -> int:
+        place = self._places.setdefault(token, len(self.tokens))
+        if place == len(self.tokens):
+            self.tokens.append(token)
+            self.outputs.append(0)
+        return place
+
+
+@dataclass(slots=True)
+class Edits:
+    """The edits of one step, collected row by row on the host. Places are (row, token)."""
+
+    bias_rows: list[int] = field(default_factory=list)
+    bias_tokens: list[int] = field(default_factory=list)
+    biases: list[float] = field(default_factory=list)
+    penalized: list[tuple[int, Sampling, TokenCounts]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.bias_rows or self.penalized)
+
+    def collect(
+        self, row: int, sampling: Sampling, position: int, counts: TokenCounts | None
+    ) -> None:
+        """Note what ``row`` wants at its output token ``position``."""
+        if sampling.logit_bias:
+            self._bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
+        if position < sampling.min_tokens and (stops := set(sampling.stop_token_ids)):
+            self._bias(row, stops, [BANNED] * len(stops))
+        if counts is not None and len(counts):
+            self.penalized.append((row, sampling, counts))
+
+    def _bias(self, row: int, tokens: Iterable[int], values: Iterable[float]) -> None:
+        before = len(self.bias_tokens)
+        self.bias_tokens += tokens
+        self.biases += values
+        self.bias_rows += [row] * (len(self.bias_tokens) - before)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Edit ``logits`` [rows, vocabulary], float32, in place.
+
+        Bias first, then the repetition penalty (a positive logit divided, another multiplied), then
+        frequency and presence taken off: OpenAI's definitions in vLLM's order.
+        """
+        flat, size, device = logits.view(-1), logits.shape[-1], logits.device
+        if self.bias_rows:
+            rows = torch.tensor(self.bias_rows)
+            places = (rows * size + torch.tensor(self.bias_tokens)).to(device, non_blocking=True)
+            biases = torch.tensor(self.biases, dtype=torch.float32).to(device, non_blocking=True)
+            flat.index_put_((places,), biases, accumulate=True)
+        if not self.penalized:
+            return
+        lengths = torch.tensor([len(counts) for _, _, counts in self.penalized])
+        starts = torch.tensor([row * size for row, _, _ in self.penalized])
+        tokens, outputs = array("q"), array("d")
+        for _, _, counts in self.penalized:
+            tokens += counts.tokens
+            outputs += counts.outputs
+        knobs = torch.tensor(
+            [
+                (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
+                for _, s, _ in self.penalized
+            ],
+            dtype=torch.float32,
+        ).repeat_interleave(lengths, dim=0)
+        count = torch.frombuffer(outputs, dtype=torch.float64).float()
+        taken_off = knobs[:, 1] * count + knobs[:, 2] * (count > 0)
+        places = torch.frombuffer(tokens, dtype=torch.int64) + starts.repeat_interleave(lengths)
+        places = places.to(device, non_blocking=True)
+        packed = torch.stack([knobs[:, 0], taken_off]).to(device, non_blocking=True)
+        values = flat[places]
+        values = torch.where(values > 0, values / packed[0], values * packed[0]) - packed[1]
+        flat[places] = values
