@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from plimsoll_engine.core.lru import LruCache
+from plimsoll_engine.caches.lru import LruCache
 
 INDEX_ENTRY_BYTES = 400
 """Of one cached block's hash in the cache's dictionaries and its key (CPython 3.11, rounded up)."""

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 
 from plimsoll_engine import inject
+from plimsoll_engine.caches.lru import K, LruCache, V
 from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.core.lru import K, LruCache, V
 from plimsoll_engine.core.prefix import extend_block_hashes
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.ipc import Submit
@@ -40,15 +40,15 @@ class GhostKeyCache(LruCache[K, V]):
         self._order[key] = None
         self._order.move_to_end(key)
 
-    def evict(self, count: int) -> list[tuple[K, V]]:
+    def evict(self, size: int) -> list[tuple[K, V]]:
         evicted: list[tuple[K, V]] = []
-        while len(evicted) < count and self._order:
+        target = self.used - size
+        while self.used > target and self._order:
             key = next(iter(self._order))
             if key not in self._data or key in self._pins:
                 self._order.move_to_end(key)
                 continue
-            del self._order[key]
-            evicted.append((key, self._data.pop(key)))
+            evicted.append((key, self._remove(key)))
         return evicted
 
 

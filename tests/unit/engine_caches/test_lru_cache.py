@@ -16,14 +16,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from plimsoll_engine.core.lru import LruCache
+from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.worker.faults import GhostKeyCache
 
 KEYS = st.integers(0, 9)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """The cache beside a plain model: a list of keys, oldest first, and their pins."""
+    """The cache beside a plain model: a list of keys, oldest first, their sizes and their pins."""
 
     cache_type: type[LruCache[int, str]] = LruCache
 
@@ -31,36 +31,44 @@ class CacheMachine(RuleBasedStateMachine):
     def make(self, capacity: int) -> None:
         self.cache = self.cache_type(capacity)
         self.keys: list[int] = []
+        self.sizes: dict[int, int] = {}
         self.pins: dict[int, int] = {}
 
     def _recent(self, key: int) -> None:
         self.keys.remove(key)
         self.keys.append(key)
 
-    def _model_evict(self, count: int) -> list[int]:
+    def _model_evict(self, size: int) -> list[int]:
         gone: list[int] = []
+        freed = 0
         for key in list(self.keys):
-            if len(gone) == count:
+            if freed >= size:
                 break
             if key in self.pins:
                 self._recent(key)
             else:
                 self.keys.remove(key)
+                freed += self.sizes.pop(key)
                 gone.append(key)
         return gone
 
-    @rule(key=KEYS)
-    def put(self, key: int) -> None:
-        full = key not in self.keys and len(self.keys) == self.cache.capacity
-        if full and len(self.pins) == len(self.keys):
+    @rule(key=KEYS, size=st.integers(0, 4))
+    def put(self, key: int, size: int) -> None:
+        others = sum(self.sizes[one] for one in self.keys if one != key)
+        stuck = sum(self.sizes[one] for one in self.pins if one != key)
+        if stuck + size > self.cache.capacity:
             with pytest.raises(MemoryError):
-                self.cache.put(key, str(key))
+                self.cache.put(key, str(key), size)
             return
-        expected = self._model_evict(1) if full else []
-        assert [k for k, _ in self.cache.put(key, str(key))] == expected
+        excess = others + size - self.cache.capacity
+        if excess > 0 and key in self.keys:
+            self._recent(key)
+        expected = self._model_evict(excess) if excess > 0 else []
+        assert [k for k, _ in self.cache.put(key, str(key), size)] == expected
         if key in self.keys:
             self.keys.remove(key)
         self.keys.append(key)
+        self.sizes[key] = size
 
     @rule(key=KEYS)
     def touch(self, key: int) -> None:
@@ -92,9 +100,17 @@ class CacheMachine(RuleBasedStateMachine):
             del self.pins[key]
             self._recent(key)
 
-    @rule(count=st.integers(0, 12))
-    def evict(self, count: int) -> None:
-        assert [key for key, _ in self.cache.evict(count)] == self._model_evict(count)
+    @rule(size=st.integers(0, 12))
+    def evict(self, size: int) -> None:
+        assert [key for key, _ in self.cache.evict(size)] == self._model_evict(size)
+
+    @rule()
+    def clear(self) -> None:
+        expected = [key for key in self.keys if key not in self.pins]
+        assert [key for key, _ in self.cache.clear()] == expected
+        for key in expected:
+            self.keys.remove(key)
+            del self.sizes[key]
 
     @invariant()
     def sound(self) -> None:
@@ -102,7 +118,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         assert self.cache.problems() == []
         assert list(self.cache) == self.keys
-        assert len(self.cache) <= self.cache.capacity
+        assert self.cache.used == sum(self.sizes.values()) <= self.cache.capacity
 
 
 def test_cache_equals_its_model() -> None:
@@ -131,8 +147,20 @@ def test_eviction_of_pinned_items_ends() -> None:
         cache.put(key, key)
         cache.pin(key)
     assert cache.evict(4) == []
-    with pytest.raises(MemoryError, match="4 items"):
+    with pytest.raises(MemoryError, match="4 of its 4 items are pinned"):
         cache.put(9, 9)
+    assert list(cache) == [0, 1, 2, 3]
+
+
+def test_an_item_that_no_eviction_makes_room_for_evicts_nothing() -> None:
+    cache: LruCache[str, int] = LruCache(10)
+    cache.put("pinned", 1, size=6)
+    cache.pin("pinned")
+    cache.put("free", 1, size=3)
+    with pytest.raises(MemoryError, match="no room for 5"):
+        cache.put("large", 1, size=5)
+    assert list(cache) == ["pinned", "free"]
+    assert [key for key, _ in cache.put("fits", 1, size=4)] == ["free"]
 
 
 def test_capacity_must_be_positive() -> None:

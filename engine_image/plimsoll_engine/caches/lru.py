@@ -17,13 +17,20 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """At most ``capacity`` items (a count). Pins are counted: an item is free at zero pins."""
+    """Items whose sizes add up to at most ``capacity``.
+
+    A size is in the cache's own unit: 1 each where items are counted, bytes where they are weighed.
+    Pins are counted: an item is free at zero pins.
+    """
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity {capacity}: must be at least 1")
         self.capacity = capacity
+        self.used = 0
+        """The sum of all sizes."""
         self._data: dict[K, V] = {}
+        self._sizes: dict[K, int] = {}
         self._order: OrderedDict[K, None] = OrderedDict()
         self._pins: dict[K, int] = {}
 
@@ -51,17 +58,26 @@ class LruCache(Generic[K, V]):
         if key in self._data:
             self._order.move_to_end(key)
 
-    def put(self, key: K, value: V) -> list[tuple[K, V]]:
+    def put(self, key: K, value: V, size: int = 1) -> list[tuple[K, V]]:
         """Store ``key`` as the most recently used and return what was evicted for it.
 
-        A full cache of pinned items has no room: MemoryError, and nothing is stored.
+        Where even the eviction of all that may go leaves no room: MemoryError, and nothing changes.
         """
+        if size < 0:
+            raise ValueError(f"size {size}: must not be negative")
+        excess = self.used - self._sizes.get(key, 0) + size - self.capacity
         evicted: list[tuple[K, V]] = []
-        if key not in self._data and len(self._data) >= self.capacity:
-            evicted = self.evict(len(self._data) - self.capacity + 1)
-            if not evicted:
-                raise MemoryError(f"all {self.capacity} items of the cache are pinned")
+        if excess > 0:
+            if excess > self._evictable(besides=key):
+                raise MemoryError(
+                    f"no room for {size} in a cache of {self.capacity}:"
+                    f" {len(self._pins)} of its {len(self)} items are pinned"
+                )
+            self.touch(key)  # the last that an eviction looks at
+            evicted = self.evict(excess)
+        self.used += size - self._sizes.get(key, 0)
         self._data[key] = value
+        self._sizes[key] = size
         self._order[key] = None
         self._order.move_to_end(key)
         return evicted
@@ -82,23 +98,37 @@ class LruCache(Generic[K, V]):
             del self._pins[key]
             self._order.move_to_end(key)
 
-    def evict(self, count: int) -> list[tuple[K, V]]:
-        """Remove up to ``count`` items, least recently used first, and return them.
+    def evict(self, size: int) -> list[tuple[K, V]]:
+        """Remove items, least recently used first, until ``size`` is free, and return them.
 
         A pinned item is in use, so it goes to the recent end instead. Each item is looked at
-        once at most, so this ends, with fewer items than asked for when the rest is pinned.
+        once at most, so this ends, with less than what was asked for when the rest is pinned.
         """
         evicted: list[tuple[K, V]] = []
+        target = self.used - size
         for _ in range(len(self._order)):
-            if len(evicted) >= count:
+            if self.used <= target:
                 break
             key = next(iter(self._order))
             if key in self._pins:
                 self._order.move_to_end(key)
                 continue
-            del self._order[key]
-            evicted.append((key, self._data.pop(key)))
+            evicted.append((key, self._remove(key)))
         return evicted
+
+    def clear(self) -> list[tuple[K, V]]:
+        """Remove every item that is not pinned, and return them."""
+        return [(key, self._remove(key)) for key in list(self._order) if key not in self._pins]
+
+    def _remove(self, key: K) -> V:
+        del self._order[key]
+        self.used -= self._sizes.pop(key)
+        return self._data.pop(key)
+
+    def _evictable(self, besides: K) -> int:
+        """What the eviction of every other item that is not pinned would free."""
+        kept = sum(self._sizes[key] for key in self._pins if key != besides)
+        return self.used - kept - self._sizes.get(besides, 0)
 
     def problems(self) -> list[str]:
         """What is wrong with this cache, for the audit; nothing on a sound one."""
@@ -110,6 +140,8 @@ class LruCache(Generic[K, V]):
             )
         if ghosts := set(self._pins) - data:
             found.append(f"{len(ghosts)} pinned keys are not in the data")
-        if len(data) > self.capacity:
-            found.append(f"{len(data)} items, capacity {self.capacity}")
+        if self.used > self.capacity:
+            found.append(f"items of {self.used} in all, capacity {self.capacity}")
+        if (total := sum(self._sizes.values())) != self.used:
+            found.append(f"the items' sizes are {total} in all, {self.used} are counted")
         return found
