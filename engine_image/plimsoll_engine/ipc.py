@@ -61,6 +61,27 @@ class Sampling(msgspec.Struct, array_like=True):
 # ---- frontend to worker
 
 
+class Media(msgspec.Struct, array_like=True):
+    """An image or a sound of a prompt, as the model's encoder takes it.
+
+    ``key`` is a hash of the content and of how it was processed: equal keys, equal tensors. Its
+    ``length`` placeholder tokens begin at ``start`` of the prompt; a model that attends to a sound
+    from the outside has none. ``tokens`` is what it takes of the encoder cache's budget. ``data``
+    holds the tensor of ``shape`` and ``dtype``, little-endian; None means that the worker's
+    receiver cache has it. ``keep`` tells the worker to cache it.
+    """
+
+    kind: Literal["image", "audio"]
+    key: bytes
+    start: int
+    length: int
+    tokens: int
+    shape: list[int]
+    dtype: str = "float32"
+    data: bytes | None = None
+    keep: bool = False
+
+
 class Submit(msgspec.Struct, tag="submit"):
     """A request. ``output_ids`` are the tokens that an earlier epoch already made (carry over);
     they count towards ``sampling.max_tokens``.
@@ -68,7 +89,8 @@ class Submit(msgspec.Struct, tag="submit"):
     ``priority``: lower runs first. ``tenant``: requests of one priority are admitted fairly between
     tenants. ``arrived``: CLOCK_MONOTONIC seconds, one clock for all processes of a host; the
     request is dropped ``deadline_s`` seconds later. ``cache_salt``: only requests with an equal one
-    share cached prefixes.
+    share cached prefixes. ``media`` are in the order of the prompt; the receiver cache first lets
+    go of the keys in ``forget``.
     """
 
     request_id: str
@@ -80,6 +102,8 @@ class Submit(msgspec.Struct, tag="submit"):
     arrived: float = 0.0
     deadline_s: float | None = None
     cache_salt: str = ""
+    media: list[Media] = []
+    forget: list[bytes] = []
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -171,6 +195,13 @@ class Dropped(msgspec.Struct, tag="dropped"):
     param: str | None = None
 
 
+class MediaMissing(msgspec.Struct, tag="media_missing"):
+    """The receiver cache lacks what a submission counts on: it was not begun; send all of it."""
+
+    request_id: str
+    keys: list[bytes]
+
+
 class Report(msgspec.Struct, tag="report"):
     """The worker's account of itself, at least once a second, also while idle."""
 
@@ -194,6 +225,7 @@ class AuditReport(msgspec.Struct, tag="audited"):
     idle: bool
     rules: list[str]
     findings: list[AuditFinding]
+    receiver_keys: list[bytes] = []
 
 
 class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
@@ -219,6 +251,7 @@ FromWorker = (
     | Ready
     | Tokens
     | Dropped
+    | MediaMissing
     | Report
     | Trimmed
     | AuditReport

@@ -120,6 +120,11 @@ class LruCache(Generic[K, V]):
         """Remove every item that is not pinned, and return them."""
         return [(key, self._remove(key)) for key in list(self._order) if key not in self._pins]
 
+    def discard(self, key: K) -> None:
+        """Remove ``key`` where it is present; a pinned one stays."""
+        if key in self._data and key not in self._pins:
+            self._remove(key)
+
     def _remove(self, key: K) -> V:
         del self._order[key]
         self.used -= self._sizes.pop(key)

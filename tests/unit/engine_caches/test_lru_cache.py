@@ -112,6 +112,13 @@ class CacheMachine(RuleBasedStateMachine):
             self.keys.remove(key)
             del self.sizes[key]
 
+    @rule(key=KEYS)
+    def discard(self, key: int) -> None:
+        self.cache.discard(key)
+        if key in self.keys and key not in self.pins:
+            self.keys.remove(key)
+            del self.sizes[key]
+
     @invariant()
     def sound(self) -> None:
         if not hasattr(self, "cache"):
