@@ -212,6 +212,7 @@ class Report(msgspec.Struct, tag="report"):
     prefix_hit_tokens_total: int = 0
     prefix_query_tokens_total: int = 0
     kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
     injections: list[str] = []
 
 

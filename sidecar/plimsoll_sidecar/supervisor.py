@@ -31,6 +31,7 @@ from plimsoll_sidecar.launcher import RESET_FILE
 from plimsoll_sidecar.record.journal import Engine, Journal, JournalError
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher, describe
+from plimsoll_sidecar.signals import known as signals
 from plimsoll_sidecar.trace import Sample
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Supervisor:
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
         self._actuator = new_actuator(self._frontend)
         self.state = b"{}"
+        metrics.budgets(config.current.memory)
 
     def run(self, stopped: Callable[[float], bool]) -> None:
         """Until ``stopped``, which waits the seconds it is given, says that it is time to end."""
@@ -137,7 +139,7 @@ class Supervisor:
             if status.epoch == self._inherited.epoch:
                 self._detector.resume(self._inherited.remembered)
             self._inherited = None
-        self._metrics.observe(assessment, status is not None, time.monotonic() - begin)
+        self._metrics.observe(assessment, signals.known(sample), time.monotonic() - begin)
         self._reset_if_asked()
         results, self._unsent = [*self._unsent, *self._actuator.results()], []
         engine = EngineView(
@@ -292,6 +294,7 @@ class Supervisor:
         log.info("the configuration changed: mode %s", new.supervision.mode)
         self._governor.policy, self._governor.memory = new.supervision, new.memory
         self._actuator.policy = new.supervision.restart_budget
+        self._metrics.budgets(new.memory)
         if _detection(old) != _detection(new):
             self._detector = self._new_detector(new)
             self._inherited = self._engine
@@ -314,7 +317,9 @@ class Supervisor:
         left = governor.restarts_left(now)
         self._metrics.happened(events)
         backlog = self._publisher.backlog if self._publisher is not None else 0
-        self._metrics.standing(len(governor.state.incidents), left, backlog)
+        self._metrics.standing(
+            len(governor.state.incidents), left, backlog, governor.state.exhausted
+        )
         view = View(
             time=now,
             service=config.service.name,

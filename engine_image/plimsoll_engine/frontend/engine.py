@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from plimsoll_api.admin import EngineState, Load
+from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine import ipc
 from plimsoll_engine.frontend import carry, load, restart
 from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
@@ -54,7 +54,12 @@ class Engine:
         self.ledger = FrontendLedger(self.requests, tokenizer)
         self.workers = Workers(settings.worker_config(), self.epochs, self._received, self._lost)
         self.metrics = Metrics(
-            settings.served_model_name, lambda: self.lifecycle.state, self.load, self.injections
+            settings.served_model_name,
+            lambda: self.lifecycle.state,
+            self.load,
+            self.injections,
+            self.owners,
+            self.kv_usage,
         )
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.idle = asyncio.Event()
@@ -226,6 +231,17 @@ class Engine:
     def load(self) -> Load:
         reported = None if self.report is None else self.report.load
         return load.merge(reported, self.counts, len(self.requests))
+
+    def owners(self) -> list[LedgerEntry]:
+        """Every owner of memory: the frontend's, and the worker's by its last report."""
+        return self.ledger.entries() + ([] if self.report is None else self.report.ledger)
+
+    def kv_usage(self) -> float | None:
+        """Share of the KV blocks in use; None before a worker has reported."""
+        report = self.report
+        if report is None or not report.kv_blocks_total:
+            return None
+        return report.kv_blocks_used / report.kv_blocks_total
 
     def injections(self) -> list[str]:
         """The names of the faults switched on, known before a worker reports them."""

@@ -16,14 +16,12 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import InfoMetricFamily
-from prometheus_client.registry import Collector
 
-from plimsoll_api.admin import EngineState, Load
+from plimsoll_api.admin import EngineState, LedgerEntry, Load
+from plimsoll_engine.frontend.ledger_metrics import PREFIX, Holdings
 from plimsoll_engine.frontend.requests import Generation
 from plimsoll_engine.ipc import Report
 
-PREFIX = "plimsoll_engine_"
 # A sample a series that nothing reads, and scrapes are parsed by a sidecar with little memory.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -44,21 +42,8 @@ _E2E_S = (
 )  # fmt: skip
 
 
-class _Injections(Collector):
-    def __init__(self, names: Callable[[], list[str]]) -> None:
-        self._names = names
-
-    def collect(self) -> list[InfoMetricFamily]:
-        family = InfoMetricFamily(
-            PREFIX + "injections", "Faults that were switched on for a test.", labels=["name"]
-        )
-        for name in self._names():
-            family.add_metric([name], {})
-        return [family]
-
-
 class Metrics:
-    """``load``, ``state`` and ``injections`` are asked at each scrape."""
+    """``state``, ``load``, ``injections``, ``ledger`` and ``kv_usage`` are asked at each scrape."""
 
     def __init__(
         self,
@@ -66,9 +51,11 @@ class Metrics:
         state: Callable[[], EngineState],
         load: Callable[[], Load],
         injections: Callable[[], list[str]],
+        ledger: Callable[[], list[LedgerEntry]],
+        kv_usage: Callable[[], float | None],
     ) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Injections(injections))
+        self.registry.register(Holdings(model, injections, ledger, kv_usage))
         self._gauges(model, state, load)
         self._prompt_tokens = self._counter(model, "prompt_tokens", "Prompt tokens taken in.")
         self._tokens = self._counter(model, "generation_tokens", "Tokens generated.")
@@ -159,11 +146,11 @@ class Metrics:
             family.labels(model).set_function(value)
 
         nan = float("nan")  # unknown is not zero
-        gauge("requests_running", "Requests in the running batch.",
+        gauge("num_requests_running", "Requests in the running batch.",
               lambda: nan if (n := load().running) is None else n)  # fmt: skip
-        gauge("requests_waiting", "Requests that wait for the batch.",
+        gauge("num_requests_waiting", "Requests that wait for the batch.",
               lambda: nan if (n := load().waiting) is None else n)  # fmt: skip
-        gauge("requests_inflight", "Requests accepted and not yet answered.",
+        gauge("num_requests_inflight", "Requests accepted and not yet answered.",
               lambda: load().inflight or 0)  # fmt: skip
         states = Gauge(
             PREFIX + "state",

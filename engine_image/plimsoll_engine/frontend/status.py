@@ -32,7 +32,7 @@ class StatusReader:
             load=engine.load(),
             processes=self._processes(),
             devices=[] if report is None else report.devices,
-            ledger=engine.ledger.entries() + ([] if report is None else report.ledger),
+            ledger=engine.owners(),
             capabilities=list(Capability),
             injections=engine.injections(),
             worker_starts=engine.workers.starts,

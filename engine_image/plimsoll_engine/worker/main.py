@@ -162,6 +162,7 @@ class Worker:
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,
             kv_blocks_used=engine.pool.used,
+            kv_blocks_total=engine.pool.num_blocks,
             injections=self.faults.names,
         )
 

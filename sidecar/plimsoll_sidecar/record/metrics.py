@@ -1,18 +1,43 @@
-"""The supervisor's Prometheus metrics. A value that is unknown is an absent series, never zero."""
+"""The supervisor's Prometheus metrics. A value that is unknown is an absent series, never zero.
+
+Namespace, pod and service are labels of the scrape's target; no series names a request, a process
+id or an incident.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
-from plimsoll_sidecar.detect.assessment import HOST_SEGMENTS, Assessment, BudgetState
+from plimsoll_api.supervision import MemoryPolicy
+from plimsoll_sidecar.detect.assessment import HOST_SEGMENTS, Assessment, BudgetState, Kind
 from plimsoll_sidecar.govern.command import Event, Happening
-from plimsoll_sidecar.govern.incident import Incident, StepOutcome
+from plimsoll_sidecar.govern.incident import Incident, Phase, StepOutcome
+from plimsoll_sidecar.record.ratchet import Ratchet, band_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATIONS = frozenset({"Trim", "WorkerRestart", "EngineRestart", "PodReplace"})
+MEMORY_OF = {
+    Kind.HOST_GROWTH: "host",
+    Kind.DEVICE_GROWTH: "device",
+    Kind.ORPHAN_DEVICE_MEMORY: "device",
+    Kind.CAPACITY_LOSS: "device",
+}
+"""Which memory an incident's bytes are of."""
+TOOK_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+WAITED_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0)
+# A sample a series that nothing reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
@@ -36,11 +61,19 @@ class Metrics:
         self._baseline = gauge(
             "memory_baseline_bytes", "Memory after warm-up in this epoch.", "kind"
         )
+        self._budget_bytes = gauge(
+            "memory_budget_bytes", "Unexplained growth that is allowed within the window.", "kind"
+        )
+        self._window = gauge(
+            "memory_budget_window_seconds", "The time that the leak budget is for.", "kind"
+        )
         self._consumed = gauge(
             "memory_budget_consumed_ratio", "Share of the leak budget that is spent.", "kind"
         )
         self._exhaustion = gauge(
-            "memory_budget_exhaustion_seconds", "Time until the leak budget is spent.", "kind"
+            "memory_budget_exhaustion_seconds",
+            "Time until the leak budget is spent; absent while nothing grows.",
+            "kind",
         )
         self._growth = counter(
             "memory_unexplained_growth_bytes",
@@ -48,20 +81,39 @@ class Metrics:
             "kind",
         )
         self._incidents = counter("incidents", "Incidents opened.", "kind")
+        self._ended = counter("incidents_ended", "Incidents ended.", "kind", "phase", "outcome")
         self._open = gauge("incidents_open", "Incidents that have not ended.")
         self._remediations = counter(
             "remediations", "Remediations by action and outcome.", "action", "outcome"
         )
+        self._took = Histogram(
+            "plimsoll_remediation_duration_seconds",
+            "From sending an action to its end; for a worker restart, the pause of the streams.",
+            ["action"], buckets=TOOK_S, registry=registry,
+        )  # fmt: skip
         self._returned = counter(
-            "remediation_returned_bytes", "Memory that remediations gave back."
-        )
+            "remediation_returned_bytes", "Memory that came back, by what ended the incident.",
+            "action", "kind",
+        )  # fmt: skip
+        self._waited = Histogram(
+            "plimsoll_restart_slot_wait_seconds",
+            "Time that incidents waited for the service's restart slot.",
+            buckets=WAITED_S, registry=registry,
+        )  # fmt: skip
         self._signal_age = gauge(
-            "signal_age_seconds", "Age of the newest sample with an answer of the engine."
+            "signal_age_seconds", "Time since the signal was last known: engine, host, device.",
+            "signal",
+        )  # fmt: skip
+        self._unknown = counter(
+            "signal_unknown_samples", "Samples in which the signal was unknown.", "signal"
         )
         self._left = gauge("restart_budget_remaining", "Restarts that are still allowed.")
+        self._exhausted = gauge(
+            "restart_budget_exhausted", "1 after the hard stop, until a person resets it."
+        )
         self._stalled = gauge("engine_stalled", "1 while work waits and no step is made.")
         self._rss = gauge("supervisor_resident_memory_bytes", "Resident memory.", "process")
-        self._cpu = gauge("supervisor_cpu_seconds", "Processor time of the supervisor.")
+        self._cpu = counter("supervisor_cpu_seconds", "Processor time of the supervisor.")
         self._samples = counter("supervisor_samples", "Samples taken.")
         self._sample_s = gauge("supervisor_sample_seconds", "Duration of the newest sample.")
         self._journal_ok = gauge("supervisor_journal_writable", "0 while it cannot be written.")
@@ -69,82 +121,54 @@ class Metrics:
             "supervisor_config_valid", "0 while the newest configuration is not in use."
         )
         self._backlog = gauge("supervisor_publish_backlog", "Incidents on their way to the API.")
-        self._last: dict[str, int] = {}
+        self._ratchets = {"host": Ratchet(), "device": Ratchet()}
+        self._bands = {"host": band_of(None), "device": band_of(None)}
         self._counted: set[str] = set()
-        self._answered_at: float | None = None
+        self._awaiting: dict[str, float] = {}
+        self._known_at: dict[str, float] = {}
+        self._cpu_seen = 0.0
         self._process = psutil.Process()
         self.journal(True)
         self.config(True)
 
-    def observe(self, assessment: Assessment, answered: bool, duration_s: float) -> None:
-        """Shows an assessment and counts its growth."""
+    def budgets(self, memory: MemoryPolicy) -> None:
+        """The budgets in force: at the start, and after a change of the configuration."""
+        for kind, budget in (("host", memory.host), ("device", memory.device)):
+            self._bands[kind] = band_of(budget.growth_bytes if budget else None)
+            _set(self._budget_bytes, kind, budget.growth_bytes if budget else None)
+            _set(self._window, kind, budget.window_s if budget else None)
+
+    def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
+        """Shows an assessment, counts its growth, and which signals its sample had."""
         self._samples.inc()
         self._sample_s.set(duration_s)
-        if answered:
-            self._answered_at = time.monotonic()
-        if self._answered_at is not None:
-            self._signal_age.set(time.monotonic() - self._answered_at)
+        self._signals(known)
         self._segment.clear()
         for segment, size in assessment.segments.items():
             kind = "host" if segment in HOST_SEGMENTS else "device"
             self._segment.labels(segment.value, kind).set(size)
-        self._budget("host", assessment.host)
-        self._budget("device", assessment.device)
-        stalled = any(s.kind.value == "Stall" for s in assessment.suspicions)
-        self._stalled.set(int(stalled))
-        self._rss.labels("supervisor").set(self._process.memory_info().rss)
-        parent = self._process.parent()
-        if parent is not None:
-            try:
-                self._rss.labels("launcher").set(parent.memory_info().rss)
-            except psutil.Error:
-                self._rss.clear()
-        times = self._process.cpu_times()
-        self._cpu.set(times.user + times.system)
-
-    def _budget(self, kind: str, budget: BudgetState | None) -> None:
-        state = budget or BudgetState()
-        for gauge, value in (
-            (self._unexplained, state.unexplained),
-            (self._baseline, state.baseline),
-            (self._consumed, state.consumed_ratio),
-            (self._exhaustion, state.exhaustion_s),
-        ):
-            if value is None:
-                _absent(gauge, kind)
-            else:
-                gauge.labels(kind).set(value)
-        if state.unexplained is not None:
-            before = self._last.get(kind)
-            self._growth.labels(kind).inc(
-                max(0, state.unexplained - before) if before is not None else 0
-            )
-            self._last[kind] = state.unexplained
+        self._budget("host", assessment.host, assessment.epoch)
+        self._budget("device", assessment.device, assessment.epoch)
+        self._stalled.set(int(any(s.kind is Kind.STALL for s in assessment.suspicions)))
+        self._own_cost()
 
     def happened(self, events: list[Event]) -> None:
-        """Counts incidents and the remediations that ended."""
+        """Counts incidents, their waits for a slot, and the remediations that ended."""
         for event in events:
+            incident = event.incident
             if event.happening is Happening.OPENED:
-                self._incidents.labels(event.incident.kind.value).inc()
-            self._count_steps(event.incident)
-            if event.incident.ended and event.incident.returned_bytes:
-                self._returned.inc(event.incident.returned_bytes)
+                self._incidents.labels(incident.kind.value).inc()
+            self._count_wait(event)
+            self._count_steps(incident)
+            if event.happening in (Happening.ENDED, Happening.CLEARED):
+                self._count_end(incident)
 
-    def _count_steps(self, incident: Incident) -> None:
-        for step in incident.timeline:
-            if step.step not in REMEDIATIONS or step.outcome is StepOutcome.BEGUN:
-                continue
-            key = f"{incident.name}/{step.operation_id or step.step}"
-            if key not in self._counted:
-                self._counted.add(key)
-                self._remediations.labels(step.step, step.outcome.value).inc()
-        if incident.ended:
-            prefix = f"{incident.name}/"
-            self._counted = {key for key in self._counted if not key.startswith(prefix)}
-
-    def standing(self, open_incidents: int, restarts_left: int, backlog: int) -> None:
+    def standing(
+        self, open_incidents: int, restarts_left: int, backlog: int, exhausted: bool = False
+    ) -> None:
         self._open.set(open_incidents)
         self._left.set(restarts_left)
+        self._exhausted.set(int(exhausted))
         self._backlog.set(backlog)
 
     def journal(self, writable: bool) -> None:
@@ -156,8 +180,78 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
+    # ---- one sample
 
-def _absent(gauge: Gauge, kind: str) -> None:
+    def _signals(self, known: Mapping[str, bool]) -> None:
+        now = time.monotonic()
+        for signal in {*known, *self._known_at}:
+            is_known = known.get(signal, False)  # a device that went away is not known any more
+            self._unknown.labels(signal).inc(int(not is_known))
+            # Never known: its age counts from the first sample that looked for it.
+            since = self._known_at.setdefault(signal, now)
+            if is_known:
+                self._known_at[signal] = since = now
+            self._signal_age.labels(signal).set(now - since)
+
+    def _budget(self, kind: str, budget: BudgetState | None, epoch: int) -> None:
+        state = budget or BudgetState()
+        _set(self._unexplained, kind, state.unexplained)
+        _set(self._baseline, kind, state.baseline)
+        _set(self._consumed, kind, state.consumed_ratio)
+        _set(self._exhaustion, kind, state.exhaustion_s)
+        if state.unexplained is not None:
+            risen = self._ratchets[kind].rise(state.unexplained, epoch, self._bands[kind])
+            self._growth.labels(kind).inc(risen)
+
+    def _own_cost(self) -> None:
+        self._rss.labels("supervisor").set(self._process.memory_info().rss)
+        try:
+            parent = self._process.parent()
+            if parent is not None:
+                self._rss.labels("launcher").set(parent.memory_info().rss)
+        except psutil.Error:
+            self._rss.clear()
+        times = self._process.cpu_times()
+        spent = times.user + times.system
+        self._cpu.inc(max(0.0, spent - self._cpu_seen))
+        self._cpu_seen = spent
+
+    # ---- incidents
+
+    def _count_wait(self, event: Event) -> None:
+        incident = event.incident
+        if incident.phase is Phase.AWAITING_SLOT:
+            self._awaiting.setdefault(incident.name, incident.phase_since)
+        elif incident.name in self._awaiting:
+            self._waited.observe(max(0.0, event.at - self._awaiting.pop(incident.name)))
+
+    def _count_steps(self, incident: Incident) -> None:
+        for step in incident.timeline:
+            if step.step not in REMEDIATIONS or step.outcome is StepOutcome.BEGUN:
+                continue
+            key = f"{incident.name}/{step.operation_id or step.step}"
+            if key in self._counted:
+                continue
+            self._counted.add(key)
+            self._remediations.labels(step.step, step.outcome.value).inc()
+            if step.finished_at is not None:
+                self._took.labels(step.step).observe(max(0.0, step.finished_at - step.time))
+        if incident.ended:
+            prefix = f"{incident.name}/"
+            self._counted = {key for key in self._counted if not key.startswith(prefix)}
+
+    def _count_end(self, incident: Incident) -> None:
+        outcome = incident.reason.value if incident.reason else ""
+        self._ended.labels(incident.kind.value, incident.phase.value, outcome).inc()
+        kind = MEMORY_OF.get(incident.kind)
+        if incident.returned_bytes and kind is not None:
+            self._returned.labels(outcome, kind).inc(incident.returned_bytes)
+
+
+def _set(gauge: Gauge, kind: str, value: float | None) -> None:
+    if value is not None:
+        gauge.labels(kind).set(value)
+        return
     try:
         gauge.remove(kind)
     except KeyError:

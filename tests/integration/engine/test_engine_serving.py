@@ -174,9 +174,10 @@ def test_metrics_have_the_names_that_dashboards_read(engine: Any) -> None:
     status, text = engine.get("/metrics")
     assert status == 200
     for name in (
-        "requests_running{", "requests_waiting{", "prompt_tokens_total{",
+        "num_requests_running{", "num_requests_waiting{", "prompt_tokens_total{",
         "generation_tokens_total{", "time_to_first_token_seconds_bucket{",
         "inter_token_latency_seconds_bucket{", "requests_total{", "worker_starts_total{",
+        "kv_cache_usage_perc{", "ledger_bytes{", "ledger_bound_bytes{",
     ):  # fmt: skip
         assert f"plimsoll_engine_{name}" in text
     assert 'plimsoll_engine_state{model_name="tiny",state="serving"} 1.0' in text

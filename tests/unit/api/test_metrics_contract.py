@@ -12,6 +12,6 @@ from plimsoll_sidecar.record.metrics import Metrics
 def test_the_operator_understands_the_supervisors_metrics() -> None:
     metrics = Metrics()
     assessment = Assessment(t=1.0, epoch=1, warm=True, host=BudgetState(consumed_ratio=0.42))
-    metrics.observe(assessment, True, 0.001)
+    metrics.observe(assessment, {"engine": True}, 0.001)
     metrics.standing(1, 2, 0)
     assert parse(generate_latest(metrics.registry).decode()) == Figures(0.42, None, 2)

@@ -1,15 +1,19 @@
 """The metrics: unknown is absent, growth survives epochs, remediations are counted once."""
 
+from plimsoll_api.supervision import Budget, MemoryPolicy
 from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment
 from plimsoll_sidecar.govern.command import Event, Happening
-from plimsoll_sidecar.govern.incident import Incident, Phase, Step, StepOutcome
+from plimsoll_sidecar.govern.incident import Incident, Phase, Reason, Step, StepOutcome
 from plimsoll_sidecar.record.metrics import Metrics
 
+ALL = {"engine": True, "host": True}
+MIB = 1 << 20
 
-def assessment(unexplained: int | None) -> Assessment:
+
+def assessment(unexplained: int | None, epoch: int = 1) -> Assessment:
     return Assessment(
         t=1.0,
-        epoch=1,
+        epoch=epoch,
         warm=True,
         segments={Segment.MALLOC_IN_USE: 5, Segment.ORPHAN: 7},
         host=BudgetState(unexplained=unexplained, baseline=100)
@@ -25,22 +29,66 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_unknown_is_absent() -> None:
     metrics = Metrics()
     assert value(metrics, "plimsoll_memory_unexplained_bytes", kind="host") is None
-    metrics.observe(assessment(10), True, 0.001)
+    metrics.observe(assessment(10), ALL, 0.001)
     assert value(metrics, "plimsoll_memory_unexplained_bytes", kind="host") == 10
     assert value(metrics, "plimsoll_memory_unexplained_bytes", kind="device") is None
     assert value(metrics, "plimsoll_memory_budget_exhaustion_seconds", kind="host") is None
     labels = {"segment": "orphan", "kind": "device"}
     assert value(metrics, "plimsoll_memory_segment_bytes", **labels) == 7
-    metrics.observe(assessment(None), True, 0.001)
+    metrics.observe(assessment(None), ALL, 0.001)
     assert value(metrics, "plimsoll_memory_unexplained_bytes", kind="host") is None
 
 
-def test_growth_is_a_counter_over_epochs() -> None:
+def growth_of(series: list[tuple[int, int]]) -> float | None:
     metrics = Metrics()
-    for unexplained in (0, 30, 20, 40, 0, 5):
-        metrics.observe(assessment(unexplained), True, 0.001)
+    for epoch, unexplained in series:
+        metrics.observe(assessment(unexplained * MIB, epoch), ALL, 0.001)
     total = value(metrics, "plimsoll_memory_unexplained_growth_bytes_total", kind="host")
-    assert total == 30 + 20 + 5
+    return None if total is None else total / MIB
+
+
+def test_growth_is_a_counter_over_epochs() -> None:
+    assert growth_of([(1, 0), (1, 30), (1, 40), (2, 0), (2, 5)]) == 40 + 5
+    # Found by a new supervisor in an old epoch: what grew before it is not counted twice.
+    assert growth_of([(1, 500), (1, 510), (2, 3)]) == 10 + 3
+
+
+def test_noise_within_the_band_is_not_growth() -> None:
+    assert growth_of([(1, 10 + n % 2) for n in range(1000)]) == 1
+
+
+def test_growth_after_a_trim_counts_again_but_for_the_band() -> None:
+    assert growth_of([(1, 0), (1, 100), (1, 20), (1, 60)]) == 100 + 40 - 2
+
+
+def test_budgets_and_signals_are_shown() -> None:
+    metrics = Metrics()
+    metrics.budgets(MemoryPolicy(host=Budget(growth_bytes=64 * MIB, window_s=3600.0)))
+    assert value(metrics, "plimsoll_memory_budget_bytes", kind="host") == 64 * MIB
+    assert value(metrics, "plimsoll_memory_budget_window_seconds", kind="host") == 3600
+    assert value(metrics, "plimsoll_memory_budget_bytes", kind="device") is None
+    metrics.observe(assessment(0), {"engine": True, "host": False, "device": True}, 0.001)
+    metrics.observe(assessment(0), {"engine": True, "host": False}, 0.001)
+    unknown = "plimsoll_signal_unknown_samples_total"
+    assert value(metrics, unknown, signal="engine") == 0
+    assert value(metrics, unknown, signal="host") == 2
+    assert value(metrics, unknown, signal="device") == 1, "a device that went away is unknown"
+    assert value(metrics, "plimsoll_signal_age_seconds", signal="engine") == 0
+    metrics.budgets(MemoryPolicy())
+    assert value(metrics, "plimsoll_memory_budget_bytes", kind="host") is None
+
+
+def test_the_wait_for_a_slot_is_measured_once() -> None:
+    metrics = Metrics()
+    incident = Incident(name="p-2", kind=Kind.STALL, epoch="a:1", opened_at=1.0)
+    incident.enter(Phase.AWAITING_SLOT, 10.0)
+    for at in (10.0, 11.0):
+        metrics.happened([Event(happening=Happening.ADVANCED, at=at, incident=incident)])
+    incident.enter(Phase.RESTARTING, 22.5)
+    for at in (22.5, 23.0):
+        metrics.happened([Event(happening=Happening.ADVANCED, at=at, incident=incident)])
+    assert value(metrics, "plimsoll_restart_slot_wait_seconds_count") == 1
+    assert value(metrics, "plimsoll_restart_slot_wait_seconds_sum") == 12.5
 
 
 def test_an_incident_and_its_remediations_are_counted_once() -> None:
@@ -51,11 +99,16 @@ def test_an_incident_and_its_remediations_are_counted_once() -> None:
     advanced = Event(happening=Happening.ADVANCED, at=2.0, incident=incident)
     metrics.happened([advanced])
     incident.timeline[0].outcome = StepOutcome.SUCCEEDED
+    incident.timeline[0].finished_at = 2.5
     metrics.happened([advanced, advanced])
-    incident.phase, incident.returned_bytes = Phase.RESOLVED, 50
+    incident.phase, incident.reason, incident.returned_bytes = Phase.RESOLVED, Reason.TRIM, 50
     metrics.happened([Event(happening=Happening.ENDED, at=3.0, incident=incident)])
     assert value(metrics, "plimsoll_incidents_total", kind="HostGrowth") == 1
     labels = {"action": "Trim", "outcome": "Succeeded"}
     assert value(metrics, "plimsoll_remediations_total", **labels) == 1
-    assert value(metrics, "plimsoll_remediation_returned_bytes_total") == 50
+    assert value(metrics, "plimsoll_remediation_duration_seconds_sum", action="Trim") == 0.5
+    returned = {"action": "Trim", "kind": "host"}
+    assert value(metrics, "plimsoll_remediation_returned_bytes_total", **returned) == 50
+    ended = {"kind": "HostGrowth", "phase": "Resolved", "outcome": "Trim"}
+    assert value(metrics, "plimsoll_incidents_ended_total", **ended) == 1
     assert b"plimsoll_supervisor_resident_memory_bytes" in metrics.text()

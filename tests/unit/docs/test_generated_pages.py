@@ -1,0 +1,26 @@
+"""The generated pages are what the code says, and labels stay bounded."""
+
+from __future__ import annotations
+
+from docs import generate
+from docs.tools import metrics
+
+UNBOUNDED = {"request", "request_id", "pid", "incident", "epoch", "operation_id", "trace_id"}
+
+
+def test_pages_are_what_the_code_says() -> None:
+    assert generate.drift() == [], "run: python -m docs.generate"
+
+
+def test_every_metric_is_described_and_named_by_the_rules() -> None:
+    families = metrics.every()
+    assert len({family.name for family in families}) == len(families) > 40
+    for family in families:
+        assert family.name.startswith("plimsoll_")
+        assert family.text.endswith("."), family.name
+        assert not UNBOUNDED & set(family.labels), family.name
+        assert family.name.endswith("_total") == (family.kind == "counter")
+
+
+def test_what_is_compared_exists() -> None:
+    assert set(metrics.SAME_AS) <= {family.name for family in metrics.every()}
