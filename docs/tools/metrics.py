@@ -74,9 +74,7 @@ def supervisor() -> list[Family]:
 
 
 def engine() -> list[Family]:
-    metrics = EngineMetrics(
-        "model", lambda: EngineState.SERVING, Load, list, list, lambda: None
-    )
+    metrics = EngineMetrics("model", lambda: EngineState.SERVING, Load, list, list, lambda: None)
     return _families(_collectors(metrics.registry))
 
 
