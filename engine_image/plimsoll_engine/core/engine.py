@@ -6,6 +6,7 @@ the one that fails alone is dropped. An error that leaves the device unusable en
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import NextToken, Runner
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.ipc import Dropped, Submit, Token
+
+EXPIRY_INTERVAL_S = 0.05
+"""How late a passed deadline may be noticed; looking at every request costs time of each step."""
 
 TOKEN_BYTES = 40
 """A token of a running request: a list slot and an int object (CPython 3.11)."""
@@ -57,6 +61,7 @@ class Engine:
         """Every request object that exists; only those in ``requests`` should."""
         self.make_request: Callable[[Submit], Request] = Request.of
         self._suspects: deque[str] = deque()
+        self._next_expiry = 0.0
 
     @property
     def pool(self) -> BlockPool:
@@ -89,8 +94,20 @@ class Engine:
         self._end(request)
         return True
 
+    def expire(self, now: float) -> list[Dropped]:
+        """End the requests whose deadline has passed, waiting or running."""
+        late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
+        for request in late:
+            self.counters.errors += 1
+            self._end(request)
+        return [Dropped(request.request_id, "deadline", _too_late(request)) for request in late]
+
     def step(self) -> StepOutput:
         """Compute one batch. Raises :class:`DeviceLostError` when no further step can work."""
+        if (now := time.monotonic()) >= self._next_expiry:
+            self._next_expiry = now + EXPIRY_INTERVAL_S
+            if expired := self.expire(now):
+                return StepOutput(dropped=expired)
         only = self._next_suspect()
         chunks = self.scheduler.schedule(only)
         if not chunks:
@@ -116,7 +133,9 @@ class Engine:
             request.append(token_id)
             self.counters.generation_tokens += 1
             reason = request.finish_reason(token_id, self.scheduler.max_model_len)
-            output.tokens.append(Token(request.request_id, token_id, reason, logprobs))
+            output.tokens.append(
+                Token(request.request_id, token_id, reason, logprobs, request.take_started())
+            )
             if reason is not None:
                 self._end(request)
         return output
@@ -128,7 +147,7 @@ class Engine:
             self.counters.errors += 1
             self._end(requests[0])
             return StepOutput(dropped=[Dropped(requests[0].request_id, "error", message)])
-        for request in reversed(requests):
+        for request in requests:
             self.scheduler.preempt(request)
         self._suspects.extend(request.request_id for request in requests)
         return StepOutput()
@@ -168,3 +187,9 @@ class Engine:
         self._suspects.clear()
         self.pool.reset_prefix_cache()
         self.runner.close()
+
+
+def _too_late(request: Request) -> str:
+    if not request.num_outputs:
+        return "the deadline passed before the first token"
+    return f"the deadline passed after {request.num_outputs} tokens of output"

@@ -13,8 +13,15 @@ HASH_BYTES = 16
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of one full block after ``parent`` (empty for the first block of a prompt)."""
+    """The hash of one full block after ``parent`` (for the first block: the prompt's root)."""
     return blake2b(array("q", token_ids).tobytes(), digest_size=HASH_BYTES, key=parent).digest()
+
+
+def root(cache_salt: str) -> bytes:
+    """What stands before a prompt's first block: equal for those that may share cached blocks."""
+    if not cache_salt:
+        return b""
+    return blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache salt").digest()
 
 
 def extend_block_hashes(request: Request, block_size: int) -> None:
@@ -24,4 +31,5 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
         tokens = request.token_ids[start : start + block_size]
         if len(tokens) < block_size:
             break
-        hashes.append(hash_block(hashes[-1] if hashes else b"", tokens))
+        parent = hashes[-1] if hashes else root(request.cache_salt)
+        hashes.append(hash_block(parent, tokens))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from plimsoll_engine.core.logit_edits import TokenCounts
 from plimsoll_engine.core.sampling import Row
-from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.ipc import Sampling, Started, Submit
 
 if TYPE_CHECKING:
     from plimsoll_engine.core.blocks import BlockPool
@@ -20,13 +20,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
-    """``computed`` counts the tokens whose keys and values are in the pool."""
+    """``computed`` counts the tokens whose keys and values are in the pool. Times are monotonic
+    seconds; ``cached_tokens`` and ``started_at`` are of the first start. ``order`` is the number
+    in the order of arrival, which the queue gives."""
 
     request_id: str
     token_ids: list[int]
     num_prompt: int
     sampling: Sampling
     counts: TokenCounts | None = None
+    priority: int = 0
+    tenant: str = ""
+    order: int = 0
+    cache_salt: str = ""
+    arrived: float = 0.0
+    deadline: float | None = None
+    started_at: float | None = None
+    started_told: bool = False
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     registered: int = 0
@@ -43,6 +53,11 @@ class Request:
             num_prompt=len(submit.prompt_ids),
             sampling=submit.sampling,
             counts=TokenCounts.wanted(submit.sampling, submit.prompt_ids, submit.output_ids),
+            priority=submit.priority,
+            tenant=submit.tenant,
+            cache_salt=submit.cache_salt,
+            arrived=submit.arrived,
+            deadline=None if submit.deadline_s is None else submit.arrived + submit.deadline_s,
         )
 
     def append(self, token_id: int) -> None:
@@ -75,6 +90,13 @@ class Request:
             return "stop"
         length = min(self.max_length, max_model_len)
         return "length" if len(self.token_ids) >= length else None
+
+    def take_started(self) -> Started | None:
+        """How the request began: once, for its first token."""
+        if self.started_at is None or self.started_told:
+            return None
+        self.started_told = True
+        return Started(max(0.0, self.started_at - self.arrived), self.cached_tokens)
 
     def drop_blocks(self, pool: BlockPool) -> None:
         """Give the blocks back; what they held must be computed again (preemption)."""

@@ -1,22 +1,27 @@
 """Which requests compute which tokens in the next step: continuous batching, chunked prefill.
 
-Running requests come first, oldest first, then waiting ones while the token budget, the number of
-sequences and the blocks last. A prompt longer than the budget is computed in chunks over several
-steps. When blocks run out, the youngest running request gives its blocks back and waits at the
-front of the queue; its tokens are computed again later, mostly from the prefix cache.
+Requests are taken in the order of their urgency (priority, then age) while the token budget, the
+number of sequences and the blocks last: running ones, and before those of a lower priority the
+waiting ones (waiting.py says who is next). A prompt longer than the budget is computed in chunks
+over several steps. When blocks run out, the last in that order gives its blocks back and waits; its
+tokens are computed again later, mostly from the prefix cache. It also gives way, blocks and place
+in the batch, to a waiting request of a higher priority.
 
 There is no deadlock: a request that could not run alone in an empty pool is refused at once, and
-the oldest running request is never preempted for another one.
+the first in the order is never stopped for another one. Priorities are strict: a low one waits for
+as long as higher ones keep the engine busy.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from bisect import insort
 from dataclasses import dataclass
 
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.prefix import extend_block_hashes
 from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.waiting import WaitingQueue, urgency
 
 
 @dataclass(slots=True)
@@ -42,8 +47,9 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
+        """By urgency."""
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
@@ -69,14 +75,15 @@ class Scheduler:
         return None
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def remove(self, request: Request) -> None:
-        """Take ``request`` out of its queue; its blocks are for its release to give back."""
+        """Take an ended ``request`` out; its blocks are for its release to give back."""
         if request in self.running:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
+        self.waiting.forget(request)
 
     def schedule(self, only: Request | None = None) -> list[Chunk]:
         """The chunks of the next step; empty only when nothing can run.
@@ -85,53 +92,61 @@ class Scheduler:
         failed batch is at fault).
         """
         if only is not None:
-            self.waiting.remove(only)
-            self.waiting.appendleft(only)
-            return self._admit(self.max_num_batched_tokens, limit=1)
-        preempted = self.preemptions_total
-        chunks = self._continue_running()
-        if self.preemptions_total > preempted:
-            return chunks  # blocks are short: who was just stopped must not take them again
-        budget = self.max_num_batched_tokens - sum(chunk.count for chunk in chunks)
-        return chunks + self._admit(budget, limit=self.max_num_seqs)
-
-    def _continue_running(self) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        budget = self.max_num_batched_tokens
-        index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            count = min(request.uncomputed, budget)
-            if self._reserve(request, count):
-                chunks.append(Chunk(request, count))
-                budget -= count
-                index += 1
-            else:
-                # The youngest may be this one; then it waits and the loop ends.
+            while (chunk := self._start(only, self.max_num_batched_tokens)) is None:
                 self.preempt(self.running[-1])
+            return [chunk]
+        chunks: list[Chunk] = []
+        stopped: list[Request] = []
+        budget = self.max_num_batched_tokens
+        index = 0  # those before it run and are scheduled
+        while budget > 0:
+            head = self.waiting.head()
+            if head in stopped:
+                head = None  # blocks are short: it must not take them again at once
+            turn = self.running[index] if index < len(self.running) else None
+            if head is not None and (turn is None or head.priority < turn.priority):
+                chunk = self._start(head, budget)
+            elif turn is not None:
+                chunk = self._go_on(turn, budget)
+            else:
+                break
+            if chunk is not None:
+                chunks.append(chunk)
+                budget -= chunk.count
+                index += 1
+            elif turn is not None:
+                stopped.append(self.running[-1])  # it may be the one whose turn it was
+                self.preempt(self.running[-1])
+            else:
+                break
         return chunks
 
-    def _admit(self, budget: int, limit: int) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        while self.waiting and budget > 0 and len(chunks) < limit:
-            if len(self.running) >= self.max_num_seqs:
-                break
-            request = self.waiting[0]
-            self._take_prefix(request)
-            count = min(request.uncomputed, budget)
-            if not self._reserve(request, count):
-                request.drop_blocks(self.pool)
-                if self.running and limit == 1:
-                    self.preempt(self.running[-1], behind=request)
-                    continue
-                break
-            self.waiting.popleft()
-            self.running.append(request)
-            self.prefix_query_tokens_total += len(request.token_ids)
-            self.prefix_hit_tokens_total += request.computed
-            chunks.append(Chunk(request, count))
-            budget -= count
-        return chunks
+    def _go_on(self, request: Request, budget: int) -> Chunk | None:
+        """The next chunk of a running request; None where blocks are missing."""
+        count = min(request.uncomputed, budget)
+        return self._chunk(request, count) if self._reserve(request, count) else None
+
+    def _start(self, request: Request, budget: int) -> Chunk | None:
+        """Move a waiting request to the running ones; None where place or blocks are missing."""
+        if len(self.running) >= self.max_num_seqs:
+            return None
+        self._take_prefix(request)
+        count = min(request.uncomputed, budget)
+        if not self._reserve(request, count):
+            request.drop_blocks(self.pool)
+            return None
+        self.waiting.remove(request)
+        insort(self.running, request, key=urgency)
+        self.prefix_query_tokens_total += len(request.token_ids)
+        self.prefix_hit_tokens_total += request.computed
+        if request.started_at is None:
+            request.started_at = time.monotonic()
+            request.cached_tokens = request.computed
+        return self._chunk(request, count)
+
+    def _chunk(self, request: Request, count: int) -> Chunk:
+        self.waiting.charge(request, count)
+        return Chunk(request, count)
 
     def _take_prefix(self, request: Request) -> None:
         """Share the blocks of the longest cached beginning; the last token is always computed."""
@@ -154,11 +169,11 @@ class Scheduler:
         request.block_ids += blocks
         return True
 
-    def preempt(self, request: Request, behind: Request | None = None) -> None:
-        """Stop a running request: it waits in front, or right ``behind`` the first waiting one."""
+    def preempt(self, request: Request) -> None:
+        """Stop a running request; it waits, ahead of new ones of its priority."""
         self.running.remove(request)
         request.drop_blocks(self.pool)
-        self.waiting.insert(0 if behind is None else 1, request)
+        self.waiting.put_back(request)
         self.preemptions_total += 1
 
     def computed(self, chunk: Chunk) -> None:

@@ -45,7 +45,7 @@ def queues_match_requests(engine: Engine, _: Ledger) -> list[str]:
     scheduler = engine.scheduler
     queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
     if queued == Counter(engine.requests.keys()):
-        return []
+        return scheduler.waiting.problems()
     return [f"{queued.total()} requests are queued, {len(engine.requests)} are known"]
 
 

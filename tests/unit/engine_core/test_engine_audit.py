@@ -36,7 +36,8 @@ DAMAGE: list[tuple[Callable[[Engine], Any], set[str]]] = [
     (lambda e: e.pool._free.pop(), {"kv_blocks_add_up"}),
     (lambda e: e.pool.allocate(1), {"kv_references_match", "idle_holds_no_block"}),
     (lambda e: e.pool.prefix._order.update({b"ghost": None}), {"prefix_cache_keys_equal"}),
-    (lambda e: e.scheduler.waiting.append(e.make_request(SUBMIT)), {"queues_match_requests"}),
+    (lambda e: e.scheduler.add(e.make_request(SUBMIT)), {"queues_match_requests"}),
+    (lambda e: e.scheduler.waiting.computed.update(gone=3), {"queues_match_requests"}),
 ]
 SUBMIT: Any = None
 
@@ -50,7 +51,6 @@ def test_each_rule_finds_its_damage(
     engine = make_engine()
     kept = damage(engine)
     found = rules_hit(engine)
-    engine.scheduler.waiting.clear()
     assert found == rules, kept
 
 

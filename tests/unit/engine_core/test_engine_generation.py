@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,28 @@ def test_a_failing_request_leaves_its_neighbours(
     assert tokens == {name: expected[name] for name in good}
     assert [(d.request_id, d.reason) for d in dropped] == [("poison", "error")]
     assert "this prompt breaks the model" in dropped[0].message
+
+
+def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers: Any) -> None:
+    engine = make_engine(seqs=1)
+    for name, deadline_s in (("runs", 5.0), ("waits", 6.0), ("patient", 60.0)):
+        submit = helpers.submit(name, [ord(name[0])] * 9, 20)
+        submit.arrived, submit.deadline_s = time.monotonic(), deadline_s
+        engine.submit(submit)
+    (started,) = [token.started for token in engine.step().tokens]
+    assert 0 <= started.queued_s < 5
+    assert started.cached_tokens == 0
+    assert engine.expire(time.monotonic() + 4) == []
+    dropped = engine.expire(time.monotonic() + 7)
+    assert [(d.request_id, d.reason) for d in dropped] == [
+        ("runs", "deadline"),
+        ("waits", "deadline"),
+    ]
+    assert ["after 1 tokens" in d.message for d in dropped] == [True, False]
+    assert list(helpers.finish(engine)) == ["patient"]
+    late = helpers.submit("late", [5] * 9, 20)
+    late.arrived, late.deadline_s = time.monotonic() - 9, 8.0
+    engine.submit(late)
+    time.sleep(0.06)  # deadlines are looked at this often
+    assert [d.request_id for d in engine.step().dropped] == ["late"]
+    assert not engine.has_work

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +20,22 @@ def make(blocks: int, seqs: int = 4, budget: int = 16, length: int = 64) -> Sche
     return Scheduler(BlockPool(blocks, BLOCK), seqs, budget, length)
 
 
-def request(name: str, prompt: list[int], max_tokens: int) -> Request:
-    return Request.of(Submit(name, prompt, Sampling(max_tokens=max_tokens)))
+def request(name: str, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
+    return Request.of(Submit(name, prompt, Sampling(max_tokens=max_tokens), **fields))
+
+
+def starts(scheduler: Scheduler, steps: int = 500) -> list[str]:
+    """Work off what is queued; the names in the order of their first start."""
+    order: list[str] = []
+    for _ in range(steps):
+        chunks = scheduler.schedule()
+        if not chunks:
+            break
+        order += [c.request.request_id for c in chunks if c.request.request_id not in order]
+        advance(scheduler, chunks)
+    assert not scheduler.running
+    assert not len(scheduler.waiting)
+    return order
 
 
 def advance(scheduler: Scheduler, chunks: list[Chunk]) -> list[Request]:
@@ -58,7 +74,7 @@ def test_every_request_that_can_run_finishes(
             expected.add(item.request_id)
     done: set[str] = set()
     for _ in range(20_000):
-        if not scheduler.running and not scheduler.waiting:
+        if not scheduler.running and not len(scheduler.waiting):
             break
         chunks = scheduler.schedule()
         assert chunks, "work is left and nothing was scheduled"
@@ -112,10 +128,66 @@ def test_the_youngest_is_preempted_and_the_oldest_never() -> None:
     for name in ("old", "young"):
         scheduler.add(request(name, [ord(name[0])] * 8, 14))
     order = []
-    while scheduler.running or scheduler.waiting:
+    while scheduler.running or len(scheduler.waiting):
         order += [ended.request_id for ended in advance(scheduler, scheduler.schedule())]
     assert order == ["old", "young"]
     assert scheduler.preemptions_total >= 1
+
+
+def test_a_higher_priority_goes_first_and_takes_place_and_blocks() -> None:
+    scheduler = make(blocks=6, seqs=2, budget=64)
+    for name in ("low", "lower"):
+        scheduler.add(request(name, [ord(name[-1])] * 8, 8, priority=len(name)))
+    advance(scheduler, scheduler.schedule())
+    scheduler.add(request("high", [7] * 16, 4, priority=-1))
+    chunks = scheduler.schedule()
+    assert [chunk.request.request_id for chunk in chunks] == ["high"]
+    assert sorted(r.request_id for r in scheduler.waiting) == ["low", "lower"]
+    advance(scheduler, chunks)
+    assert starts(scheduler)[:2] == ["high", "low"]
+
+
+def test_a_long_prefill_of_low_priority_gives_the_budget_to_a_higher_one() -> None:
+    scheduler = make(blocks=32, budget=8)
+    scheduler.add(request("low", list(range(60)), 2, priority=1))
+    advance(scheduler, scheduler.schedule())
+    scheduler.add(request("high", [9] * 5, 2))
+    counts = [(chunk.request.request_id, chunk.count) for chunk in scheduler.schedule()]
+    assert counts == [("high", 5), ("low", 3)]
+
+
+def test_a_tenant_with_a_long_queue_lets_the_others_in() -> None:
+    scheduler = make(blocks=64, seqs=1, budget=64)
+    for number in range(8):
+        scheduler.add(request(f"big-{number}", [number] * 8, 4, tenant="big"))
+    advance(scheduler, scheduler.schedule())
+    for number in range(2):
+        scheduler.add(request(f"small-{number}", [40 + number] * 8, 4, tenant="small"))
+    order = starts(scheduler)
+    assert order[:4] == ["big-0", "small-0", "big-1", "small-1"]
+    assert scheduler.waiting.computed == {}
+
+
+def test_tenants_share_tokens_and_not_requests() -> None:
+    scheduler = make(blocks=64, seqs=1, budget=64)
+    for number in range(12):
+        scheduler.add(request(f"long-{number}", [number] * 30, 1, tenant="long"))
+        scheduler.add(request(f"short-{number}", [50 + number] * 10, 1, tenant="short"))
+    first = starts(scheduler)[:12]
+    assert 2.5 <= sum(n.startswith("short") for n in first) / sum(
+        n.startswith("long") for n in first
+    ) <= 3.5  # fmt: skip
+
+
+def test_a_salt_keeps_the_prefix_cache_apart() -> None:
+    scheduler = make(blocks=32, budget=64)
+    hits = []
+    for salt in ("", "a", "a", "b", ""):
+        scheduler.add(request("r", list(range(13)), 1, cache_salt=salt))
+        hits.append(scheduler.schedule()[0].request.computed)
+        (running,) = scheduler.running
+        advance(scheduler, [Chunk(running, running.uncomputed)])
+    assert hits == [0, 0, 12, 0, 12]
 
 
 @pytest.mark.parametrize(
