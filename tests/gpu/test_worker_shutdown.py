@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,13 +57,14 @@ def success(lifecycle: Lifecycle) -> None:
 
 def forward_error(lifecycle: Lifecycle) -> None:
     engine = lifecycle.start()
-    model = engine.runner.model
+    model: Any = engine.runner.model
+    forward = model.forward
 
-    def fails(**arguments: object) -> object:
-        kept = model(**arguments)
-        raise RuntimeError(f"broken forward after {kept.logits.shape}")
+    def fails(*arguments: object) -> object:
+        kept = forward(*arguments)
+        raise RuntimeError(f"broken forward after {kept.shape}")
 
-    engine.runner.model = fails
+    model.forward = fails
     engine.submit(Submit("r", [5] * 9, Sampling(max_tokens=4)))
     assert "broken forward" in engine.step().dropped[0].message
 

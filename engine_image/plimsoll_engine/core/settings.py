@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
+from plimsoll_engine.models.transformers_model import kv_shape
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 BLOCK_SIZE = 16
@@ -25,13 +26,6 @@ class Settings(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
-
-
-def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """Bytes that one token's keys and values take over all layers."""
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * dim * dtype.itemsize)
 
 
 def resolve(asked: WorkerConfig, config: Any, dtype: torch.dtype, device: torch.device) -> Settings:
@@ -58,7 +52,7 @@ def resolve(asked: WorkerConfig, config: Any, dtype: torch.dtype, device: torch.
     num_blocks = asked.num_blocks
     if num_blocks is None:
         room = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_FRACTION) if cuda else CPU_KV_BYTES
-        num_blocks = min(room // (kv_bytes_per_token(config, dtype) * block_size), useful)
+        num_blocks = min(room // (kv_shape(config).bytes_per_token(dtype) * block_size), useful)
     if num_blocks * block_size < max_model_len:
         if asked.max_model_len is not None and asked.num_blocks is None:
             raise SettingsError(

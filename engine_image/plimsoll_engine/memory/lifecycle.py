@@ -12,9 +12,7 @@ import contextlib
 import gc
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,6 +25,7 @@ from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.warmup import warm_up
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
+from plimsoll_engine.models.interface import Model
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 GC_THRESHOLDS = (20_000, 50, 1_000)
@@ -45,7 +44,7 @@ class Lifecycle:
         self.settings: sizes.Settings | None = None
         self.engine: Engine | None = None
         self.device_baseline: int | None = None
-        self._model: Any = None
+        self._model: Model | None = None
         self._runner: Runner | None = None
         self._thresholds: tuple[int, int, int] | None = None
 
@@ -89,9 +88,10 @@ class Lifecycle:
     def _register_owners(self) -> None:
         assert self.engine is not None
         assert self.device is not None
+        assert self._model is not None
         tensors = MemoryKind.DEVICE if self.device.type == "cuda" else MemoryKind.HOST
         runner, pool = self.engine.runner, self.engine.pool
-        weights = sum(tensor.nbytes for tensor in _tensors(self._model))
+        weights = sum(tensor.nbytes for tensor in self._model.parameters_by_name().values())
         self.ledger.register("weights", tensors, lambda: weights, weights)
         self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes)
         self.ledger.register(
@@ -117,7 +117,7 @@ class Lifecycle:
             self._runner.close()
             self._runner = None
         if self._model is not None:
-            empty(self._model)
+            self._model.close()
             self._model = None
         if has_compiled():
             torch.compiler.reset()
@@ -139,18 +139,6 @@ def has_compiled() -> bool:
     the whole compiler: 2 s of every restart."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
-
-
-def _tensors(model: Any) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-
-
-def empty(model: Any) -> None:
-    """Take every tensor out of ``model``, so that no reference to a module keeps weights alive."""
-    for module in model.modules():
-        module._parameters.clear()
-        module._buffers.clear()
 
 
 def device_baseline(device: torch.device) -> int | None:

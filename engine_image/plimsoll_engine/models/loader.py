@@ -1,4 +1,8 @@
-"""A model from a local folder, by transformers, with our attention."""
+"""A model from a local folder: our own decoder where it knows the architecture, else transformers'.
+
+Whoever lends the weights to the model takes the steps one by one: :func:`build` on the meta device,
+:func:`bind` to tensors of its own, :func:`fill` them from the files.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,21 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plimsoll_engine.models import paged_attention
+from plimsoll_engine.models import decoder, rope, transformers_model
+from plimsoll_engine.models.checkpoint import LoadError as LoadError
+from plimsoll_engine.models.checkpoint import check_files, opened, weight_files
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.interface import Model
+from plimsoll_engine.models.transformers_model import TransformersModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class LoadError(Exception):
-    """The checkpoint cannot be served; the message names the file, tensor or field."""
+NOT_READ = (".rotary_emb.inv_freq",)
+"""Names' ends in old checkpoints that hold what the config says."""
+NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Rotations that change with the longest sequence of a batch: no cache of keys can follow."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -41,11 +50,11 @@ def load_config(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LoadError(f"{path}: {error}") from None
-    for field in ("num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+    for field in NEEDED:
         if not isinstance(getattr(config, field, None), int):
             raise LoadError(f"{path}: field {field} is missing; not a decoder-only model's config")
-    if "sliding_attention" in (getattr(config, "layer_types", None) or []):
-        raise LoadError(f"{path}: field layer_types: sliding_attention is not supported")
+    if (kind := rope.rope_type(config)) in LENGTH_DEPENDENT:
+        raise LoadError(f"{path}: field rope_parameters.rope_type: {kind} is not supported")
     return config
 
 
@@ -60,20 +69,86 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
 
 
-def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """The model on ``device``, in evaluation mode, every tensor from the checkpoint's files."""
-    paged_attention.register()
+def build(folder: Path, config: Any, dtype: torch.dtype) -> Decoder | None:
+    """Our decoder with its tensors on the meta device; None where only transformers has the model.
+
+    ``folder`` is for messages. Raises :class:`LoadError`.
+    """
+    if not decoder.supports(config):
+        return None
+    try:
+        return Decoder(config, dtype)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise LoadError(f"{folder / 'config.json'}: {error}") from None
+
+
+def bind(model: Decoder, tensors: dict[str, torch.Tensor]) -> None:
+    """Make ``model`` compute with ``tensors``, which keep their memory; ValueError names one that
+    does not fit ``model.parameters_by_name()``."""
+    model.bind(tensors)
+
+
+def fill(model: Decoder, folder: Path) -> None:
+    """Copy the checkpoint's tensors from their mapped files straight into the model's own.
+
+    Raises :class:`LoadError` for tensors that are missing, of another shape or of no model.
+    """
+    targets = {
+        source: target
+        for name, tensor in model.parameters_by_name().items()
+        for (source, rows), target in zip(
+            model.parts[name].sources,
+            torch.split(tensor, [rows for _, rows in model.parts[name].sources]),
+            strict=True,
+        )
+    }
+    ignored = {"lm_head.weight"} if model.spec.tied else set()
+    missing, unexpected, mismatched = set(targets), [], []
+    for path in weight_files(folder):
+        with opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                target = targets.get(name)
+                if target is None:
+                    if name not in ignored and not name.endswith(NOT_READ):
+                        unexpected.append(name)
+                    continue
+                missing.discard(name)
+                shape = tuple(file.get_slice(name).get_shape())
+                if shape != tuple(target.shape):
+                    mismatched.append(_shapes(name, shape, tuple(target.shape)))
+                    continue
+                target.copy_(file.get_tensor(name))
+    _complain(folder, missing=missing, mismatched=mismatched, unexpected=unexpected)
+
+
+def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Model:
+    """The model on ``device``, every tensor from the checkpoint's files."""
+    model = build(folder, config, dtype)
+    if model is None:
+        return _load_transformers(folder, config, dtype, device)
+    tensors = model.parameters_by_name()
+    bind(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
+    try:
+        fill(model, folder)
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def _load_transformers(
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device
+) -> TransformersModel:
+    transformers_model.register()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if not list(folder.glob("*.safetensors")):
-        raise LoadError(f"{folder}: no *.safetensors file; weights in other formats are not read")
-    _check_files(folder)
+    check_files(folder)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        module, info = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=paged_attention.NAME,
+            attn_implementation=transformers_model.NAME,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
@@ -81,25 +156,23 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise LoadError(f"{folder}: {error}") from None
-    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        found = info.get(kind) or ()
-        # A mismatched one is (name, shape in the file, shape in the model).
-        if names := sorted(key if isinstance(key, str) else _shapes(*key) for key in found):
+    # A mismatched one is (name, shape in the file, shape in the model).
+    _complain(
+        folder,
+        missing=info.get("missing_keys") or (),
+        mismatched=[_shapes(*key) for key in info.get("mismatched_keys") or ()],
+        unexpected=info.get("unexpected_keys") or (),
+    )
+    module.requires_grad_(False)
+    return TransformersModel(module.eval().to(device))
+
+
+def _complain(folder: Path, **wrong: Any) -> None:
+    for kind, found in wrong.items():
+        if names := sorted(found):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-            raise LoadError(f"{folder}: {len(names)} {kind.replace('_keys', ' tensors')}: {shown}")
-    model.requires_grad_(False)
-    return model.eval().to(device)
+            raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
 
 
 def _shapes(name: str, in_file: object, in_model: object) -> str:
     return f"{name} is {in_file} in the file and {in_model} in the model"
-
-
-def _check_files(folder: Path) -> None:
-    """Read each weights file's header, so that the error of a broken one names it."""
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise LoadError(f"{path}: {error}") from None

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from plimsoll_engine.core import settings as sizes
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_engine.models.transformers_model import kv_shape
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 CPU = torch.device("cpu")
@@ -119,4 +120,4 @@ def test_sizes_follow_from_the_model_and_the_pool(tiny_checkpoint: Path) -> None
     config = WorkerConfig(str(tiny_checkpoint), "/x", "/x", num_blocks=10, block_size=8)
     found = sizes.resolve(config, model, torch.float32, CPU)
     assert (found.num_blocks, found.max_model_len) == (10, 80)
-    assert sizes.kv_bytes_per_token(model, torch.float32) == 2 * 4 * 2 * 16 * 4
+    assert kv_shape(model).bytes_per_token(torch.float32) == 2 * 4 * 2 * 16 * 4

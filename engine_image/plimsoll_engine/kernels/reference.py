@@ -1,0 +1,160 @@
+"""The operations in plain torch: what a CPU runs, and what every kernel is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from plimsoll_engine.models.interface import StepPlan
+
+
+@dataclass(slots=True)
+class Prefill:
+    """Rows ``start`` to ``stop`` of a step are the newest tokens of a context at ``slots``."""
+
+    start: int
+    stop: int
+    slots: torch.Tensor
+
+
+@dataclass(slots=True)
+class Gather:
+    """The slots of every context, and who may see which, once a step for all layers."""
+
+    decode_slots: torch.Tensor
+    prefills: list[Prefill]
+    masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+
+
+class ReferenceOps:
+    """See :class:`plimsoll_engine.kernels.interface.Ops`."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        angles = positions.float().unsqueeze(-1) * inverse
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotary: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        plan: StepPlan,
+        layer: int,
+    ) -> torch.Tensor:
+        kv_heads, dim = plan.keys.shape[2:]
+        heads = qkv.shape[1] // dim - 2 * kv_heads
+        query, key, value = torch.split(
+            qkv.view(len(qkv), -1, dim), [heads, kv_heads, kv_heads], dim=1
+        )
+        if norms is not None:
+            query = self.rms_norm(query, norms[0], eps)
+            key = self.rms_norm(key, norms[1], eps)
+        self.store(rotate(key, rotary), value, plan, layer)
+        return rotate(query, rotary)
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
+        plan.keys[layer].index_copy_(0, plan.write_slots, key)
+        plan.values[layer].index_copy_(0, plan.write_slots, value)
+
+    def attend(
+        self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
+    ) -> torch.Tensor:
+        if plan.derived is None:
+            plan.derived = gather(plan)
+        parts = []
+        if plan.decodes:
+            parts.append(_decode(query[: plan.decodes], plan, layer, scale, window))
+        for number in range(len(plan.derived.prefills)):
+            parts.append(_prefill(query, plan, layer, number, scale, window))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return silu(gate) * up
+
+
+def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
+    """Rotate the halves of ``x`` [tokens, heads, dim] (RoFormer, in the layout of Llama's
+    checkpoints) by ``rotary`` [tokens, dim]."""
+    cos, sin = rotary.unsqueeze(1).chunk(2, dim=-1)
+    left, right = x.float().chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
+
+
+def gather(plan: StepPlan) -> Gather:
+    """What :meth:`ReferenceOps.attend` reads in every layer of this step."""
+    contexts, starts = plan.contexts.tolist(), plan.starts.tolist()
+    offsets = torch.arange(plan.block_size, device=plan.tables.device)
+    slots = (plan.tables.long().unsqueeze(-1) * plan.block_size + offsets).flatten(1)
+    widest = max(contexts[: plan.decodes], default=0)
+    prefills = [
+        Prefill(starts[row], starts[row + 1], slots[row, : contexts[row]])
+        for row in range(plan.decodes, len(contexts))
+    ]
+    return Gather(slots[: plan.decodes, :widest], prefills)
+
+
+def _mask(
+    plan: StepPlan, number: int, newest: torch.Tensor, length: int, window: int | None
+) -> torch.Tensor:
+    """True where row i, whose own position is ``newest[i]``, sees token j of ``length``."""
+    masks = plan.derived.masks
+    mask: torch.Tensor | None = masks.get((number, window))
+    if mask is None:
+        context, newest = torch.arange(length, device=newest.device), newest.unsqueeze(-1)
+        mask = context <= newest
+        if window is not None:
+            mask &= context > newest - window
+        masks[number, window] = mask
+    return mask
+
+
+def _decode(
+    query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
+) -> torch.Tensor:
+    rows, heads, dim = query.shape
+    slots = plan.derived.decode_slots
+    keys, values = plan.keys[layer], plan.values[layer]
+    kv_heads = keys.shape[1]
+    mask = _mask(plan, -1, plan.contexts[: plan.decodes] - 1, slots.shape[1], window)
+    # The query heads that share a kv head become query rows of it: no key is copied per head.
+    out = scaled_dot_product_attention(
+        query.reshape(rows, kv_heads, heads // kv_heads, dim),
+        keys[slots].transpose(1, 2),
+        values[slots].transpose(1, 2),
+        attn_mask=mask[:, None, None, :],
+        scale=scale,
+    )
+    return out.reshape(rows, heads, dim)
+
+
+def _prefill(
+    query: torch.Tensor, plan: StepPlan, layer: int, number: int, scale: float, window: int | None
+) -> torch.Tensor:
+    prefill: Prefill = plan.derived.prefills[number]
+    keys, values = plan.keys[layer], plan.values[layer]
+    groups = query.shape[1] // keys.shape[1]
+    length, new = len(prefill.slots), prefill.stop - prefill.start
+    newest = torch.arange(length - new, length, device=query.device)
+    out = scaled_dot_product_attention(
+        query[prefill.start : prefill.stop].transpose(0, 1).unsqueeze(0),
+        keys[prefill.slots].transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
+        values[prefill.slots].transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
+        attn_mask=_mask(plan, number, newest, length, window),
+        scale=scale,
+    )
+    return out[0].transpose(0, 1)

@@ -1,0 +1,250 @@
+"""Llama, Mistral, Qwen2 and Qwen3 (dense): one decoder, written for the paged KV pool.
+
+The four differ in biases, in Qwen3's norms of queries and keys, and in rotation and window. Query,
+key and value projections are one matrix, gate and up projections another, so that a layer is four
+matrix products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, linear
+
+from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.interface import Ops
+from plimsoll_engine.models import rope
+from plimsoll_engine.models.interface import KVShape, StepPlan
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The sizes and switches of one decoder."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    dim: int
+    vocabulary: int
+    eps: float
+    tied: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, config: Any) -> Spec:
+        """What a transformers config of the :data:`FAMILY` says."""
+        attention_bias = bool(getattr(config, "attention_bias", False))
+        qwen2 = config.model_type == "qwen2"
+        return cls(
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            dim=getattr(config, "head_dim", None)
+            or config.hidden_size // config.num_attention_heads,
+            vocabulary=config.vocab_size,
+            eps=config.rms_norm_eps,
+            tied=bool(config.tie_word_embeddings),
+            qkv_bias=qwen2 or attention_bias,
+            out_bias=not qwen2 and attention_bias,
+            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            qk_norm=config.model_type == "qwen3",
+            windows=tuple(_windows(config)),
+        )
+
+
+def _windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer. Only Mistral's config means it without ``layer_types``."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        mistral = config.model_type == "mistral"
+        return [window if mistral else None] * int(config.num_hidden_layers)
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def supports(config: Any) -> bool:
+    """Whether :class:`Decoder` computes this config exactly."""
+    return (
+        config.model_type in FAMILY
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and rope.rope_type(config) in rope.KNOWN
+        and (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of the model: the checkpoint's tensors that lie in it one after the other, with
+    the rows of each, and its shape."""
+
+    sources: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...]
+
+
+def parts(spec: Spec) -> dict[str, Part]:
+    """Every tensor of the model by its name here."""
+
+    def whole(source: str, *shape: int) -> Part:
+        return Part(((source, shape[0]),), shape)
+
+    found = {
+        "embed": whole("model.embed_tokens.weight", spec.vocabulary, spec.hidden),
+        "norm": whole("model.norm.weight", spec.hidden),
+    }
+    if not spec.tied:
+        found["head"] = whole("lm_head.weight", spec.vocabulary, spec.hidden)
+    query, kv = spec.heads * spec.dim, spec.kv_heads * spec.dim
+    matrices = {
+        "qkv": (
+            (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)),
+            spec.hidden,
+            spec.qkv_bias,
+        ),
+        "out": ((("self_attn.o_proj", spec.hidden),), query, spec.out_bias),
+        "gate_up": (
+            (("mlp.gate_proj", spec.intermediate), ("mlp.up_proj", spec.intermediate)),
+            spec.hidden,
+            spec.mlp_bias,
+        ),
+        "down": ((("mlp.down_proj", spec.hidden),), spec.intermediate, spec.mlp_bias),
+    }
+    for layer in range(spec.layers):
+        theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
+        for name, size in (("attention_norm", spec.hidden), ("mlp_norm", spec.hidden)):
+            source = "input_layernorm" if name == "attention_norm" else "post_attention_layernorm"
+            found[ours + name] = whole(f"{theirs}{source}.weight", size)
+        if spec.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                found[ours + name] = whole(f"{theirs}self_attn.{name}.weight", spec.dim)
+        for name, (sources, columns, bias) in matrices.items():
+            rows = sum(count for _, count in sources)
+            for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
+                if kind == "weight" or bias:
+                    named = tuple((f"{theirs}{source}.{kind}", count) for source, count in sources)
+                    found[ours + name + ("_bias" if kind == "bias" else "")] = Part(named, shape)
+    return found
+
+
+@dataclass(slots=True)
+class Layer:
+    """The tensors of one layer, by the names in :func:`parts`."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    out: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    qkv_bias: torch.Tensor | None = None
+    out_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+    @property
+    def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return self.q_norm, self.k_norm
+
+
+class Decoder:
+    """See :class:`plimsoll_engine.models.interface.Model`. New ones have their tensors on meta."""
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        self.spec = spec = Spec.of(config)
+        self.parts = parts(spec)
+        self.kv = KVShape(spec.layers, spec.kv_heads, spec.dim)
+        self._inverse = rope.inverse_frequencies(config, spec.dim)
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._layers: list[Layer] = []
+        self._ops: Ops = ops_for(torch.device("meta"))
+        self.bind(
+            {
+                name: torch.empty(part.shape, dtype=dtype, device="meta")
+                for name, part in self.parts.items()
+            }
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self._tensors["embed"].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._tensors["embed"].dtype
+
+    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+        return dict(self._tensors)
+
+    def bind(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Compute with ``tensors``, one for each name, of the same shape and one dtype and device.
+
+        ValueError names the first that does not fit.
+        """
+        if odd := sorted(tensors.keys() ^ self.parts.keys()):
+            raise ValueError(f"tensor {odd[0]}: missing or not of this model")
+        embed = tensors["embed"]
+        for name, tensor in tensors.items():
+            if tuple(tensor.shape) != self.parts[name].shape:
+                raise ValueError(
+                    f"tensor {name}: is {list(tensor.shape)}, must be {self.parts[name].shape}"
+                )
+            if (tensor.dtype, tensor.device) != (embed.dtype, embed.device):
+                raise ValueError(f"tensor {name}: is {tensor.dtype} on {tensor.device}")
+        self._tensors = dict(tensors)
+        self._layers = []
+        for layer in range(self.spec.layers):
+            prefix = f"layers.{layer}."
+            own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+            self._layers.append(Layer(**own))
+        self._ops = ops_for(embed.device)
+        if embed.device.type != "meta":
+            self._inverse = self._inverse.to(embed.device)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return embedding(ids, self._tensors["embed"])
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return linear(hidden, self._tensors["embed" if self.spec.tied else "head"])
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: StepPlan,
+        embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        ops, spec = self._ops, self.spec
+        scale = spec.dim**-0.5
+        rotary = ops.rotary(positions, self._inverse)
+        residual = self.embed(ids) if embeds is None else embeds.clone()
+        x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
+        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._tensors["norm"]]
+        for index, layer in enumerate(self._layers):
+            qkv = linear(x, layer.qkv, layer.qkv_bias)
+            query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
+            x = ops.attend(query, plan, index, scale, spec.windows[index]).flatten(1)
+            x = linear(x, layer.out, layer.out_bias)
+            x = ops.add_rms_norm(x, residual, layer.mlp_norm, spec.eps)
+            x = ops.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+            x = linear(x, layer.down, layer.down_bias)
+            x = ops.add_rms_norm(x, residual, norms[index], spec.eps)
+        return x
+
+    def close(self) -> None:
+        self._tensors = {}
+        self._layers = []
