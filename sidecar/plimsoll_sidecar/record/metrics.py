@@ -128,6 +128,8 @@ class Metrics:
         self._known_at: dict[str, float] = {}
         self._cpu_seen = 0.0
         self._process = psutil.Process()
+        for kind in Kind:
+            self._incidents.labels(kind.value)  # from 0 on, so that the first one is an increase
         self.journal(True)
         self.config(True)
 

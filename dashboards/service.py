@@ -1,0 +1,96 @@
+"""One service: where its memory is, the budget line, the load, what was done and what it gave."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards.annotations import remediations
+from dashboards.panels import (
+    BYTES,
+    COUNT,
+    FULL,
+    HALF,
+    SECONDS,
+    SHARE,
+    THIRD,
+    bars,
+    board,
+    lines,
+)  # fmt: skip
+
+AT = 'namespace=~"$namespace",service=~"$service",pod=~"$pod"'
+
+
+def service() -> Dashboard:
+    made = board("service", "Service", "One service.", "namespace", "service", "pod")
+    for kind, name in (("host", "Host"), ("device", "Device")):
+        made.with_panel(_segments(kind, name))
+    return (
+        made.with_panel(bars("Leak budget", SHARE, "Share that is spent, by replica.",
+                             (f"plimsoll_memory_budget_consumed_ratio{{{AT}}}",
+                              "{{pod}} {{kind}}"), width=THIRD))
+        .with_panel(lines("Leak budget over time", SHARE, "1 is the whole budget.",
+                          (f"plimsoll_memory_budget_consumed_ratio{{{AT}}}", "{{pod}} {{kind}}"),
+                          width=THIRD))
+        .with_panel(lines("Time to exhaustion", SECONDS, "Absent while nothing grows.",
+                          (f"plimsoll_memory_budget_exhaustion_seconds{{{AT}}}",
+                           "{{pod}} {{kind}}"), width=THIRD))
+        .with_panel(lines("Requests", COUNT, "Load, beside the memory.",
+                          (f"sum(plimsoll_engine_num_requests_running{{{AT}}})", "running"),
+                          (f"sum(plimsoll_engine_num_requests_waiting{{{AT}}})", "waiting"),
+                          (f"sum(plimsoll_engine_num_requests_inflight{{{AT}}})", "in flight")))
+        .with_panel(lines("Remediations", COUNT, "By action and outcome.",
+                          ("sum by (action, outcome) "
+                           f"(increase(plimsoll_remediations_total{{{AT}}}[$__rate_interval]))",
+                           "{{action}} {{outcome}}")))
+        .with_panel(lines("Returned", BYTES, "Memory that came back, by what ended the incident.",
+                          ("sum by (action, kind) "
+                           f"(plimsoll_remediation_returned_bytes_total{{{AT}}})",
+                           "{{action}} {{kind}}"), width=THIRD))
+        .with_panel(lines("Restart pause", SECONDS,
+                          "Mean duration of an action; of a worker restart, the streams' wait.",
+                          ("sum by (action) "
+                           f"(plimsoll_remediation_duration_seconds_sum{{{AT}}})"
+                           " / sum by (action) "
+                           f"(plimsoll_remediation_duration_seconds_count{{{AT}}})",
+                           "{{action}}"), width=THIRD))
+        .with_panel(lines("Restarts left", COUNT, "Of the restart budget, by replica.",
+                          (f"plimsoll_restart_budget_remaining{{{AT}}}", "{{pod}}"), width=THIRD))
+        .with_panel(lines("Incidents ended", COUNT, "By how they ended.",
+                          ("sum by (kind, phase, outcome) "
+                           f"(plimsoll_incidents_ended_total{{{AT}}})",
+                           "{{kind}} {{phase}} {{outcome}}"), width=THIRD))
+        .with_panel(lines("Wait for the restart slot", SECONDS, "Mean wait of an incident.",
+                          (f"sum(plimsoll_restart_slot_wait_seconds_sum{{{AT}}}) / "
+                           f"(sum(plimsoll_restart_slot_wait_seconds_count{{{AT}}}) > 0)", "mean"),
+                          width=THIRD))
+        .with_panel(lines("Unknown signals", SHARE, "Share of samples without the signal.",
+                          ("sum by (signal) (rate(plimsoll_signal_unknown_samples_total"
+                           f"{{{AT}}}[$__rate_interval])) / ignoring(signal) group_left "
+                           f"sum(rate(plimsoll_supervisor_samples_total{{{AT}}}"
+                           "[$__rate_interval]))", "{{signal}}"), width=THIRD))
+        .with_panel(lines("Supervisor: memory", BYTES, "What supervision costs each replica.",
+                          (f"plimsoll_supervisor_resident_memory_bytes{{{AT}}}",
+                           "{{pod}} {{process}}"), width=HALF))
+        .with_panel(lines("Supervisor: processor", COUNT, "Cores in use by each supervisor.",
+                          (f"rate(plimsoll_supervisor_cpu_seconds_total{{{AT}}}"
+                           "[$__rate_interval])", "{{pod}}"), width=HALF))
+        .annotation(remediations(AT))
+    )  # fmt: skip
+
+
+def _segments(kind: str, name: str):  # type: ignore[no-untyped-def]
+    at = f'{AT},kind="{kind}"'
+    level = (
+        f"max(plimsoll_memory_baseline_bytes{{{at}}}) + max(plimsoll_memory_budget_bytes{{{at}}})"
+    )
+    return lines(
+        f"{name} memory by segment",
+        BYTES,
+        "The fullest replica's segments, stacked, against its baseline and baseline plus budget.",
+        (f"max by (segment) (plimsoll_memory_segment_bytes{{{at}}})", "{{segment}}"),
+        (f"max(plimsoll_memory_baseline_bytes{{{at}}})", "baseline"),
+        (level, "budget"),
+        width=FULL,
+        stacked=True,
+    )

@@ -1,0 +1,85 @@
+"""Dashboards and alerts: generated, parsed by promtool, made of metrics that the code exposes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dashboards import generate
+from docs.tools import metrics
+from tests.unit.dashboards import queries
+
+RULES_TEST = Path(__file__).with_name("alerts_test.yaml")
+
+
+def promtool(*arguments: str) -> str:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing: apt-get install prometheus")
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_files_are_what_the_code_says() -> None:
+    assert generate.drift() == [], "run: python -m dashboards.generate"
+
+
+def test_every_query_is_parsed_by_prometheus(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"query:{index}", "expr": query}
+        for index, (_, query) in enumerate(queries.every())
+    ]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in promtool("check", "rules", str(file))
+    assert len(rules) > 60
+
+
+def test_every_metric_in_a_query_exists_in_the_code() -> None:
+    known = {name for family in metrics.every() for name in family.series}
+    for where, query in queries.every():
+        assert set(queries.METRIC.findall(query)) <= known, where
+
+
+def test_every_supervisor_and_engine_metric_with_a_meaning_for_people_is_shown() -> None:
+    shown = {name for _, query in queries.every() for name in queries.METRIC.findall(query)}
+    hidden = {
+        "plimsoll_engine_injections_info", "plimsoll_supervisor_sample_seconds",
+        "plimsoll_supervisor_journal_writable", "plimsoll_supervisor_config_valid",
+        "plimsoll_supervisor_publish_backlog",
+    }  # fmt: skip
+    for family in metrics.every():
+        assert family.name in hidden or shown & {*family.series}, family.name
+
+
+def test_rules_fire_and_stay_quiet() -> None:
+    promtool("check", "rules", str(queries.FOLDER / "alerts.yaml"))
+    promtool("test", "rules", str(RULES_TEST))
+    cases = yaml.safe_load(RULES_TEST.read_text())["tests"]
+    tested: dict[str, set[bool]] = {}
+    for case in cases:
+        for one in case["alert_rule_test"]:
+            tested.setdefault(one["alertname"], set()).add(bool(one["exp_alerts"]))
+    assert tested == {str(rule["alert"]): {True, False} for rule in queries.alerts()}
+
+
+def test_every_alert_says_what_to_do() -> None:
+    for rule in queries.alerts():
+        notes, name = rule["annotations"], str(rule["alert"])
+        assert isinstance(notes, dict)
+        assert {"summary", "description", "runbook_url", "dashboard"} == set(notes)
+        assert notes["runbook_url"].endswith(f"/{name}")
+        page = queries.ROOT / "docs" / "runbooks" / f"{name}.md"
+        assert page.read_text().startswith(f"# {name}\n")
+        board = notes["dashboard"].removeprefix("/d/plimsoll-").partition("?")[0]
+        assert (queries.FOLDER / f"{board}.json").exists()
+
+
+def test_the_prometheus_rule_holds_the_same_rules() -> None:
+    resource = yaml.safe_load((queries.FOLDER / "prometheusrule.yaml").read_text())
+    plain = yaml.safe_load((queries.FOLDER / "alerts.yaml").read_text())
+    assert resource["spec"] == plain
