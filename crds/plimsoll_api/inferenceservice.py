@@ -13,6 +13,17 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from plimsoll_api.admin import DrainMode
 from plimsoll_api.inferenceservice_status import InferenceServiceStatus
+from plimsoll_api.operation import (
+    AUTOSCALING_RULES,
+    MAX_REPLICAS,
+    ROLLOUT_RULES,
+    Autoscaling,
+    Disruption,
+    NetworkPolicy,
+    Observability,
+    Rollout,
+    ServiceOptions,
+)
 from plimsoll_api.schema import (
     API_VERSION,
     Duration,
@@ -20,11 +31,11 @@ from plimsoll_api.schema import (
     PositiveDuration,
     PositiveQuantity,
     PreservedObject,
-    Quantity,
     rule,
     validations,
 )
-from plimsoll_api.supervision import Action, EngineType, Mode
+from plimsoll_api.serving import ENGINE_RULES, MODEL_RULES, Engine, ModelSource, Supervisor
+from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.units import parse_bytes
 
 KIND = "InferenceService"
@@ -34,117 +45,10 @@ MAX_NAME = 50
 """Names of owned objects add up to 13 characters to it, within a label value's 63."""
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-URI_PATTERN = r"^(file:///|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/|$))"
-URI_MESSAGE = "model.uri must be file:///ABSOLUTE/PATH or pvc://CLAIM/PATH"
 MAX_SLOTS = 16
 
 Rung = Literal[Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART]
 _LADDER_ORDER = (Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART)
-_Text = Annotated[str, StringConstraints(max_length=4096)]
-_Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-
-
-class ModelSource(Model):
-    """Which weights are served and under which name."""
-
-    uri: Annotated[
-        str,
-        StringConstraints(max_length=1024),
-        Field(
-            description="Where the checkpoint directory is. `file:///PATH` is a path inside the "
-            "engine's container, `pvc://CLAIM/PATH` a directory on a PersistentVolumeClaim of the "
-            "same namespace, mounted read-only.",
-            json_schema_extra=validations(
-                rule(f"self.matches('{URI_PATTERN}') && !self.contains('..')", URI_MESSAGE)
-            ),
-        ),
-    ]
-    served_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
-        default=None,
-        description="The name that clients give as `model`. Default: the InferenceService's name.",
-    )
-
-    @field_validator("uri")
-    @classmethod
-    def _supported(cls, uri: str) -> str:
-        claim = uri.removeprefix("pvc://").partition("/")[0]
-        supported = uri.startswith("file:///") or (uri.startswith("pvc://") and claim)
-        if not supported or ".." in uri:
-            raise ValueError(f"{URI_MESSAGE}, not {uri!r}")
-        return uri
-
-
-class EnvVar(Model):
-    """One environment variable, as in a container."""
-
-    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
-        description="Name of the variable."
-    )
-    value: Annotated[str, StringConstraints(max_length=8192)] | None = Field(
-        default=None, description="Its value; empty where neither this nor `valueFrom` is given."
-    )
-    value_from: PreservedObject | None = Field(
-        default=None,
-        description="Where the value comes from, as in a container: `secretKeyRef`, "
-        "`configMapKeyRef`, `fieldRef` or `resourceFieldRef`. Not available in local mode.",
-    )
-
-
-class Resources(Model):
-    """Compute resources of a container."""
-
-    limits: Annotated[dict[str, Quantity], Field(max_length=32)] = Field(
-        default_factory=dict, description="The most it may use, by resource name."
-    )
-    requests: Annotated[dict[str, Quantity], Field(max_length=32)] = Field(
-        default_factory=dict, description="What is set aside for it, by resource name."
-    )
-
-
-class Engine(Model):
-    """The engine's container."""
-
-    type: EngineType = Field(default=EngineType.PLIMSOLL, description="Which engine it is.")
-    image: _Image | None = Field(
-        default=None, description="Image of the engine. Default: the operator's `--engine-image`."
-    )
-    args: Annotated[list[_Text], Field(max_length=128)] = Field(
-        default_factory=list,
-        description="Further arguments of the engine, after those that the operator writes.",
-    )
-    env: Annotated[list[EnvVar], Field(max_length=128)] = Field(
-        default_factory=list,
-        description="Further environment variables of the engine.",
-        json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["name"],
-        },
-    )
-    port: Annotated[int, Field(ge=1024, le=65535)] = Field(
-        default=8000,
-        description="Port of the OpenAI API in the pod. Not 8001, 9464 or 9465, which the admin "
-        "API and the supervisor use.",
-        json_schema_extra=validations(
-            rule(
-                "!(self in [8001, 9464, 9465])",
-                "engine.port must not be 8001, 9464 or 9465: the admin API and the supervisor "
-                "use them",
-            )
-        ),
-    )
-    resources: Resources = Field(
-        default_factory=Resources, description="Compute resources of the engine."
-    )
-    startup_timeout: PositiveDuration = Field(
-        default="10m", description="How long an engine may take from its start until it is ready."
-    )
-
-    @field_validator("port")
-    @classmethod
-    def _free_port(cls, port: int) -> int:
-        if port in (8001, 9464, 9465):
-            raise ValueError("8001, 9464 and 9465 belong to the admin API and the supervisor")
-        return port
 
 
 class MemoryBudget(Model):
@@ -272,27 +176,6 @@ class Supervision(Model):
         return ladder
 
 
-class Supervisor(Model):
-    """The supervisor's container."""
-
-    image: _Image | None = Field(
-        default=None,
-        description="Image of the supervisor. Default: the operator's `--supervisor-image`.",
-    )
-    resources: Resources = Field(
-        default_factory=lambda: Resources(
-            limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
-        ),
-        description="Compute resources of the supervisor.",
-        json_schema_extra={
-            "default": {
-                "limits": {"memory": "256Mi"},
-                "requests": {"cpu": "20m", "memory": "96Mi"},
-            }
-        },
-    )
-
-
 class Restart(Model):
     """Asks for a rolling restart."""
 
@@ -311,11 +194,20 @@ _LIMIT_OF_ENGINE = (
 class InferenceServiceSpec(Model):
     """The wanted state."""
 
-    replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
-        default=1, description="How many replicas there are."
+    replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
+        default=1,
+        description="How many replicas there are. Under `autoscaling` only how many it begins "
+        "with.",
     )
-    model: ModelSource = Field(description="What is served.")
-    engine: Engine = Field(default_factory=Engine, description="The engine.")
+    autoscaling: Autoscaling | None = Field(
+        default=None,
+        description="Lets a HorizontalPodAutoscaler set the number of replicas.",
+        json_schema_extra=AUTOSCALING_RULES,
+    )
+    model: ModelSource = Field(description="What is served.", json_schema_extra=MODEL_RULES)
+    engine: Engine = Field(
+        default_factory=Engine, description="The engine.", json_schema_extra=ENGINE_RULES
+    )
     memory: Memory = Field(
         default_factory=Memory, description="How much memory a replica may gain."
     )
@@ -331,6 +223,23 @@ class InferenceServiceSpec(Model):
         "containers by name (`engine`, `supervisor`), other lists as strategic merge does.",
     )
     restart: Restart = Field(default_factory=Restart, description="Asks for a rolling restart.")
+    rollout: Rollout = Field(
+        default_factory=Rollout,
+        description="How new pods take the place of old ones.",
+        json_schema_extra=ROLLOUT_RULES,
+    )
+    disruption: Disruption = Field(
+        default_factory=Disruption, description="How many replicas evictions may take at once."
+    )
+    service: ServiceOptions = Field(
+        default_factory=ServiceOptions, description="The Services in front of the replicas."
+    )
+    network_policy: NetworkPolicy = Field(
+        default_factory=NetworkPolicy, description="Who may reach the replicas."
+    )
+    observability: Observability = Field(
+        default_factory=Observability, description="What the Prometheus operator gets."
+    )
 
     @model_validator(mode="after")
     def _budget_below_engine_limit(self) -> Self:

@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     RESTART_BUDGET_EXHAUSTED = "RestartBudgetExhausted"
     PROGRESSING = "Progressing"
     STALLED = "Stalled"
+    OBJECTS_COMPLETE = "ObjectsComplete"
 
 
 class Condition(Model):

@@ -37,7 +37,12 @@ class Action(StrEnum):
 
 
 class EngineType(StrEnum):
+    """Which engine a replica runs, and so by which verbs it is drained and restarted."""
+
     PLIMSOLL = "plimsoll"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    CUSTOM = "custom"
 
 
 class Budget(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -82,6 +82,16 @@ class Api:
                 return items
             query["continue"] = token
 
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the cluster has this API now."""
+        try:
+            found = await self._call("GET", kind.group_path)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return any(one["name"] == kind.plural for one in found["resources"])
+
     async def probe(self, kind: Kind, namespace: str | None) -> None:
         """Reads at most one object, to know whether reading works."""
         await self._call("GET", kind.path(namespace), {"limit": "1"})

@@ -20,6 +20,23 @@ def needs_apply(desired: Object, live: Object | None) -> bool:
     return not (_applied_hash(desired) == _applied_hash(live) and contains(live, desired))
 
 
+def with_replicas(desired: Object, live: Object | None, first: int) -> Object:
+    """A Deployment under an autoscaler as it is applied: with the replicas that it has.
+
+    Server-side apply takes a field away that its owner leaves out, and the default would be one
+    replica. The resource version makes the server refuse (409) when the autoscaler was quicker.
+    """
+    if desired["kind"] != "Deployment" or "replicas" in desired["spec"]:
+        return desired
+    if live is None:
+        return desired | {"spec": desired["spec"] | {"replicas": first}}
+    version = {"resourceVersion": live["metadata"]["resourceVersion"]}
+    return desired | {
+        "metadata": desired["metadata"] | version,
+        "spec": desired["spec"] | {"replicas": live["spec"].get("replicas", first)},
+    }
+
+
 def _applied_hash(item: Object) -> str | None:
     found: str | None = (item["metadata"].get("annotations") or {}).get(APPLIED_HASH)
     return found

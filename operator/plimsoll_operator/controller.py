@@ -8,10 +8,20 @@ from datetime import UTC, datetime
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.api import Api, ApiError
-from plimsoll_operator.compare import needs_apply
+from plimsoll_operator.compare import needs_apply, with_replicas
 from plimsoll_operator.config import Config
-from plimsoll_operator.kinds import BY_KIND, SERVICE, WATCHED, Object, Ref, owner_uid, ref
+from plimsoll_operator.kinds import (
+    BY_KIND,
+    OPTIONAL,
+    SERVICE,
+    WATCHED,
+    Object,
+    Ref,
+    owner_uid,
+    ref,
+)
 from plimsoll_operator.reconcile import InvalidSpec, parse, reconcile, revision_ref
+from plimsoll_operator.render.autoscaler import first_replicas
 from plimsoll_operator.scrape import Scraper
 from plimsoll_operator.status.build import status
 from plimsoll_operator.status.conditions import Failure
@@ -42,11 +52,17 @@ class Controller:
     ) -> None:
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._clock = config, clock
+        self._served: frozenset[str] = frozenset()
 
     async def sync(self) -> list[Key]:
-        """Lists everything anew, which heals whatever a watch has missed; returns the services."""
+        """Lists everything anew, which heals whatever a watch has missed; returns the services.
+
+        APIs that a cluster may lack are looked for each time.
+        """
         items: list[Object] = []
-        for kind in WATCHED:
+        optional = [kind for kind in OPTIONAL if await self._api.serves(kind)]
+        self._served = frozenset(kind.kind for kind in optional)
+        for kind in (*WATCHED, *optional):
             for namespace in self._config.namespaces or (None,):
                 items += await self._api.list(kind, namespace)
         self._store.replace(items)
@@ -89,6 +105,8 @@ class Controller:
             self._config.kept_incidents,
         )
         for desired in plan.desired:
+            if not self._available(desired["kind"]):
+                continue
             live = await self._live(key, ref(desired))
             if live and owner_uid(live) != service.metadata.uid:
                 raise NameConflict(
@@ -97,11 +115,15 @@ class Controller:
                 )
             if needs_apply(desired, live):
                 log.info("%s: apply %s", key, " ".join(ref(desired)))
-                self._store.put(await self._api.apply(BY_KIND[desired["kind"]], desired))
+                whole = with_replicas(desired, live, first_replicas(service))
+                self._store.put(await self._api.apply(BY_KIND[desired["kind"]], whole))
         for item in plan.surplus:
             log.info("%s: delete %s", key, " ".join(ref(item)))
             await self._api.delete(BY_KIND[item["kind"]], item)
             self._store.drop(item)
+
+    def _available(self, kind: str) -> bool:
+        return BY_KIND[kind].watched or kind in self._served
 
     async def _live(self, key: Key, wanted: Ref) -> Object | None:
         """The object as last seen. Asked for where it was never seen: what is not ours carries no
@@ -128,6 +150,7 @@ class Controller:
             self._scraper.published(key),
             failure,
             self._clock(),
+            [kind.kind for kind in OPTIONAL if not self._available(kind.kind)],
         )
         if wanted == item.get("status"):
             return

@@ -19,18 +19,24 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """``selector`` limits lists and watches to what the operator made."""
+    """``selector`` limits lists and watches to what the operator made. What is not ``watched`` is
+    of an API that a cluster may lack or get later: it is looked for and listed at each resync."""
 
     kind: str
     group: str
     version: str
     plural: str
     selector: str = OWNED_SELECTOR
+    watched: bool = True
+
+    @property
+    def group_path(self) -> str:
+        """URL path of the API that the kind belongs to."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
         """URL path of one object, or of the list of a namespace or of all."""
-        root = f"/apis/{self.group}" if self.group else "/api"
-        parts = [root, self.version]
+        parts = [self.group_path]
         if namespace:
             parts += ["namespaces", namespace]
         parts += [self.plural, *filter(None, (name, subresource))]
@@ -47,14 +53,19 @@ OWNED = (
     Kind("ConfigMap", "", "v1", "configmaps"),
     Kind("Lease", "coordination.k8s.io", "v1", "leases"),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+    Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
     Kind("Service", "", "v1", "services"),
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions"),
     Kind("Deployment", "apps", "v1", "deployments"),
+    Kind("HorizontalPodAutoscaler", "autoscaling", "v2", "horizontalpodautoscalers"),
+    Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors", watched=False),
+    Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules", watched=False),
 )
 """What the renderer makes, of which everything is put back and nothing is left."""
 
-WATCHED = (SERVICE, INCIDENT, POD, *OWNED)
-BY_KIND = {kind.kind: kind for kind in WATCHED}
+OPTIONAL = tuple(kind for kind in OWNED if not kind.watched)
+WATCHED = (SERVICE, INCIDENT, POD, *(kind for kind in OWNED if kind.watched))
+BY_KIND = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL)}
 
 
 def ref(item: Object) -> Ref:

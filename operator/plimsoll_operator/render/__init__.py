@@ -11,15 +11,19 @@ from typing import Any
 from plimsoll_api.inferenceservice import KIND, InferenceService
 from plimsoll_api.schema import API_VERSION
 from plimsoll_operator.render import names
+from plimsoll_operator.render.autoscaler import autoscaler
 from plimsoll_operator.render.configmap import config_map
+from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.deployment import deployment, digest, revision
 from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, plain_env
 from plimsoll_operator.render.leases import slot_leases
+from plimsoll_operator.render.monitoring import pod_monitor, prometheus_rule
+from plimsoll_operator.render.network import network_policy
 from plimsoll_operator.render.paths import Places, in_pod, model_dir
 from plimsoll_operator.render.pdb import disruption_budget
-from plimsoll_operator.render.pod import Images, pod_template
+from plimsoll_operator.render.pod import pod_template
 from plimsoll_operator.render.rbac import role, role_binding, service_account
-from plimsoll_operator.render.service import service_object
+from plimsoll_operator.render.service import headless_service, service_object
 from plimsoll_operator.render.supervisor import supervisor_args, supervisor_config
 
 __all__ = [
@@ -42,11 +46,12 @@ def render(
     images: Images,
     pinned: dict[str, Any] | None = None,
     held: Sequence[str] = (),
+    paused: bool = False,
 ) -> list[dict[str, Any]]:
     """All objects of ``service``, in the order in which they are to be applied.
 
     ``pinned`` is the pod template of the spec's revision where one exists already,
-    ``held`` names slot Leases that supervisors hold.
+    ``held`` names slot Leases that supervisors hold, ``paused`` stops a roll-out.
     """
     template = pinned or pod_template(service, images)
     objects = [
@@ -55,10 +60,15 @@ def render(
         role_binding(service),
         config_map(service),
         *slot_leases(service),
-        disruption_budget(service),
+        *disruption_budget(service),
+        *network_policy(service),
         service_object(service),
+        *headless_service(service),
         revision(service, template),
-        deployment(service, template),
+        deployment(service, template, paused),
+        *autoscaler(service),
+        *pod_monitor(service),
+        *prometheus_rule(service),
     ]
     return [_owned(service, item) for item in objects]
 
@@ -79,7 +89,7 @@ def _owned(service: InferenceService, item: dict[str, Any]) -> dict[str, Any]:
         "metadata": {
             **meta,
             "namespace": service.metadata.namespace,
-            "labels": names.labels(service.metadata.name),
+            "labels": meta.get("labels", {}) | names.labels(service.metadata.name),
             "ownerReferences": [owner],
         },
     }

@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.operation import count
 from plimsoll_api.units import parse_duration
 from plimsoll_operator.render import names
 
@@ -50,9 +51,10 @@ def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, A
     }
 
 
-def deployment(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
-    """The Deployment with ``template``."""
-    engine = service.spec.engine
+def deployment(
+    service: InferenceService, template: dict[str, Any], paused: bool = False
+) -> dict[str, Any]:
+    """The Deployment with ``template``; ``paused`` holds a roll-out where it is."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -61,21 +63,42 @@ def deployment(service: InferenceService, template: dict[str, Any]) -> dict[str,
             "annotations": {names.POD_HASH: pod_hash(service)},
         },
         "spec": {
-            "replicas": service.spec.replicas,
+            # What an autoscaler set is not ours to say: see compare.with_replicas.
+            **({} if service.spec.autoscaling else {"replicas": service.spec.replicas}),
             "revisionHistoryLimit": 2,
-            "progressDeadlineSeconds": int(parse_duration(engine.startup_timeout)) + PULL_S,
+            "progressDeadlineSeconds": _deadline(service),
+            **({"paused": True} if paused else {}),
             "selector": {"matchLabels": names.selector(service.metadata.name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(template)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(service, template)},
             "template": template,
         },
     }
 
 
-def _rolling(template: dict[str, Any]) -> dict[str, Any]:
+def _deadline(service: InferenceService) -> int:
+    own = service.spec.rollout.progress_deadline
+    if own is not None:
+        return max(1, int(parse_duration(own)))
+    return int(parse_duration(service.spec.engine.startup_timeout)) + PULL_S
+
+
+def _rolling(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
     """With devices no spare replica fits, so one goes before the next one comes."""
-    if any(_devices(container) for container in template["spec"]["containers"]):
-        return {"maxSurge": 0, "maxUnavailable": 1}
-    return {"maxSurge": 1, "maxUnavailable": 0}
+    wanted = service.spec.rollout
+    devices = any(_devices(container) for container in template["spec"]["containers"])
+    surge = "0" if devices else "1"
+    missing = "1" if devices else "0"
+    if wanted.max_surge is not None:
+        surge = wanted.max_surge
+        missing = "1" if surge in _NONE else missing
+    if wanted.max_unavailable is not None:
+        missing = wanted.max_unavailable
+        # Only one is given, and it is 0: the other must let the roll-out move.
+        surge = "1" if missing in _NONE and wanted.max_surge is None else surge
+    return {"maxSurge": count(surge), "maxUnavailable": count(missing)}
+
+
+_NONE = ("0", "0%")
 
 
 def _devices(container: dict[str, Any]) -> bool:

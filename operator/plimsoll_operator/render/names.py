@@ -38,6 +38,11 @@ def supervisor(service: str) -> str:
     return f"{service}-supervisor"
 
 
+def replicas(service: str) -> str:
+    """Name of the headless Service."""
+    return f"{service}-replicas"
+
+
 def slot(service: str, index: int) -> str:
     """Name of one restart-slot Lease."""
     return f"{service}-restart-{index}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.serving import ModelSource
 from plimsoll_api.supervision import CONFIG_FILE
 
 RUN_DIR = "/run/plimsoll"
@@ -17,6 +18,7 @@ CONFIG_DIR = "/etc/plimsoll"
 STATE_DIR = "/var/lib/plimsoll"
 CACHE_DIR = "/var/cache/plimsoll"
 CLAIM_DIR = "/mnt/model"
+DEFAULT_REVISION = "main"
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 ADMIN_PORT = 8001
@@ -39,26 +41,28 @@ class Places:
     probe_port: int = PROBE_PORT
 
 
-def claim(uri: str) -> tuple[str, str] | None:
-    """Claim and path within it of a ``pvc://`` URI; None for another kind."""
-    if not uri.startswith("pvc://"):
-        return None
+def claim(uri: str) -> tuple[str, str]:
+    """Claim and path within it of a ``pvc://`` URI."""
     name, _, path = uri.removeprefix("pvc://").partition("/")
     return name, path
 
 
-def model_dir(uri: str) -> str:
-    """Directory of the checkpoint as the engine's container sees it."""
-    volume = claim(uri)
-    if volume is None:
-        return uri.removeprefix("file://")
-    return str(PurePosixPath(CLAIM_DIR) / volume[1])
+def model_dir(model: ModelSource) -> str:
+    """Directory of the checkpoint as the containers see it."""
+    scheme, _, rest = model.uri.partition("://")
+    if scheme == "file":
+        return rest
+    if scheme == "pvc":
+        return str(PurePosixPath(CLAIM_DIR) / claim(model.uri)[1])
+    # One directory a revision: services that share a cache may serve different ones.
+    revision = (model.revision or DEFAULT_REVISION).replace("/", "--")
+    return str(PurePosixPath(CLAIM_DIR) / rest / revision)
 
 
 def in_pod(service: InferenceService) -> Places:
     """The places of a replica in a pod."""
     return Places(
-        model_dir=model_dir(service.spec.model.uri),
+        model_dir=model_dir(service.spec.model),
         run_dir=RUN_DIR,
         state_dir=STATE_DIR,
         config_file=f"{CONFIG_DIR}/{CONFIG_FILE}",

@@ -5,17 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.operation import count
 from plimsoll_operator.render import names
 
 
-def disruption_budget(service: InferenceService) -> dict[str, Any]:
-    """At most ``supervision.maxUnavailable`` replicas out by evictions."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": service.metadata.name},
-        "spec": {
-            "maxUnavailable": service.spec.supervision.max_unavailable,
-            "selector": {"matchLabels": names.selector(service.metadata.name)},
-        },
-    }
+def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
+    """At most one object. Replicas that are not ready may always be evicted: a budget must not
+    keep a node from being drained for the sake of pods that serve nobody."""
+    wanted = service.spec.disruption
+    if not wanted.enabled:
+        return []
+    own = wanted.max_unavailable
+    return [
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": service.metadata.name},
+            "spec": {
+                "maxUnavailable": service.spec.supervision.max_unavailable
+                if own is None
+                else count(own),
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": names.selector(service.metadata.name)},
+            },
+        }
+    ]

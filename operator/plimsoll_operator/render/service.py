@@ -24,6 +24,15 @@ def service_object(service: InferenceService) -> dict[str, Any]:
     }
 
 
+def headless_service(service: InferenceService) -> list[dict[str, Any]]:
+    """At most one object: by its name a client finds the address of each ready replica."""
+    if not service.spec.service.headless:
+        return []
+    base = service_object(service)
+    spec: dict[str, Any] = base["spec"] | {"clusterIP": "None"}
+    return [base | {"metadata": {"name": names.replicas(service.metadata.name)}, "spec": spec}]
+
+
 def url(service: InferenceService) -> str:
     """Where the OpenAI API answers inside the cluster."""
     return f"http://{service.metadata.name}.{service.metadata.namespace}.svc"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from plimsoll_api.inferenceservice import InferenceService, MemoryBudget
+from plimsoll_api.serving import Engine
 from plimsoll_api.supervision import (
     Budget,
     Drain,
     EngineEndpoint,
+    EngineType,
     MemoryPolicy,
     RestartBudget,
     ServiceRef,
@@ -26,8 +28,8 @@ def supervisor_config(service: InferenceService, places: Places | None = None) -
     return SupervisorConfig(
         service=ServiceRef(name=meta.name, namespace=meta.namespace, uid=meta.uid),
         engine=EngineEndpoint(
-            type=spec.engine.type,
-            admin_url=f"http://127.0.0.1:{at.admin_port}",
+            type=_contract(spec.engine),
+            admin_url=_admin_url(spec.engine, at),
             serving_url=f"http://127.0.0.1:{at.port}",
             model=service.served_name,
         ),
@@ -51,6 +53,17 @@ def supervisor_config(service: InferenceService, places: Places | None = None) -
         ),
         slots=slots(meta.name, supervision.max_unavailable) if meta.uid else (),
     )
+
+
+def _contract(engine: Engine) -> EngineType:
+    """By which verbs the supervisor speaks to the engine."""
+    return EngineType.PLIMSOLL if engine.admin_contract == "plimsoll" else engine.type
+
+
+def _admin_url(engine: Engine, at: Places) -> str:
+    """Our protocol has a port of its own; a foreign engine's verbs are on the serving port."""
+    own = _contract(engine) is EngineType.PLIMSOLL
+    return f"http://127.0.0.1:{at.admin_port if own else at.port}"
 
 
 def _budget(budget: MemoryBudget | None, default_limit: str | None) -> Budget | None:

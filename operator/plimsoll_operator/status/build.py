@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.reconcile import ENDED
 from plimsoll_operator.render import names
+from plimsoll_operator.render.autoscaler import first_replicas
 from plimsoll_operator.render.service import url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Failure, Verdict
@@ -26,19 +27,25 @@ def status(
     figures: Mapping[str, Figures] | None,
     failure: Failure | None,
     now: str,
+    missing: Sequence[str] = (),
 ) -> Object:
     """The status that ``item`` should have.
 
     ``service`` is None where the spec is invalid. ``figures`` is None until the supervisors were
-    asked for the first time: then what the status says about memory stays. ``now`` is RFC 3339.
+    asked for the first time: then what the status says about memory stays. ``now`` is RFC 3339,
+    ``missing`` names kinds that the cluster does not have.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
     verdicts: list[Verdict] = conditions.containers(pods)
     if failure is None and service is not None:
         verdicts += conditions.rollout(
-            deployment, service.spec.replicas, service.spec.supervision.max_unavailable
+            deployment,
+            _wanted(service, deployment),
+            service.spec.supervision.max_unavailable,
+            conditions.troubles(pods),
         )
+        verdicts += conditions.completeness(service, missing)
     if failure is not None:
         verdicts += conditions.failed(failure)
     if figures is not None:
@@ -58,6 +65,14 @@ def status(
         after["url"] = before["url"]
     shown = before.get("memory") if figures is None else memory(figures)
     return after | ({"memory": shown} if shown else {})
+
+
+def _wanted(service: InferenceService, deployment: Object | None) -> int:
+    """Replicas that there should be; an autoscaler says so in the Deployment."""
+    if service.spec.autoscaling is None:
+        return service.spec.replicas
+    spec = (deployment or {}).get("spec") or {}
+    return int(spec.get("replicas", first_replicas(service)))
 
 
 def _conditions(

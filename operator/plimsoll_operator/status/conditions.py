@@ -8,14 +8,16 @@
 ``RestartBudgetExhausted``   a supervisor may restart nothing any more until a person resets it
 ``Progressing``              a rollout is under way
 ``Stalled``                  nothing will move until somebody changes something
+``ObjectsComplete``          everything asked for exists; False where the cluster lacks an API
 ===========================  ==================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
@@ -53,8 +55,13 @@ def failed(failure: Failure) -> list[Verdict]:
     ]
 
 
-def rollout(deployment: Object | None, wanted: int, may_miss: int) -> list[Verdict]:
-    """``Ready``, ``Progressing`` and ``Stalled`` by the Deployment's status."""
+def rollout(
+    deployment: Object | None, wanted: int, may_miss: int, trouble: str = ""
+) -> list[Verdict]:
+    """``Ready``, ``Progressing`` and ``Stalled`` by the Deployment's status.
+
+    ``trouble`` is what the pods' containers wait for.
+    """
     seen = (deployment or {}).get("status") or {}
     generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
     current = bool(deployment) and seen.get("observedGeneration", 0) >= generation
@@ -86,7 +93,9 @@ def rollout(deployment: Object | None, wanted: int, may_miss: int) -> list[Verdi
             Type.STALLED,
             late and not done,
             "ProgressDeadlineExceeded" if late and not done else "AsExpected",
-            f"{count}; the pods' events say why" if late and not done else "",
+            f"{count}; {trouble or 'the events of the pods say why'}"[:MAX_MESSAGE]
+            if late and not done
+            else "",
         ),
     ]
 
@@ -97,6 +106,32 @@ def _trouble(status: Object) -> str:
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             return f"; {one.get('message', '')}"
     return ""
+
+
+def completeness(service: InferenceService, missing: Sequence[str]) -> list[Verdict]:
+    """``ObjectsComplete``: what was asked for and cannot be made in this cluster."""
+    asked = {
+        "PodMonitor": service.spec.observability.pod_monitor.enabled,
+        "PrometheusRule": service.spec.observability.prometheus_rule.enabled,
+    }
+    lacking = [kind for kind in missing if asked.get(kind)]
+    if not lacking:
+        return [Verdict(Type.OBJECTS_COMPLETE, True, "AsAskedFor")]
+    return [
+        Verdict(
+            Type.OBJECTS_COMPLETE,
+            False,
+            "ApiMissing",
+            f"the cluster has no {' and no '.join(lacking)}: install the Prometheus operator, or "
+            "turn it off in spec.observability; it is looked for again at each resync",
+        )
+    ]
+
+
+def troubles(pods: list[Object]) -> str:
+    """What keeps the pods' engines from being ready, empty where nothing does."""
+    verdict = _container(pods, Type.ENGINE_READY, names.ENGINE, "containerStatuses")
+    return verdict.message if verdict.status is False else ""
 
 
 def containers(pods: list[Object]) -> list[Verdict]:
@@ -114,16 +149,28 @@ def _container(pods: list[Object], type_: Type, name: str, field: str) -> Verdic
     for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"])):
         found = [one for one in (pod.get("status") or {}).get(field) or () if one["name"] == name]
         if not (found and found[0].get("ready")):
-            troubles.append(f"{pod['metadata']['name']}: {_why(found[0] if found else {})}")
+            troubles.append(f"{pod['metadata']['name']}: {_why(pod, found)}")
     if not troubles:
         return Verdict(type_, True, "ContainersReady", "")
     return Verdict(type_, False, "ContainersNotReady", "; ".join(troubles)[:MAX_MESSAGE])
 
 
-def _why(status: Object) -> str:
-    state = status.get("state") or {}
+def _unscheduled(pod: Object) -> str:
+    """The scheduler's sentence, for example about devices that no node has left."""
+    for one in (pod.get("status") or {}).get("conditions") or ():
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return str(one.get("message") or one.get("reason") or "not scheduled")
+    return ""
+
+
+def _why(pod: Object, found: list[Object]) -> str:
+    if not found:
+        return _unscheduled(pod) or "not started"
+    state = found[0].get("state") or {}
     if "waiting" in state:
-        return str(state["waiting"].get("reason") or "waiting")
+        waiting = state["waiting"]
+        why = waiting.get("reason") or "waiting"
+        return f"{why} ({waiting['message']})" if waiting.get("message") else str(why)
     if "terminated" in state:
         return str(state["terminated"].get("reason") or "terminated")
     return "running, not ready" if "running" in state else "not started"

@@ -22,7 +22,9 @@ from tests.lab.operator import Operator, operator_kubeconfig
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 20.0
-OWNED_PLURALS = ",".join(f"{kind.plural}.{kind.group}".rstrip(".") for kind in OWNED)
+OWNED_PLURALS = ",".join(
+    f"{kind.plural}.{kind.group}".rstrip(".") for kind in OWNED if kind.watched
+)
 
 
 def eventually(check: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:

@@ -29,7 +29,10 @@ GIB2 = {"host": {"growthBudget": "2Gi"}}
             {"memory": GIB2, "engine": {"resources": {"limits": {"memory": "1Gi"}}}},
             "memory.host.growthBudget must not be larger than engine.resources.limits.memory",
         ),
-        ({"model": {"uri": "hf://org/model"}}, "model.uri must be file:///ABSOLUTE/PATH or pvc://"),
+        (
+            {"model": {"uri": "hf://organisation"}},
+            "model.uri must be file:///ABSOLUTE/PATH or pvc://",
+        ),
         ({"model": {"uri": "file://relative"}}, "model.uri must be"),
         ({"model": {"uri": "file:///a/../../etc"}}, "model.uri must be"),
         ({"supervision": {"ladder": ["WorkerRestart", "Trim"]}}, "ladder must be in the order"),

@@ -12,7 +12,8 @@ import pytest
 from plimsoll_operator.kinds import OWNED
 from plimsoll_operator.render.paths import METRICS_PORT
 
-KINDS = sorted(kind.kind for kind in OWNED)
+ASKED_FOR = {"NetworkPolicy", "HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
+KINDS = sorted({kind.kind for kind in OWNED} - ASKED_FOR)
 
 
 def kinds(kubectl: Any, name: str) -> list[str]:

@@ -42,6 +42,15 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
         ({"supervision": {"ladder": ["PodReplace"]}}, "spec.supervision.ladder"),
         ({"supervision": {"stall": {"timeout": "0s"}}}, "spec.supervision.stall.timeout"),
         ({"engine": {"port": 9464}}, "spec.engine.port"),
+        ({"model": {"uri": "hf://no-organisation"}}, "spec.model.uri"),
+        ({"model": {"uri": "file:///m", "revision": "main"}}, "revision only goes with"),
+        ({"engine": {"type": "vllm"}}, "engine.image is needed for engine.type vllm"),
+        ({"engine": {"adminContract": "plimsoll"}}, "engine.type custom only"),
+        ({"autoscaling": {"min": 3, "max": 2, "target": {"cpuPercent": 80}}}, "autoscaling.min 3"),
+        ({"autoscaling": {"max": 2, "target": {}}}, "needs one of cpuPercent and metric"),
+        ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
+        ({"rollout": {"maxSurge": "many"}}, "spec.rollout.maxSurge"),
+        ({"observability": {"podMonitor": {"interval": "0s"}}}, "podMonitor.interval"),
     ],
 )
 def test_refused_with_the_field(change: dict[str, Any], field: str) -> None:

@@ -1,0 +1,105 @@
+"""Objects that a manifest may ask for come and go on a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+ASKED = {
+    "networkPolicy": {"enabled": True},
+    "service": {"headless": True},
+    "observability": {"podMonitor": {"enabled": True}},
+    "autoscaling": {"min": 2, "max": 5, "target": {"cpuPercent": 80}},
+}
+NAMES = [
+    ("networkpolicy", "tiny"),
+    ("service", "tiny-replicas"),
+    ("hpa", "tiny"),
+]
+
+
+def crd_of_a_pod_monitor() -> dict[str, Any]:
+    """As much of the Prometheus operator's definition as makes the API be there."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {
+        "name": "v1",
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "scope": "Namespaced",
+            "names": {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"},
+            "versions": [version],
+        },
+    }
+
+
+def test_what_is_asked_for_comes_and_goes(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start("--resync", "2")
+    spec = manifest["spec"]
+    kubectl.apply(manifest | {"spec": spec | ASKED})
+    for kind, name in NAMES:
+        eventually(lambda k=kind, n=name: kubectl.get(k, n))
+    eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 2)
+    complete = eventually(lambda: kubectl.condition("tiny", "ObjectsComplete"))
+    assert (complete["status"], complete["reason"]) == ("False", "ApiMissing")
+    assert "PodMonitor" in complete["message"]
+
+    # What the autoscaler sets stays, also when something else of the Deployment changes.
+    kubectl("scale", "deployment", "tiny", "--replicas=4")
+    kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"progressDeadline": "333s"}}})
+    deadline = "progressDeadlineSeconds"
+    eventually(lambda: kubectl.get("deployment", "tiny")["spec"][deadline] == 333)
+    assert kubectl.get("deployment", "tiny")["spec"]["replicas"] == 4
+
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(crd_of_a_pod_monitor()))
+    try:
+        eventually(lambda: kubectl.condition("tiny", "ObjectsComplete")["status"] == "True", 30)
+        assert kubectl.get("podmonitor", "tiny")["spec"]["podMetricsEndpoints"]
+
+        nothing = dict.fromkeys(ASKED)
+        kubectl.patch("plinf", "tiny", {"spec": nothing})
+        for kind, name in [*NAMES, ("podmonitor", "tiny")]:
+            eventually(lambda k=kind, n=name: kubectl.get(k, n) is None)
+        eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 1)
+    finally:
+        kubectl("delete", "crd", "podmonitors.monitoring.coreos.com", "--wait=false")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"autoscaling": {"min": 3, "max": 2, "target": {"cpuPercent": 1}}}, "autoscaling.min"),
+        ({"autoscaling": {"max": 2, "target": {}}}, "needs one of cpuPercent and metric"),
+        ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
+        ({"rollout": {"onLeak": "Panic"}}, "spec.rollout.onLeak"),
+        ({"engine": {"type": "vllm"}}, "engine.image is needed"),
+        ({"engine": {"adminContract": "plimsoll"}}, "engine.adminContract is for"),
+        ({"model": {"uri": "hf://one"}}, "model.uri must be"),
+        ({"model": {"uri": "file:///m", "revision": "main"}}, "only go with a model.uri"),
+        ({"disruption": {"maxUnavailable": "some"}}, "spec.disruption.maxUnavailable"),
+        ({"observability": {"podMonitor": {"interval": "0s"}}}, "must be more than 0"),
+    ],
+)
+def test_a_bad_option_is_refused_with_the_field(
+    kubectl: Any, manifest: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    done = kubectl.run(
+        "create",
+        "-f",
+        "-",
+        stdin=yaml.safe_dump(manifest | {"spec": {**manifest["spec"], **change}}),
+    )
+    assert done.returncode != 0
+    assert message in done.stderr

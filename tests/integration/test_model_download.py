@@ -1,0 +1,130 @@
+"""The download of a checkpoint, by the hub's real client against a small hub on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMIT = "a" * 40
+FILES = {"config.json": b'{"model_type": "tiny"}', "model.safetensors": b"w" * 300_000}
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub's protocol as a download needs."""
+
+    asked: list[str]
+    cut = False
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        if self.path.startswith("/api/models/org/gated"):
+            self.send_response(403)
+            self.send_header("X-Error-Code", "GatedRepo")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if self.path.startswith("/api/models/org/tiny"):
+            siblings = [{"rfilename": n, "size": len(d)} for n, d in FILES.items()]
+            tree = [
+                {"type": "file", "path": n, "size": len(d), "oid": "0"} for n, d in FILES.items()
+            ]
+            what: Any = {"id": "org/tiny", "sha": COMMIT, "siblings": siblings}
+            self._send(json.dumps(tree if "/tree/" in self.path else what).encode(), body)
+            return
+        name = self.path.rpartition("/")[2]
+        if f"/org/tiny/resolve/{COMMIT}/" in self.path and name in FILES:
+            self._send(FILES[name], body, etag=hashlib.sha1(FILES[name]).hexdigest())
+            return
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _send(self, data: bytes, body: bool, etag: str = "") -> None:
+        start = 0
+        if asked := self.headers.get("Range"):
+            start = int(asked.removeprefix("bytes=").split("-")[0])
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("Content-Type", "application/json")
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        if etag:
+            self.send_header("ETag", f'"{etag}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if body:
+            self.wfile.write(data[start:])
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[str, list[str]]]:
+    """A hub's address and what was asked of it."""
+    handler = type("Hub", (_Hub,), {"asked": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", handler.asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(url: str, repository: str, target: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "plimsoll_engine.download"]
+    arguments = [f"--repository={repository}", f"--to={target}"]
+    env = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(target.parent / "home")}
+    env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1", "HF_HUB_ETAG_TIMEOUT": "3"}
+    return subprocess.run(
+        [*command, *arguments], env=env, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_checkpoint_comes_once_and_serves_without_the_hub(
+    hub: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    url, asked = hub
+    target = tmp_path / "org" / "tiny" / "main"
+    first = run(url, "org/tiny", target)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert {name: (target / name).read_bytes() for name in FILES} == FILES
+    assert COMMIT in first.stdout
+
+    asked.clear()
+    assert run(url, "org/tiny", target).returncode == 0
+    assert not any("/resolve/" in path for path in asked), "nothing is fetched again"
+
+    away = run("http://127.0.0.1:9", "org/tiny", target)
+    assert away.returncode == 0, away.stdout
+    assert "using what is here" in away.stdout
+
+
+@pytest.mark.parametrize(
+    ("repository", "said"),
+    [("org/gated", "spec.model.tokenSecretRef"), ("org/none", "does not exist, or is private")],
+)
+def test_what_cannot_be_had_is_said(
+    hub: tuple[str, list[str]], tmp_path: Path, repository: str, said: str
+) -> None:
+    done = run(hub[0], repository, tmp_path / "model")
+    assert done.returncode == 1
+    assert said in done.stdout

@@ -1,0 +1,187 @@
+"""What a manifest may ask for: each object is there when it is asked for, and only then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll_api.supervision import CONFIG_FILE, decode
+from plimsoll_operator.compare import with_replicas
+from plimsoll_operator.reconcile import parse
+from plimsoll_operator.render import Images, render
+
+IMAGES = Images("engine:1", "supervisor:1")
+
+
+def objects(**spec: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    service = parse(
+        {
+            "apiVersion": "plimsoll.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 3},
+            "spec": {"model": {"uri": "pvc://weights/qwen/4b"}} | spec,
+        }
+    )
+    made = render(service, IMAGES)
+    return {(item["kind"], item["metadata"]["name"]): item for item in made}
+
+
+def pod(**spec: Any) -> dict[str, Any]:
+    found: dict[str, Any] = objects(**spec)["Deployment", "qwen"]["spec"]["template"]["spec"]
+    return found
+
+
+SCALING = {"min": 2, "max": 6, "target": {"cpuPercent": 80}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "name"),
+    [
+        ({"autoscaling": SCALING}, "HorizontalPodAutoscaler", "qwen"),
+        ({"networkPolicy": {"enabled": True}}, "NetworkPolicy", "qwen"),
+        ({"observability": {"podMonitor": {"enabled": True}}}, "PodMonitor", "qwen"),
+        ({"observability": {"prometheusRule": {"enabled": True}}}, "PrometheusRule", "qwen"),
+        ({"service": {"headless": True}}, "Service", "qwen-replicas"),
+    ],
+)
+def test_an_object_is_there_when_it_is_asked_for(
+    spec: dict[str, Any], kind: str, name: str
+) -> None:
+    assert (kind, name) in objects(**spec)
+    assert (kind, name) not in objects()
+
+
+def test_a_disruption_budget_is_there_until_it_is_turned_off() -> None:
+    made = objects(disruption={"maxUnavailable": "25%"})["PodDisruptionBudget", "qwen"]
+    assert made["spec"]["maxUnavailable"] == "25%"
+    assert made["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert ("PodDisruptionBudget", "qwen") not in objects(disruption={"enabled": False})
+
+
+def test_replicas_are_the_autoscalers_once_there_is_one() -> None:
+    made = objects(autoscaling=SCALING, replicas=9)
+    deployment = made["Deployment", "qwen"]
+    assert "replicas" not in deployment["spec"]
+    assert with_replicas(deployment, None, 6)["spec"]["replicas"] == 6
+    live = {"metadata": {"resourceVersion": "7"}, "spec": {"replicas": 4}}
+    applied = with_replicas(deployment, live, 6)
+    assert applied["spec"]["replicas"] == 4, "what the autoscaler set stays"
+    assert applied["metadata"]["resourceVersion"] == "7", "and a newer value makes it fail"
+    plain = objects()["Deployment", "qwen"]
+    assert with_replicas(plain, live, 6) is plain
+
+
+def test_a_metric_of_the_pods_may_scale() -> None:
+    metric = {"name": "plimsoll_engine_requests_waiting", "averageValue": 4}
+    made = objects(autoscaling={"max": 3, "target": {"metric": metric}})
+    spec = made["HorizontalPodAutoscaler", "qwen"]["spec"]
+    assert spec["metrics"][0]["pods"]["target"] == {"type": "AverageValue", "averageValue": "4"}
+    assert spec["minReplicas"] == 1
+
+
+def test_no_policy_lets_the_admin_port_in() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
+    made = objects(networkPolicy={"enabled": True, "clients": peers})["NetworkPolicy", "qwen"]
+    rules = made["spec"]["ingress"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == {8000, 9464}
+    assert rules[0]["from"] == peers
+    assert "from" not in rules[1]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "devices", "surge", "missing"),
+    [
+        ({}, False, 1, 0),
+        ({}, True, 0, 1),
+        ({"maxSurge": 0}, False, 0, 1),
+        ({"maxSurge": "50%"}, True, "50%", 1),
+        ({"maxUnavailable": 0}, True, 1, 0),
+        ({"maxUnavailable": 2}, False, 1, 2),
+    ],
+)
+def test_a_roll_out_can_always_move(
+    rollout: dict[str, Any], devices: bool, surge: Any, missing: Any
+) -> None:
+    limits = {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}} if devices else {}
+    made = objects(rollout=rollout, engine=limits)["Deployment", "qwen"]
+    assert made["spec"]["strategy"]["rollingUpdate"] == {
+        "maxSurge": surge,
+        "maxUnavailable": missing,
+    }
+
+
+def test_a_roll_outs_deadline_is_ones_own() -> None:
+    made = objects(rollout={"progressDeadline": "90s"})["Deployment", "qwen"]
+    assert made["spec"]["progressDeadlineSeconds"] == 90
+
+
+def test_a_model_of_the_hub_is_downloaded_first() -> None:
+    model = {
+        "uri": "hf://Qwen/Qwen3-4B",
+        "revision": "refs/pr/1",
+        "tokenSecretRef": {"name": "hub"},
+        "cache": {"claim": "models"},
+    }
+    spec = pod(model=model, engine={"type": "vllm", "image": "vllm:1"})
+    first, second = spec["initContainers"]
+    assert (first["name"], second["name"]) == ("model-download", "supervisor")
+    assert first["image"] == "engine:1", "whatever engine follows"
+    folder = "/mnt/model/Qwen/Qwen3-4B/refs--pr--1"
+    assert f"--to={folder}" in first["command"]
+    token = [one for one in first["env"] if one["name"] == "HF_TOKEN"]
+    assert token[0]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
+    volume = next(one for one in spec["volumes"] if one["name"] == "model")
+    assert volume["persistentVolumeClaim"] == {"claimName": "models"}
+    assert spec["securityContext"]["fsGroup"] == 10001
+    engine = spec["containers"][0]
+    assert engine["command"][:3] == ["vllm", "serve", folder]
+    assert next(m for m in engine["volumeMounts"] if m["name"] == "model")["readOnly"] is True
+    assert "HF_TOKEN" not in str(engine)
+
+
+def test_without_a_cache_a_download_is_the_pods_own() -> None:
+    spec = pod(model={"uri": "hf://Qwen/Qwen3-4B"})
+    assert next(v for v in spec["volumes"] if v["name"] == "model")["emptyDir"] == {}
+    assert "fsGroup" not in spec["securityContext"]
+
+
+def config(**spec: Any) -> Any:
+    made = objects(**spec)["ConfigMap", "qwen-supervisor"]
+    return decode(made["data"][CONFIG_FILE].encode())
+
+
+def test_a_foreign_engine_is_started_probed_and_stopped_by_what_it_has() -> None:
+    sglang = pod(engine={"type": "sglang", "image": "s:1", "args": ["--tp=2"]})["containers"][0]
+    assert sglang["command"][:3] == ["python3", "-m", "sglang.launch_server"]
+    assert sglang["command"][-1] == "--tp=2"
+    assert sglang["readinessProbe"]["httpGet"]["path"] == "/health"
+    assert sglang["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
+    engine = {
+        "type": "custom",
+        "image": "c:1",
+        "args": ["--model=$(PLIMSOLL_MODEL_DIR)"],
+        "probes": {"readiness": "/v1/models"},
+    }
+    custom = pod(engine=engine)["containers"][0]
+    assert "command" not in custom, "its image's entrypoint starts it"
+    assert custom["args"] == ["--model=$(PLIMSOLL_MODEL_DIR)"]
+    assert {"name": "PLIMSOLL_MODEL_DIR", "value": "/mnt/model/qwen/4b"} in custom["env"]
+    assert custom["readinessProbe"]["httpGet"]["path"] == "/v1/models"
+    assert custom["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert config(engine=engine).engine.admin_url == "http://127.0.0.1:8000"
+    own = config(engine=engine | {"adminContract": "plimsoll"}).engine
+    assert (own.type, own.admin_url) == ("plimsoll", "http://127.0.0.1:8001")
+
+
+def test_alerts_follow_the_services_own_window() -> None:
+    made = objects(
+        memory={"host": {"growthBudget": "100Mi", "window": "10h"}},
+        observability={"prometheusRule": {"enabled": True, "labels": {"release": "main"}}},
+    )["PrometheusRule", "qwen"]
+    assert made["metadata"]["labels"]["release"] == "main"
+    rules = made["spec"]["groups"][0]["rules"]
+    burning = [rule["expr"] for rule in rules if rule["alert"] == "PlimsollLeakBudgetBurn"]
+    assert "[720s]) > 10485760" in burning[0]
+    assert "[3600s]) > 26214400" in burning[1]
+    assert not any('kind="device"' in expression for expression in burning)
