@@ -31,7 +31,7 @@ GIB2 = {"host": {"growthBudget": "2Gi"}}
         ),
         (
             {"model": {"uri": "hf://organisation"}},
-            "model.uri must be file:///ABSOLUTE/PATH or pvc://",
+            "model.uri must be file:///ABSOLUTE/PATH, pvc://",
         ),
         ({"model": {"uri": "file://relative"}}, "model.uri must be"),
         ({"model": {"uri": "file:///a/../../etc"}}, "model.uri must be"),
