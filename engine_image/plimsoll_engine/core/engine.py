@@ -108,6 +108,7 @@ class Engine:
             self._next_expiry = now + EXPIRY_INTERVAL_S
             if expired := self.expire(now):
                 return StepOutput(dropped=expired)
+        self._free_outputs()
         only = self._next_suspect()
         chunks = self.scheduler.schedule(only)
         if not chunks:
@@ -171,6 +172,14 @@ class Engine:
         del self.requests[request.request_id]
         self.scheduler.remove(request)
         request.release(self.pool)
+        if not self.requests:
+            self._free_outputs()
+
+    def _free_outputs(self) -> None:
+        """Let the runner's encoder outputs go that the last steps released. Before a step makes new
+        ones, and when no step follows."""
+        if self.scheduler.encoder is not None and self.runner.outputs is not None:
+            self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
     def _refused(self, request_id: str, message: str) -> Dropped:
         self.counters.errors += 1

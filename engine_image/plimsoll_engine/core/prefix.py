@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from plimsoll_engine.core.request import Request
+from plimsoll_engine.ipc import Media
 
 HASH_BYTES = 16
 """128 bits: a collision would serve another prompt's keys and values; 2**64 blocks away."""
 
 
-def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of one full block after ``parent`` (for the first block: the prompt's root)."""
-    return blake2b(array("q", token_ids).tobytes(), digest_size=HASH_BYTES, key=parent).digest()
+def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
+    """The hash of one full block after ``parent`` (for the first block: the prompt's root).
+
+    ``extra`` is what the tokens do not say: which media their placeholders stand for.
+    """
+    content = array("q", token_ids).tobytes() + extra
+    return blake2b(content, digest_size=HASH_BYTES, key=parent).digest()
 
 
 def root(cache_salt: str) -> bytes:
@@ -32,4 +37,14 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
         if len(tokens) < block_size:
             break
         parent = hashes[-1] if hashes else root(request.cache_salt)
-        hashes.append(hash_block(parent, tokens))
+        hashes.append(hash_block(parent, tokens, _media_in(request.media, start, block_size)))
+
+
+def _media_in(media: Sequence[Media], start: int, size: int) -> bytes:
+    """The keys of the media with placeholders among ``size`` tokens from ``start`` on, each with
+    its place. One without placeholders counts where it is: at the beginning of its prompt."""
+    return b"".join(
+        item.key + (item.start - start).to_bytes(8, signed=True)
+        for item in media
+        if item.start < start + size and item.start + max(1, item.length) > start
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from plimsoll_engine.core.logit_edits import TokenCounts
 from plimsoll_engine.core.sampling import Row
-from plimsoll_engine.ipc import Sampling, Started, Submit
+from plimsoll_engine.ipc import Media, Sampling, Started, Submit
 
 if TYPE_CHECKING:
     from plimsoll_engine.core.blocks import BlockPool
@@ -33,6 +33,7 @@ class Request:
     tenant: str = ""
     order: int = 0
     cache_salt: str = ""
+    media: list[Media] = field(default_factory=list)
     arrived: float = 0.0
     deadline: float | None = None
     started_at: float | None = None
@@ -56,6 +57,7 @@ class Request:
             priority=submit.priority,
             tenant=submit.tenant,
             cache_salt=submit.cache_salt,
+            media=submit.media,
             arrived=submit.arrived,
             deadline=None if submit.deadline_s is None else submit.arrived + submit.deadline_s,
         )
@@ -111,3 +113,4 @@ class Request:
         self.released = True
         self.drop_blocks(pool)
         self.block_hashes = []
+        self.media = []

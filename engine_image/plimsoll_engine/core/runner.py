@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import torch
 
+from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.sampling import plan, sample
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.ipc import Logprobs
-from plimsoll_engine.models.interface import Model, StepPlan
+from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
 
 
 class NextToken(NamedTuple):
@@ -26,6 +27,7 @@ class Runner:
 
     def __init__(self, model: Model, num_blocks: int, block_size: int) -> None:
         self.model: Model | None = model
+        self.outputs = EncoderOutputs(model) if isinstance(model, MediaModel) else None
         self.block_size = block_size
         self.device: torch.device = model.device
         layers, heads, dim = model.kv
@@ -48,7 +50,8 @@ class Runner:
         assert self.model is not None
         chunks = sorted(chunks, key=lambda chunk: chunk.count > 1)
         ids, step, positions, last_rows = self._inputs(chunks)
-        hidden = self.model.forward(ids, positions, step)
+        embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
+        hidden = self.model.forward(ids, positions, step, embeds)
         ending = [chunk.request for chunk in chunks if chunk.ends]
         if not ending:
             return {}
@@ -112,3 +115,5 @@ class Runner:
         """Let go of the model and the KV pool. Again does nothing more."""
         self.model = None
         self.kv = None
+        if self.outputs is not None:
+            self.outputs.close()

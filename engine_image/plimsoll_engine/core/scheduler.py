@@ -16,20 +16,24 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plimsoll_engine.core.blocks import BlockPool
+from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.prefix import extend_block_hashes
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.waiting import WaitingQueue, urgency
+from plimsoll_engine.ipc import Media
 
 
 @dataclass(slots=True)
 class Chunk:
-    """``count`` tokens of ``request`` from position ``request.computed`` on."""
+    """``count`` tokens of ``request`` from position ``request.computed`` on, after the media that
+    are to be encoded for them. No tokens: the encoder cache has no room now."""
 
     request: Request
     count: int
+    encode: list[Media] = field(default_factory=list)
 
     @property
     def ends(self) -> bool:
@@ -41,9 +45,15 @@ class Scheduler:
     """The queues of one engine. It owns no tensor."""
 
     def __init__(
-        self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        encoder: EncoderCache | None = None,
     ) -> None:
         self.pool = pool
+        self.encoder = encoder
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -72,6 +82,10 @@ class Scheduler:
                 f" {self.pool.num_blocks}; shorten the prompt, lower max_tokens or give the engine"
                 f" more blocks"
             )
+        if self.encoder is not None:
+            return self.encoder.refusal(request)
+        if request.media:
+            return f"this model takes no {request.media[0].kind}"
         return None
 
     def add(self, request: Request) -> None:
@@ -84,6 +98,8 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self.waiting.forget(request)
+        if self.encoder is not None:
+            self.encoder.drop(request)
 
     def schedule(self, only: Request | None = None) -> list[Chunk]:
         """The chunks of the next step; empty only when nothing can run.
@@ -92,7 +108,7 @@ class Scheduler:
         failed batch is at fault).
         """
         if only is not None:
-            while (chunk := self._start(only, self.max_num_batched_tokens)) is None:
+            while not (chunk := self._start(only, self.max_num_batched_tokens)) or not chunk.count:
                 self.preempt(self.running[-1])
             return [chunk]
         chunks: list[Chunk] = []
@@ -110,7 +126,13 @@ class Scheduler:
                 chunk = self._go_on(turn, budget)
             else:
                 break
-            if chunk is not None:
+            if chunk is not None and not chunk.count:
+                # It waits until others have computed their media; nobody is stopped for it.
+                if chunk.request is turn:
+                    index += 1
+                else:
+                    stopped.append(chunk.request)
+            elif chunk is not None:
                 chunks.append(chunk)
                 budget -= chunk.count
                 index += 1
@@ -133,8 +155,12 @@ class Scheduler:
         self._take_prefix(request)
         count = min(request.uncomputed, budget)
         if not self._reserve(request, count):
-            request.drop_blocks(self.pool)
+            self._drop(request)
             return None
+        chunk = self._chunk(request, count)
+        if not chunk.count:
+            self._drop(request)
+            return chunk
         self.waiting.remove(request)
         insort(self.running, request, key=urgency)
         self.prefix_query_tokens_total += len(request.token_ids)
@@ -142,11 +168,20 @@ class Scheduler:
         if request.started_at is None:
             request.started_at = time.monotonic()
             request.cached_tokens = request.computed
-        return self._chunk(request, count)
+        return chunk
 
     def _chunk(self, request: Request, count: int) -> Chunk:
+        encode: list[Media] = []
+        if self.encoder is not None:
+            count, encode = self.encoder.reserve(request, count)
         self.waiting.charge(request, count)
-        return Chunk(request, count)
+        return Chunk(request, count, encode)
+
+    def _drop(self, request: Request) -> None:
+        """Take back what a request that does not run was given."""
+        request.drop_blocks(self.pool)
+        if self.encoder is not None:
+            self.encoder.drop(request)
 
     def _take_prefix(self, request: Request) -> None:
         """Share the blocks of the longest cached beginning; the last token is always computed."""
@@ -172,7 +207,7 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Stop a running request; it waits, ahead of new ones of its priority."""
         self.running.remove(request)
-        request.drop_blocks(self.pool)
+        self._drop(request)
         self.waiting.put_back(request)
         self.preemptions_total += 1
 
@@ -185,3 +220,5 @@ class Scheduler:
         for index in range(request.registered, full):
             self.pool.register(request.block_ids[index], request.block_hashes[index])
         request.registered = full
+        if self.encoder is not None:
+            self.encoder.computed(request)

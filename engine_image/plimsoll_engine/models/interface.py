@@ -8,10 +8,13 @@ forward pass, so no module and no global holds the pool.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+
+from plimsoll_engine.ipc import Media
 
 
 class KVShape(NamedTuple):
@@ -36,7 +39,8 @@ class StepPlan:
     ``contexts`` int32 [sequences] its tokens, the step's included (0 for padding), and ``starts``
     int32 [sequences + 1] its first row. The first ``decodes`` sequences have one row each;
     ``longest`` is the most rows of any other. ``fresh`` says that no prefill chunk has a context
-    before it. ``derived`` is the backend's own: what it computes once a step.
+    before it. ``derived`` is the backend's own: what it computes once a step. ``attended`` holds
+    for each sequence what its rows attend to beside the pool, in models with an encoder for that.
     """
 
     keys: torch.Tensor
@@ -50,6 +54,7 @@ class StepPlan:
     longest: int = 0
     fresh: bool = False
     derived: Any = None
+    attended: list[torch.Tensor] | None = None
 
 
 class Model(Protocol):
@@ -88,4 +93,25 @@ class Model(Protocol):
 
     def close(self) -> None:
         """Let go of every tensor. Again does nothing more."""
+        ...
+
+
+@runtime_checkable
+class MediaModel(Model, Protocol):
+    """A model with an encoder for images or sounds.
+
+    ``lifelong`` says that every token attends to the output (encoder-decoder), so that a request
+    needs it until it ends; otherwise the output takes the place of placeholder tokens.
+    ``output_bytes`` is the size of one token of output.
+    """
+
+    lifelong: bool
+    output_bytes: int
+
+    def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
+        """The output of each, [media.tokens, ...]; ValueError names one that does not fit."""
+        ...
+
+    def example(self) -> Media:
+        """One of the largest media there are, for the warm-up; its start is 0."""
         ...

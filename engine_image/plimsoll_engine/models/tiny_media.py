@@ -164,7 +164,7 @@ def write_whisper(folder: Path) -> None:
         "lang_to_id": {text: token[text] for text in ("<|en|>", "<|de|>")},
         "task_to_id": {task: token[f"<|{task}|>"] for task in ("transcribe", "translate")},
         "no_timestamps_token_id": token["<|notimestamps|>"],
-        "suppress_tokens": sorted(token.values()),
+        "suppress_tokens": [token[text] for text in WHISPER_TOKENS],
         "begin_suppress_tokens": [eos],
         "max_length": 448,
     }

@@ -1,0 +1,82 @@
+"""The runner's side of the encoder cache: the outputs themselves, by key.
+
+It decides nothing: it frees and encodes what the scheduler's ledger says, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.ipc import Media
+from plimsoll_engine.models.interface import MediaModel, StepPlan
+
+
+class EncoderOutputs:
+    """Outputs [tokens, ...] on the model's device."""
+
+    def __init__(self, model: MediaModel) -> None:
+        self._model: MediaModel | None = model
+        self._tensors: dict[bytes, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def keys(self) -> set[bytes]:
+        return set(self._tensors)
+
+    def free(self, keys: Sequence[bytes]) -> None:
+        """Let go of outputs; one that was never made is none to let go of."""
+        for key in keys:
+            self._tensors.pop(key, None)
+
+    def prepare(
+        self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
+    ) -> torch.Tensor | None:
+        """Encode what ``chunks`` ask for and hand the outputs to the step: in its plan, or as the
+        input embeddings, which are returned."""
+        assert self._model is not None
+        self._encode([media for chunk in chunks for media in chunk.encode])
+        if self._model.lifelong:
+            step.attended = [self._tensors[chunk.request.media[0].key] for chunk in chunks]
+            return None
+        return self._embeds(self._model, chunks, ids)
+
+    def _encode(self, media: Sequence[Media]) -> None:
+        if not media:
+            return
+        assert self._model is not None
+        outputs = self._model.encode(media)
+        for item, output in zip(media, outputs, strict=True):
+            self._tensors[item.key] = output
+
+    def _embeds(
+        self, model: MediaModel, chunks: Sequence[Chunk], ids: torch.Tensor
+    ) -> torch.Tensor | None:
+        """[tokens, hidden] with outputs in the place of placeholders; None where no row is one."""
+        found: torch.Tensor | None = None
+        row = 0
+        for chunk in chunks:
+            start = chunk.request.computed
+            for media in chunk.request.media:
+                first = max(media.start, start)
+                last = min(media.start + media.length, start + chunk.count)
+                if first >= last:
+                    continue
+                if found is None:
+                    found = model.embed(ids)
+                output = self._tensors[media.key][first - media.start : last - media.start]
+                found[row + first - start : row + last - start] = output
+            row += chunk.count
+        return found
+
+    def close(self) -> None:
+        """Let go of everything. Again does nothing more."""
+        self._tensors = {}
+        self._model = None
