@@ -38,10 +38,12 @@ TOOLS = [
     "stat",
     "df",
 ]
-# torch loads libpthread.so.0 by name, and no ELF file refers to the name service modules.
+# torch loads libpthread.so.0 by name, libsndfile needs libmvec, and no ELF file of the image refers
+# to the name service modules.
 BY_NAME = [
     "libpthread.so.0",
     "libdl.so.2",
+    "libmvec.so.1",
     "librt.so.1",
     "libutil.so.1",
     "libresolv.so.2",
