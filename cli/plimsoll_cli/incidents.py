@@ -1,23 +1,51 @@
-"""``plimsoll incidents``: what the local journals hold."""
+"""``plimsoll incidents``: what the supervisors opened, from a cluster or from local journals."""
 
 from __future__ import annotations
 
 import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.local import root
-from plimsoll_cli.timeline import clock, headline
-from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.incident import rfc3339
+from plimsoll_cli.output import Output, console, show, write
+from plimsoll_cli.told import Told, of_journal
+from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_sidecar.govern.incident import Incident, Phase
 from plimsoll_sidecar.record.journal import FILE
 
 STATE_DIR = "state"
+WATCH_S = 2.0
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which incidents are wanted; None is all."""
+
+    service: str | None = None
+    phase: str | None = None
+    kind: str | None = None
+    open_only: bool = False
+
+    def check(self) -> None:
+        """UsageError for a word that no incident has."""
+        for flag, word, known in (("--phase", self.phase, Phase), ("--kind", self.kind, Kind)):
+            if word is not None and word not in list(known):
+                raise UsageError(f"{flag} {word!r}: use one of {', '.join(known)}")
+
+    def wants(self, told: Told) -> bool:
+        return (
+            self.service in (None, told.spec.service)
+            and self.phase in (None, told.status.phase)
+            and self.kind in (None, told.spec.kind)
+            and not (self.open_only and told.ended)
+        )
 
 
 def read(journal: Path) -> list[Incident]:
@@ -35,39 +63,96 @@ def read(journal: Path) -> list[Incident]:
         raise UsageError(f"{journal}: cannot be read: {error}") from None
 
 
-def show(service: str | None, run_dir: Path | None, output: str) -> None:
-    """Prints the incidents of one run directory, one service or all services that ran here."""
+def local(service: str | None, run_dir: Path | None) -> list[Told]:
+    """Of one run directory, of one service, or of all services that ran on this machine."""
     if run_dir is not None:
         journals = [run_dir / STATE_DIR / FILE]
     elif service is not None:
         journals = [root.of(service) / STATE_DIR / FILE]
     else:
         journals = sorted(root.base().glob(f"*/{STATE_DIR}/{FILE}"))
-    found = [incident for journal in journals for incident in read(journal)]
-    found.sort(key=lambda incident: incident.opened_at, reverse=True)
-    console = Console(soft_wrap=True)
-    if output == "json":
-        console.file.write(
-            msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
-        )
-    elif not found:
-        console.print("no incidents")
-    else:
-        console.print(_table(found))
+    return [
+        of_journal(incident, service or journal.parents[1].name)
+        for journal in journals
+        for incident in read(journal)
+    ]
 
 
-def _table(found: list[Incident]) -> Table:
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for column in ("OPENED", "NAME", "PHASE", "OUTCOME", "RETURNED", "WHAT"):
-        table.add_column(column, no_wrap=True)
-    for incident in found:
-        returned = incident.returned_bytes
-        table.add_row(
-            f"{rfc3339(incident.opened_at)[:10]} {clock(incident.opened_at)}",
-            incident.name,
-            incident.phase.value,
-            incident.reason.value if incident.reason else "",
-            "" if returned is None else format_bytes(returned),
-            headline(incident),
-        )
-    return table
+def listing(found: Iterable[Told], wanted: Filter, limit: int | None) -> list[Told]:
+    """Those that are wanted, newest first, at most ``limit``."""
+    chosen = [told for told in found if wanted.wants(told)]
+    chosen.sort(key=lambda told: told.spec.opened_at, reverse=True)
+    return chosen[:limit]
+
+
+def print_list(found: Sequence[Told], output: Output, more: int = 0) -> None:
+    if not output.for_people:
+        write([objects(told) for told in found], output)
+        return
+    out = console()
+    if not found:
+        out.print("no incidents")
+        return
+    wide = output is Output.WIDE
+    spaces = any(told.namespace for told in found)
+    show(columns(wide, spaces), [row(told, wide, spaces) for told in found], out)
+    if more:
+        out.print(f"and {more} older: --limit shows more")
+
+
+def watch(read_all: Callable[[], list[Told]], wanted: Filter, output: Output) -> None:
+    """A line for each change, until Ctrl-C. Reads again every two seconds."""
+    known: dict[str, str] = {}
+    out = console()
+    while True:
+        fresh = listing(read_all(), wanted, None)
+        for told in reversed(fresh):
+            state = f"{told.status.phase} {told.status.outcome or ''}"
+            if known.get(told.name) != state:
+                known[told.name] = state
+                if output.for_people:
+                    now = time.strftime("%H:%M:%S")
+                    out.print(f"{now}  {told.name}  {state}  {headline(told)}", soft_wrap=True)
+                else:
+                    write(objects(told), output)
+        time.sleep(WATCH_S)
+
+
+def columns(wide: bool, namespaces: bool) -> list[str]:
+    names = ["NAMESPACE"] if namespaces else []
+    names += ["OPENED", "NAME", "SERVICE", "PHASE", "OUTCOME", "RETURNED", "WHAT"]
+    return [*names, "POD", "EPOCH", "ENDED"] if wide else names
+
+
+def row(told: Told, wide: bool, namespaces: bool) -> list[str]:
+    spec, status = told.spec, told.status
+    returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
+    cells = [told.namespace] if namespaces else []
+    cells += [spec.opened_at, told.name, spec.service, status.phase, status.outcome or ""]
+    cells += [returned, headline(told)]
+    return [*cells, spec.pod, spec.epoch, status.ended_at or ""] if wide else cells
+
+
+def headline(told: Told) -> str:
+    """What grew, how much and how fast, in one line."""
+    seen = told.status.attribution
+    parts = [told.spec.kind]
+    if seen.segment:
+        parts.append(f"in {seen.segment}" + (f" of the {seen.process}" if seen.process else ""))
+    if seen.bytes:
+        parts.append(format_bytes(seen.bytes))
+    if seen.bytes_per_hour:
+        parts.append(f"{format_bytes(seen.bytes_per_hour)}/h")
+    if seen.bytes_per_request:
+        parts.append(f"{format_bytes(seen.bytes_per_request)} a request")
+    return ", ".join(parts)
+
+
+def objects(told: Told) -> dict[str, Any]:
+    """The incident as an object of a cluster, whichever way it came."""
+    space = {"namespace": told.namespace} if told.namespace else {}
+    return {
+        "metadata": {"name": told.name, **space},
+        "spec": msgspec.to_builtins(told.spec),
+        "status": msgspec.to_builtins(told.status),
+    }

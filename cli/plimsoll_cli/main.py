@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
+from plimsoll_cli import commands, options
 from plimsoll_cli.errors import RunError, UsageError
 
 app = typer.Typer(
     name="plimsoll",
     help="Memory supervision for inference engines.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -32,28 +32,11 @@ class Mode(StrEnum):
     RECOVER = "Recover"
 
 
-class Output(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-
-
-def _duration(text: str) -> float:
-    from plimsoll_api.units import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-RunDir = Annotated[
-    Path | None,
-    typer.Option("--run-dir", metavar="DIR", help="Default: ~/.local/state/plimsoll/SERVICE."),
-]
 Duration = Annotated[
     float | None,
-    typer.Option(parser=_duration, metavar="TIME", help="Stop after, for example, 10m."),
+    typer.Option(parser=options.duration, metavar="TIME", help="Stop after, for example, 10m."),
 ]
+RunDir = options.RunDir
 
 
 @app.command()
@@ -97,20 +80,6 @@ def demo(
 
 
 @app.command()
-def incidents(
-    service: Annotated[
-        str | None, typer.Argument(help="Name of a service that ran here. Default: all.")
-    ] = None,
-    run_dir: RunDir = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Form.")] = Output.TABLE,
-) -> None:
-    """List the incidents in the local journal, newest first."""
-    from plimsoll_cli import incidents as listing
-
-    listing.show(service, run_dir, output.value)
-
-
-@app.command()
 def record(
     out: Annotated[Path, typer.Argument(help="The trace: NAME.jsonl or NAME.jsonl.gz.")],
     service: Annotated[str | None, typer.Argument(help="Name of a service that runs here.")] = None,
@@ -134,6 +103,9 @@ def replay(
     from plimsoll_sidecar import replay as replaying
 
     raise typer.Exit(replaying.main([str(trace), f"--mode={mode.value}"]))
+
+
+commands.register(app)
 
 
 @app.command()

@@ -139,7 +139,9 @@ def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path, model: Pat
     assert f"--run-dir {tmp_path}/file/run: Not a directory" in done.stderr
 
 
-@pytest.mark.parametrize("command", [("incidents", "absent"), ("record", "x.jsonl", "absent")])
+@pytest.mark.parametrize(
+    "command", [("incidents", "--local", "absent"), ("record", "x.jsonl", "absent")]
+)
 def test_a_service_that_never_ran_here_is_said(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,8 +315,8 @@ def test_the_supervisor_is_killed_in_an_incident(tmp_path: Path, model: Path) ->
     assert ended["attribution"]["bytes"] > 0
     assert ended["returned_bytes"] > 0
     (incident,) = _listed(local)
-    assert incident["name"] == ended["name"]
-    steps = incident["timeline"]
+    assert incident["metadata"]["name"] == ended["name"]
+    steps = incident["status"]["timeline"]
     assert [s["outcome"] for s in steps if s["step"] == "WorkerRestart"] == ["Succeeded"]
     assert any(s["step"] == "Trim" for s in steps)
 

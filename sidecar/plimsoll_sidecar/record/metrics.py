@@ -128,10 +128,19 @@ class Metrics:
         self._known_at: dict[str, float] = {}
         self._cpu_seen = 0.0
         self._process = psutil.Process()
-        for kind in Kind:
-            self._incidents.labels(kind.value)  # from 0 on, so that the first one is an increase
+        self._begin_at_zero()
         self.journal(True)
         self.config(True)
+
+    def _begin_at_zero(self) -> None:
+        """A counter that appears with its first event has no increase: these are there before."""
+        for kind in Kind:
+            self._incidents.labels(kind.value)
+        for action in sorted(REMEDIATIONS):
+            for outcome in (StepOutcome.SUCCEEDED, StepOutcome.FAILED):
+                self._remediations.labels(action, outcome.value)
+            for memory in ("host", "device"):
+                self._returned.labels(action, memory)
 
     def budgets(self, memory: MemoryPolicy) -> None:
         """The budgets in force: at the start, and after a change of the configuration."""

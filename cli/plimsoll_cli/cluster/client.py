@@ -1,0 +1,188 @@
+"""The API server, as far as the command line needs it: lists by page, one object, access reviews.
+
+Failures become :class:`RunError` with what to do: no cluster, no permission (with the RBAC rule
+that is missing), no CRD, another version of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import urllib3
+import yaml
+from kubernetes import client as k8s
+from kubernetes import config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config.config_exception import ConfigException
+
+from plimsoll_api.schema import GROUP, VERSION
+from plimsoll_cli.errors import RunError, UsageError
+
+Object = dict[str, Any]
+PAGE = 500
+TIMEOUT_S = 15.0
+
+
+class Cluster:
+    """``namespace`` is the chosen one; None is all of them."""
+
+    def __init__(
+        self,
+        kubeconfig: Path | None = None,
+        context: str | None = None,
+        namespace: str | None = None,
+        everywhere: bool = False,
+    ) -> None:
+        """Reads the configuration as kubectl does; UsageError where there is none."""
+        configuration = k8s.Configuration()
+        file = str(kubeconfig) if kubeconfig else None
+        try:
+            if file is None and not _has_config() and "KUBERNETES_SERVICE_HOST" in os.environ:
+                config.load_incluster_config(configuration)
+                current = "default"
+            else:
+                config.load_kube_config(file, context, configuration)
+                current = _namespace_of(file, context)
+        except (ConfigException, OSError, yaml.YAMLError, TypeError) as error:
+            raise UsageError(
+                f"no cluster to talk to: {error}; name one with --kubeconfig or KUBECONFIG, or add"
+                " --local for what ran on this machine"
+            ) from None
+        configuration.retries = False
+        self.host = str(configuration.host)
+        self.namespace = None if everywhere else namespace or current
+        self.configuration = configuration
+        self._api = k8s.ApiClient(configuration)
+
+    def get(self, path: str, **query: Any) -> Object:
+        """One answer of the API server as JSON."""
+        return self._call("GET", path, query)
+
+    def create(self, path: str, body: Object) -> Object:
+        return self._call("POST", path, {}, body)
+
+    def pages(self, plural: str, **query: Any) -> Iterator[Object]:
+        """Every object of one of our kinds, in pages that keep the API server's memory small."""
+        yield from self.listed(f"/apis/{GROUP}/{VERSION}", plural, **query)
+
+    def listed(self, root: str, plural: str, **query: Any) -> Iterator[Object]:
+        where = f"/namespaces/{self.namespace}" if self.namespace else ""
+        going_on: str | None = None
+        while True:
+            page = {"limit": PAGE, **({"continue": going_on} if going_on else {}), **query}
+            try:
+                answer = self._call("GET", f"{root}{where}/{plural}", page)
+            except _Gone:
+                going_on = None  # the snapshot is too old: from the beginning
+                continue
+            yield from answer.get("items", [])
+            going_on = answer.get("metadata", {}).get("continue")
+            if not going_on:
+                return
+
+    def named(self, plural: str, name: str) -> Object | None:
+        """One of our objects in the chosen namespace; None where there is none."""
+        namespace = self.namespace or "default"
+        try:
+            return self.get(f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{plural}/{name}")
+        except AbsentError:
+            self._check_crd(plural)
+            return None
+
+    def _call(self, method: str, path: str, query: Object, body: Object | None = None) -> Object:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        try:
+            request = self._api.param_serialize(
+                method, path, query_params=list(query.items()), header_params=headers, body=body,
+                auth_settings=["BearerToken"],
+            )  # fmt: skip
+            response = self._api.call_api(*request, _request_timeout=TIMEOUT_S)
+            data = response.read()
+        except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise RunError(f"the API server {self.host} does not answer: {reason}") from None
+        if response.status >= 300:
+            self._failed(response.status, response.reason or "", method, path)
+        answer: Object = json.loads(data)
+        return answer
+
+    def _failed(self, status: int, reason: str, method: str, path: str) -> NoReturn:
+        if status == 410:
+            raise _Gone from None
+        if status == 404:
+            if path.startswith(f"/apis/{GROUP}/{VERSION}/") and not _names_one(path):
+                self._check_crd(path.rsplit("/", 1)[1])
+            raise AbsentError(f"{path}: not found") from None
+        if status == 401:
+            raise RunError(f"the API server {self.host} does not know you: log in again") from None
+        if status == 403:
+            raise RunError(denied(method, path)) from None
+        raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
+
+    def _check_crd(self, plural: str) -> None:
+        """RunError where the kind is not installed, or in another version only."""
+        try:
+            group = self.get(f"/apis/{GROUP}")
+        except AbsentError:
+            raise RunError(
+                f"{GROUP} is not installed on {self.host}: kubectl apply --server-side -k config"
+            ) from None
+        versions = [one["version"] for one in group["versions"]]
+        if VERSION not in versions:
+            raise RunError(
+                f"{plural}.{GROUP} is installed in {', '.join(versions)}, this program needs"
+                f" {VERSION}: use the command line of the installed version, or upgrade the CRDs"
+            )
+
+
+class AbsentError(RunError):
+    """HTTP 404."""
+
+
+class _Gone(Exception):
+    """HTTP 410: the list that was being paged through is too old."""
+
+
+def _names_one(path: str) -> bool:
+    return rule_of("GET", path)[0] == "get"
+
+
+def rule_of(method: str, path: str) -> tuple[str, str, str, str | None]:
+    """Verb, API group, resource and namespace that a request needs."""
+    parts = [part for part in path.split("?")[0].split("/") if part]
+    group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
+    namespace = None
+    if len(rest) > 2 and rest[0] == "namespaces":
+        namespace, rest = rest[1], rest[2:]
+    resource = "/".join([rest[0], *rest[2:3]])
+    verb = {"POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}.get(method)
+    if verb is None:
+        verb = "get" if len(rest) > 1 else "list"
+    return verb, group, resource, namespace
+
+
+def denied(method: str, path: str) -> str:
+    """What is missing, and the rule that would give it."""
+    verb, group, resource, namespace = rule_of(method, path)
+    what = f"{resource}.{group}" if group else resource
+    where = f"in namespace {namespace}" if namespace else "in all namespaces"
+    kind = "Role" if namespace else "ClusterRole"
+    rule = {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+    text = yaml.safe_dump({"rules": [rule]}, sort_keys=False, default_flow_style=None).strip()
+    return f"you may not {verb} {what} {where}; a {kind} with this rule allows it:\n\n{text}"
+
+
+def _has_config() -> bool:
+    named = os.environ.get("KUBECONFIG")
+    files = named.split(os.pathsep) if named else [str(Path.home() / ".kube" / "config")]
+    return any(Path(file).is_file() for file in files if file)
+
+
+def _namespace_of(file: str | None, context: str | None) -> str:
+    contexts, active = config.list_kube_config_contexts(file)
+    chosen = next((one for one in contexts if one["name"] == context), active)
+    return str(chosen["context"].get("namespace") or "default")

@@ -1,0 +1,143 @@
+"""``plimsoll doctor``: is everything there that supervision needs? One line for each check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll_api.inferenceservice import PLURAL as SERVICES
+from plimsoll_api.leakincident import PLURAL as INCIDENTS
+from plimsoll_api.schema import GROUP, VERSION
+from plimsoll_cli.cluster.client import Cluster
+from plimsoll_cli.errors import RunError
+
+LEAST_MINOR = 33
+"""Native sidecars are stable since Kubernetes 1.33."""
+NEEDED = (
+    ("list", GROUP, SERVICES, ""),
+    ("list", GROUP, INCIDENTS, ""),
+    ("list", "", "pods", ""),
+    ("create", "", "pods", "exec"),
+)
+"""What this program asks of the API server: verb, group, resource, subresource."""
+SUPERVISOR = "supervisor"
+
+
+@dataclass(frozen=True)
+class Check:
+    """``ok`` is None for what could not be found out."""
+
+    name: str
+    ok: bool | None
+    text: str
+
+
+def run(cluster: Cluster, service: str | None) -> Iterator[Check]:
+    """Every check, in an order in which a failure explains those after it."""
+    try:
+        yield _version(cluster)
+    except RunError as error:
+        yield Check("api server", False, str(error))
+        return
+    crds = list(_crds(cluster))
+    yield from crds
+    yield from _permissions(cluster)
+    yield _operator(cluster)
+    if all(check.ok for check in crds):
+        yield from _replicas(cluster, service)
+
+
+def _version(cluster: Cluster) -> Check:
+    found = cluster.get("/version")
+    minor = int("".join(c for c in str(found["minor"]) if c.isdigit()) or 0)
+    text = f"{cluster.host}, Kubernetes {found['gitVersion']}"
+    if minor < LEAST_MINOR:
+        return Check("api server", False, f"{text}: at least 1.{LEAST_MINOR} is needed")
+    return Check("api server", True, text)
+
+
+def _crds(cluster: Cluster) -> Iterator[Check]:
+    for plural in (SERVICES, INCIDENTS):
+        name = f"{plural}.{GROUP}"
+        try:
+            group = cluster.get(f"/apis/{GROUP}")
+            versions = [one["version"] for one in group["versions"]]
+            known = cluster.get(f"/apis/{GROUP}/{VERSION}") if VERSION in versions else {}
+        except RunError as error:
+            yield Check(name, False, f"{error}: kubectl apply --server-side -k config")
+            continue
+        there = plural in [one["name"] for one in known.get("resources", [])]
+        text = f"{VERSION} is served" if there else f"{VERSION} is needed, {versions} are served"
+        yield Check(name, there, text)
+
+
+def _permissions(cluster: Cluster) -> Iterator[Check]:
+    for verb, group, resource, sub in NEEDED:
+        wanted = {"verb": verb, "group": group, "resource": resource, "subresource": sub}
+        space = {"namespace": cluster.namespace} if cluster.namespace else {}
+        name = f"may {verb} {resource}" + (f"/{sub}" if sub else "")
+        try:
+            answer = cluster.create(
+                "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+                {
+                    "apiVersion": "authorization.k8s.io/v1",
+                    "kind": "SelfSubjectAccessReview",
+                    "spec": {"resourceAttributes": wanted | space},
+                },
+            )
+        except RunError as error:
+            yield Check(name, None, str(error))
+            continue
+        allowed = bool(answer["status"]["allowed"])
+        rule = f"{{apiGroups: ['{group}'], resources: [{resource}{'/' + sub if sub else ''}],"
+        yield Check(name, allowed, "yes" if allowed else f"no: {rule} verbs: [{verb}]}}")
+
+
+def _operator(cluster: Cluster) -> Check:
+    query = {"labelSelector": "app.kubernetes.io/name=plimsoll"}
+    try:
+        found = cluster.get("/apis/apps/v1/deployments", **query)["items"]
+    except RunError as error:
+        return Check("operator", None, str(error).splitlines()[0])
+    if not found:
+        return Check("operator", False, "no Deployment is labelled app.kubernetes.io/name=plimsoll")
+    ready = sum(int(one.get("status", {}).get("readyReplicas") or 0) for one in found)
+    images = {c["image"] for one in found for c in one["spec"]["template"]["spec"]["containers"]}
+    return Check("operator", ready > 0, f"{ready} ready, {', '.join(sorted(images))}")
+
+
+def _replicas(cluster: Cluster, service: str | None) -> Iterator[Check]:
+    """What each supervisor sees of its engine."""
+    from plimsoll_cli.cluster.actions import ask_supervisor
+
+    chosen = f"plimsoll.dev/service={service}" if service else "plimsoll.dev/service"
+    for pod in cluster.listed("/api/v1", "pods", labelSelector=chosen):
+        name = str(pod["metadata"]["name"])
+        trouble = _sidecar(pod)
+        if trouble is not None:
+            yield Check(name, False, trouble)
+            continue
+        try:
+            seen = ask_supervisor(cluster, name, pod["metadata"]["namespace"])
+        except RunError as error:
+            yield Check(name, False, str(error).splitlines()[0])
+            continue
+        if seen.epoch is None:
+            yield Check(name, False, f"the supervisor does not see its engine: {seen.message}")
+        else:
+            text = f"engine {seen.version} {seen.state}, epoch {seen.epoch}; can"
+            yield Check(name, True, f"{text} {', '.join(sorted(seen.capabilities))}")
+
+
+def _sidecar(pod: dict[str, Any]) -> str | None:
+    """Why the supervisor of this pod cannot see its engine; None where nothing is wrong."""
+    spec = pod["spec"]
+    sidecars = [c for c in spec.get("initContainers", []) if c["name"] == SUPERVISOR]
+    if not sidecars:
+        return "there is no supervisor in it: plimsoll inject adds one"
+    if not spec.get("shareProcessNamespace"):
+        return "shareProcessNamespace is not true: the engine's processes are invisible"
+    if pod.get("status", {}).get("phase") != "Running":
+        return f"it is {pod.get('status', {}).get('phase')}"
+    return None

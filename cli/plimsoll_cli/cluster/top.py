@@ -1,0 +1,170 @@
+"""``plimsoll top``: every service and how much of its leak budget is spent, worst first."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from plimsoll_api.inferenceservice import PLURAL
+from plimsoll_cli.cluster.client import Cluster, Object
+from plimsoll_cli.output import Cell, Output, console, plain, show, table, write
+from plimsoll_cli.spark import bar, sparkline
+
+PERIOD_S = 2.0
+KEPT = 60
+BAR = 10
+NARROW = 90
+"""Below this many columns a table leaves out bars and sparklines."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One service. Percent of the worst replica's budget; None is unknown."""
+
+    namespace: str
+    name: str
+    ready: int
+    replicas: int
+    mode: str
+    host: int | None
+    device: int | None
+    worst: str
+    restarts: int
+    incidents: int
+    state: str
+    url: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def spent(self) -> int | None:
+        known = [value for value in (self.host, self.device) if value is not None]
+        return max(known, default=None)
+
+
+@dataclass
+class History:
+    """What each service had spent, refresh by refresh."""
+
+    seen: dict[str, deque[float | None]] = field(default_factory=dict)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        fresh = {row.key: row for row in rows}
+        self.seen = {key: self.seen.get(key) or deque(maxlen=KEPT) for key in fresh}
+        for key, row in fresh.items():
+            self.seen[key].append(row.spent)
+
+
+def row_of(item: Object) -> Row:
+    """From an InferenceService. What its status lacks is unknown."""
+    meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    memory = status.get("memory") or {}
+    return Row(
+        namespace=str(meta.get("namespace", "")),
+        name=str(meta["name"]),
+        ready=int(status.get("readyReplicas") or 0),
+        replicas=int(spec.get("replicas", 1)),
+        mode=str((spec.get("supervision") or {}).get("mode", "Observe")),
+        host=memory.get("hostConsumedPercent"),
+        device=memory.get("deviceConsumedPercent"),
+        worst=str(memory.get("replica", "")),
+        restarts=int(status.get("restarts") or 0),
+        incidents=int(status.get("openIncidents") or 0),
+        state=_state(status.get("conditions") or []),
+        url=str(status.get("url", "")),
+    )
+
+
+def worst_first(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
+
+
+def run(cluster: Cluster, output: Output, once: bool) -> None:
+    """Live in a terminal, once elsewhere."""
+    out = console()
+    rows = _read(cluster)
+    if not output.for_people:
+        write([_object(row) for row in rows], output)
+        return
+    history = History()
+    history.add(rows)
+    if once or not out.is_terminal:
+        if not rows:
+            out.print("no services")
+            return
+        wide = output is Output.WIDE
+        show(columns(wide, 0), [cells(row, history, wide, 0, plain(out)) for row in rows], out)
+        return
+    with Live(console=out, auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(frame(rows, history, output is Output.WIDE, out), refresh=True)
+            time.sleep(PERIOD_S)
+            rows = _read(cluster)
+            history.add(rows)
+
+
+def frame(rows: list[Row], history: History, wide: bool, out: Console) -> RenderableType:
+    """One frame, as wide as the terminal."""
+    shown = [cells(row, history, wide, out.width, plain(out)) for row in rows]
+    open_ = sum(row.incidents for row in rows)
+    head = Text(f"{len(rows)} services, {open_} open incidents, {time.strftime('%H:%M:%S')}")
+    if not rows:
+        return Group(head, Text("no services", style="dim"))
+    return Group(head, Text(), table(columns(wide, out.width), shown, out.width))
+
+
+def columns(wide: bool, width: int) -> list[str]:
+    names = ["SERVICE", "READY", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
+    if width >= NARROW:
+        names[2:2] = ["BUDGET", "TREND"]
+    return [*names, "MODE", "WORST", "URL"] if wide else names
+
+
+def cells(row: Row, history: History, wide: bool, width: int, ascii_only: bool) -> list[Cell]:
+    style = _style(row.spent)
+    made: list[Cell] = [row.key, f"{row.ready}/{row.replicas}"]
+    if width >= NARROW:
+        share = None if row.spent is None else row.spent / 100
+        made.append(Text(bar(share, BAR, ascii_only), style=style))
+        made.append(Text(sparkline(history.seen[row.key], 12, ascii_only), style=style))
+    made += [Text(_percent(value), style=_style(value)) for value in (row.host, row.device)]
+    made += [str(row.restarts), str(row.incidents), row.state]
+    return [*made, row.mode, row.worst, row.url] if wide else made
+
+
+def _read(cluster: Cluster) -> list[Row]:
+    return worst_first(row_of(item) for item in cluster.pages(PLURAL))
+
+
+def _object(row: Row) -> dict[str, Any]:
+    return {key: getattr(row, key) for key in Row.__dataclass_fields__}
+
+
+def _state(conditions: list[Object]) -> str:
+    """Ready, or why not."""
+    for one in conditions:
+        if one.get("type") == "RestartBudgetExhausted" and one.get("status") == "True":
+            return "RestartBudgetExhausted"
+    ready = next((one for one in conditions if one.get("type") == "Ready"), None)
+    if ready is None:
+        return "Unknown"
+    return "Ready" if ready.get("status") == "True" else str(ready.get("reason", "NotReady"))
+
+
+def _percent(value: int | None) -> str:
+    return "?" if value is None else f"{value}%"
+
+
+def _style(value: int | None) -> str:
+    if value is None:
+        return "dim"
+    return "red" if value >= 100 else "yellow" if value >= 50 else "green"

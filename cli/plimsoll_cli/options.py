@@ -1,0 +1,57 @@
+"""Flags that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plimsoll_cli.errors import UsageError
+from plimsoll_cli.output import Output
+
+if TYPE_CHECKING:
+    from plimsoll_cli.cluster.client import Cluster
+
+
+def duration(text: str) -> float:
+    """Seconds of ``10m``."""
+    from plimsoll_api.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option("--run-dir", metavar="DIR", help="Default: ~/.local/state/plimsoll/SERVICE."),
+]
+Local = Annotated[
+    bool, typer.Option("--local", help="What ran on this machine, without a cluster.")
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option("--kubeconfig", metavar="FILE", help="Default: as kubectl's.")
+]
+Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")]
+Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.")]
+Form = Annotated[Output, typer.Option("--output", "-o", help="Form.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def cluster(
+    kubeconfig: Path | None,
+    context: str | None,
+    namespace: str | None,
+    everywhere: bool = False,
+) -> Cluster:
+    """The cluster that the flags name. Raises UsageError."""
+    if namespace is not None and everywhere:
+        raise UsageError("--namespace and --all-namespaces: give one of them")
+    if kubeconfig is not None and not kubeconfig.is_file():
+        raise UsageError(f"--kubeconfig {kubeconfig}: there is no such file")
+    from plimsoll_cli.cluster.client import Cluster
+
+    return Cluster(kubeconfig, context, namespace, everywhere)

@@ -1,0 +1,70 @@
+"""How a command prints: a table for people, JSON or YAML for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Cell = str | Text
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def for_people(self) -> bool:
+        return self in (Output.TABLE, Output.WIDE)
+
+
+def console() -> Console:
+    """For tables. Rich itself keeps to NO_COLOR and to what is no terminal."""
+    return Console(highlight=False)
+
+
+def plain(out: Console) -> bool:
+    """Whether only ASCII can be shown."""
+    return not out.encoding.lower().startswith("utf")
+
+
+def dump(value: Any, output: Output) -> str:
+    """``value``, which holds only what JSON has."""
+    if output is Output.YAML:
+        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def write(value: Any, output: Output) -> None:
+    """To the standard output, as it is: never wrapped, never coloured."""
+    console().file.write(dump(value, output))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
+    """As kubectl's, cut at ``width`` columns; None cuts nothing."""
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, width=None)
+    for column in columns:
+        made.add_column(column, no_wrap=True, overflow="ellipsis" if width else "ignore")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def show(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Console) -> None:
+    """A table as wide as the terminal; in a pipe every cell is whole."""
+    if out.is_terminal:
+        out.print(table(columns, rows, out.width))
+    else:
+        lines = [list(columns), *([str(cell) for cell in row] for row in rows)]
+        widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            out.file.write("  ".join(cells).rstrip() + "\n")

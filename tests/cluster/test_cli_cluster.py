@@ -1,0 +1,182 @@
+"""The command line on a real API server: pages, stories, permissions, wrong versions."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from plimsoll_cli.cluster import client
+from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.main import app
+from tests.lab.kube import Kube
+from tests.lab.lab import Lab, namespace
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def kube(cluster: Lab) -> Iterator[Kube]:
+    with namespace(cluster.kube) as kube:
+        kube.apply(service("calm"), service("leaky"))
+        for index in range(COUNT):
+            kube.apply(incident(index))
+        status = {"phase": "Resolved", "outcome": "Trim", "returnedBytes": 1 << 20}
+        kube("patch", "leakincident", "leaky-03", "--subresource=status", "--type=merge",
+             "-p", json.dumps({"status": status}))  # fmt: skip
+        memory = {"memory": {"hostConsumedPercent": 85, "replica": "leaky-0"}, "openIncidents": 11}
+        kube("patch", "plinf", "leaky", "--subresource=status", "--type=merge",
+             "-p", json.dumps({"status": memory}))  # fmt: skip
+        yield kube
+
+
+def service(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name},
+        "spec": {"model": {"uri": "file:///models/tiny"}},
+    }
+
+
+def incident(index: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "LeakIncident",
+        "metadata": {"name": f"leaky-{index:02d}", "labels": {"plimsoll.dev/service": "leaky"}},
+        "spec": {
+            "service": "leaky",
+            "pod": "leaky-0",
+            "container": "engine",
+            "epoch": f"ab:{index}",
+            "openedAt": f"2026-01-01T00:00:{index:02d}Z",
+            "kind": "HostGrowth",
+        },
+    }
+
+
+def plimsoll(kube: Kube, *arguments: str, kubeconfig: Path | None = None) -> Result:
+    flags = ["--kubeconfig", str(kubeconfig or kube.kubeconfig), "-n", kube.namespace]
+    return CliRunner().invoke(app, [*arguments, *flags])
+
+
+def test_incidents_are_read_by_page_newest_first(
+    kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAGE", 5)
+    done = plimsoll(kube, "incidents", "-o", "json")
+    assert done.exit_code == 0, done.output
+    names = [one["metadata"]["name"] for one in json.loads(done.stdout)]
+    assert names == [f"leaky-{index:02d}" for index in reversed(range(COUNT))]
+    some = plimsoll(kube, "incidents", "leaky", "--limit", "3").stdout.splitlines()
+    assert some[0].split()[:3] == ["NAMESPACE", "OPENED", "NAME"]
+    assert some[-1] == "and 9 older: --limit shows more"
+    assert plimsoll(kube, "incidents", "calm").stdout == "no incidents\n"
+
+
+def test_filters(kube: Kube) -> None:
+    done = plimsoll(kube, "incidents", "--phase", "Resolved", "-o", "yaml")
+    assert [one["metadata"]["name"] for one in yaml.safe_load(done.stdout)] == ["leaky-03"]
+    still = json.loads(plimsoll(kube, "incidents", "--open", "-o", "json").stdout)
+    assert len(still) == COUNT - 1
+    wrong = plimsoll(kube, "incidents", "--kind", "Rust")
+    assert isinstance(wrong.exception, UsageError)
+
+
+def test_a_story_is_told(kube: Kube) -> None:
+    done = plimsoll(kube, "explain", "leaky-03")
+    assert done.exit_code == 0, done.output
+    assert "Resolved (Trim)" in done.stdout
+    assert "Came back: 1.0 MiB" in done.stdout
+    as_json = json.loads(plimsoll(kube, "explain", "leaky-03", "-o", "json").stdout)
+    assert as_json["next"].startswith("nothing at once")
+    absent = plimsoll(kube, "explain", "nobody")
+    assert "incident nobody: not in namespace" in str(absent.exception)
+
+
+def test_top_lists_the_worst_first(kube: Kube) -> None:
+    lines = plimsoll(kube, "top").stdout.splitlines()
+    assert lines[0].split()[:3] == ["SERVICE", "READY", "HOST%"]
+    assert lines[1].split()[:3] == [f"{kube.namespace}/leaky", "0/1", "85%"]
+    assert lines[2].split()[:3] == [f"{kube.namespace}/calm", "0/1", "?"]
+
+
+def test_doctor_finds_what_is_missing(kube: Kube) -> None:
+    done = plimsoll(kube, "doctor", "-o", "json")
+    checks = {one["name"]: one for one in json.loads(done.stdout)}
+    assert checks["api server"]["ok"] is True
+    assert checks["inferenceservices.plimsoll.dev"]["ok"] is True
+    assert checks["may create pods/exec"]["ok"] is True
+    assert checks["operator"]["ok"] is False
+    assert done.exit_code == 1
+
+
+def nobody(kube: Kube, folder: Path) -> Path:
+    """A kubeconfig of an account without rights."""
+    kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "nobody"}})
+    config = yaml.safe_load(kube.kubeconfig.read_text())
+    token = kube("create", "token", "nobody", "--duration=1h").strip()
+    config["users"] = [{"name": "nobody", "user": {"token": token}}]
+    config["contexts"][0]["context"]["user"] = "nobody"
+    config["current-context"] = config["contexts"][0]["name"]
+    target = folder / "kubeconfig"
+    target.write_text(yaml.safe_dump(config))
+    target.chmod(0o600)
+    return target
+
+
+def test_the_rule_that_is_printed_is_the_one_that_helps(kube: Kube, tmp_path: Path) -> None:
+    kubeconfig = nobody(kube, tmp_path)
+    refused = plimsoll(kube, "incidents", kubeconfig=kubeconfig)
+    assert isinstance(refused.exception, RunError)
+    message = str(refused.exception)
+    assert f"you may not list leakincidents.plimsoll.dev in namespace {kube.namespace}" in message
+    rules = yaml.safe_load(message.partition("\n\n")[2])["rules"]
+    kind = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    subject = {"kind": "ServiceAccount", "name": "nobody", "namespace": kube.namespace}
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
+    kube.apply(
+        {**kind, "kind": "Role", "metadata": {"name": "reader"}, "rules": rules},
+        {**kind, "kind": "RoleBinding", "metadata": {"name": "reader"}, "roleRef": ref,
+         "subjects": [subject]},
+    )  # fmt: skip
+    assert plimsoll(kube, "incidents", kubeconfig=kubeconfig).exit_code == 0
+
+
+def test_an_action_needs_pods_exec(kube: Kube, tmp_path: Path) -> None:
+    refused = plimsoll(kube, "trim", "leaky-0", "--yes", kubeconfig=nobody(kube, tmp_path))
+    assert "you may not create pods/exec" in str(refused.exception)
+    absent = plimsoll(kube, "trim", "leaky-0", "--yes")
+    assert isinstance(absent.exception, RunError)
+    assert "leaky-0" in str(absent.exception)
+
+
+def test_another_version_of_the_crds_is_said(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "VERSION", "v9")
+    done = plimsoll(kube, "incidents")
+    assert "is installed in v1alpha1, this program needs v9" in str(done.exception)
+    monkeypatch.setattr(client, "GROUP", "absent.dev")
+    assert "absent.dev is not installed" in str(plimsoll(kube, "incidents").exception)
+
+
+def test_an_api_server_that_is_away_is_said(kube: Kube, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = yaml.safe_load(kube.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{port}"
+    target = tmp_path / "kubeconfig"
+    target.write_text(yaml.safe_dump(config))
+    for command in (["incidents"], ["top"], ["explain", "x"], ["trim", "x", "--yes"]):
+        done = plimsoll(kube, *command, kubeconfig=target)
+        assert isinstance(done.exception, RunError), done.output
+        assert "127.0.0.1" in str(done.exception)
+    assert plimsoll(kube, "doctor", kubeconfig=target).exit_code == 1
+    absent = plimsoll(kube, "top", kubeconfig=tmp_path / "absent")
+    assert "there is no such file" in str(absent.exception)

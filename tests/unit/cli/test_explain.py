@@ -1,0 +1,181 @@
+"""An incident's story, and how tables and pictures behave on small and plain terminals."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import yaml
+from rich.console import Console
+
+from plimsoll_cli import explain, incidents
+from plimsoll_cli.cluster.client import denied, rule_of
+from plimsoll_cli.cluster.top import History, cells, columns, frame, row_of, worst_first
+from plimsoll_cli.output import Output, dump, show
+from plimsoll_cli.spark import BLOCKS, bar, sparkline
+from plimsoll_cli.told import Told, UnreadableError, of_object
+from plimsoll_sidecar.govern.incident import Reason
+
+MIB = 1 << 20
+INCIDENT = {
+    "metadata": {"name": "leaky-0-1a2b3c4d", "namespace": "default"},
+    "spec": {
+        "service": "leaky", "pod": "leaky-0", "container": "engine", "epoch": "ab:1",
+        "openedAt": "2026-01-01T00:00:00Z", "kind": "HostGrowth",
+    },
+    "status": {
+        "phase": "Resolved", "outcome": "WorkerRestart", "consumedPercent": 104,
+        "returnedBytes": 60 * MIB, "endedAt": "2026-01-01T00:00:28Z",
+        "attribution": {
+            "segment": "python_objects", "process": "worker", "bytes": 66 * MIB,
+            "bytesPerHour": 1 << 30, "bytesPerRequest": 2 * MIB, "confidence": 0.97,
+            "evidence": ["66.0 MiB in 30 s at comparable load"],
+        },
+        "timeline": [
+            {"time": "2026-01-01T00:00:05Z", "step": "Trim", "outcome": "Succeeded",
+             "beforeBytes": 400 * MIB, "afterBytes": 398 * MIB, "message": "gc 0.1 s"},
+            {"time": "2026-01-01T00:00:15Z", "step": "WorkerRestart", "outcome": "Succeeded",
+             "beforeBytes": 410 * MIB, "afterBytes": 350 * MIB, "message": "8 requests carried"},
+        ],
+    },
+}  # fmt: skip
+
+
+def text(told: Told, width: int = 100, plain: bool = False) -> str:
+    return "\n".join(line.plain for line in explain.lines(told, width, plain))
+
+
+def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
+    story = text(of_object(INCIDENT))
+    for part in (
+        "Resolved (WorkerRestart)", "host memory grew", "default/leaky", "after 28 s",
+        "66.0 MiB in python_objects of the worker", "2.0 MiB a request", "104 %",
+        "+5 s", "Trim", "400 MiB -> 398 MiB (2.0 MiB back)", "410 MiB -> 350 MiB (60.0 MiB back)",
+        "8 requests carried", "Came back: 60.0 MiB", "What next: report the leak",
+    ):  # fmt: skip
+        assert part in story, f"{part!r} is not in:\n{story}"
+    assert set(BLOCKS) & set(story)
+
+
+def test_a_narrow_or_plain_terminal_gets_shorter_lines_and_ascii() -> None:
+    story = text(of_object(INCIDENT), width=40, plain=True)
+    steps = [line for line in story.splitlines() if line.startswith("  +")]
+    assert len(steps) == 2
+    assert all(len(line) <= 40 and line.endswith("...") for line in steps)
+    assert story.isascii()
+
+
+def test_an_incident_without_status_is_told_as_open() -> None:
+    told = of_object({key: INCIDENT[key] for key in ("metadata", "spec")})
+    assert "Nothing was tried yet" in text(told)
+    assert "What next: wait" in text(told)
+
+
+def test_an_object_of_another_shape_is_named() -> None:
+    with pytest.raises(UnreadableError, match="LeakIncident x"):
+        of_object({"metadata": {"name": "x"}, "spec": {"service": 3}})
+
+
+def test_every_ending_says_what_to_do() -> None:
+    assert {reason.value for reason in Reason} <= set(explain.NEXT)
+
+
+def test_objects_round_trip_as_json_and_yaml() -> None:
+    value = incidents.objects(of_object(INCIDENT))
+    assert value["status"]["timeline"] == INCIDENT["status"]["timeline"]
+    assert json.loads(dump(value, Output.JSON)) == yaml.safe_load(dump(value, Output.YAML))
+    assert of_object(value) == of_object(INCIDENT)
+
+
+def test_a_pipe_gets_whole_cells_without_colour() -> None:
+    out = Console(file=io.StringIO(), width=20)
+    told = of_object(INCIDENT)
+    show(incidents.columns(True, True), [incidents.row(told, True, True)], out)
+    printed = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "leaky-0-1a2b3c4d" in printed
+    assert "\x1b" not in printed
+    assert len(printed.splitlines()) == 2
+
+
+def test_filters_and_order() -> None:
+    first = of_object(INCIDENT)
+    later = of_object(
+        INCIDENT
+        | {"metadata": {"name": "b"}, "status": {"phase": "Confirmed"}}
+        | {"spec": {**INCIDENT["spec"], "openedAt": "2026-02-01T00:00:00Z"}}
+    )
+    everything = [first, later]
+    names = [told.name for told in incidents.listing(everything, incidents.Filter(), None)]
+    assert names == ["b", "leaky-0-1a2b3c4d"]
+    assert incidents.listing(everything, incidents.Filter(), 1) == [later]
+    assert incidents.listing(everything, incidents.Filter(open_only=True), None) == [later]
+    assert incidents.listing(everything, incidents.Filter(phase="Resolved"), None) == [first]
+    assert incidents.listing(everything, incidents.Filter(service="x"), None) == []
+    with pytest.raises(Exception, match="--phase 'x': use one of Open"):
+        incidents.Filter(phase="x").check()
+
+
+def test_small_pictures() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([None]) == ""
+    assert sparkline([1, 1]) == "▁▁"
+    assert sparkline([0, None, 7]) == "▁ █"
+    assert len(sparkline(range(100), 10)) == 10
+    assert sparkline([0, 1], plain=True).isascii()
+    assert bar(0.5, 4) == "██░░"
+    assert bar(None, 4, plain=True) == "...."
+    assert bar(7.0, 4, plain=True) == "####"
+
+
+SERVICE = {
+    "metadata": {"name": "qwen", "namespace": "ml"},
+    "spec": {"replicas": 2, "supervision": {"mode": "Recover"}},
+    "status": {
+        "readyReplicas": 1, "restarts": 3, "openIncidents": 1,
+        "memory": {"hostConsumedPercent": 55, "replica": "qwen-1"},
+        "conditions": [{"type": "Ready", "status": "False", "reason": "EngineStarting"}],
+    },
+}  # fmt: skip
+
+
+def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
+    bad, new = row_of(SERVICE), row_of({"metadata": {"name": "a", "namespace": "ml"}})
+    assert (bad.host, bad.device, bad.state, bad.spent) == (55, None, "EngineStarting", 55)
+    assert (new.host, new.state, new.mode) == (None, "Unknown", "Observe")
+    assert worst_first([new, bad]) == [bad, new]
+    history = History()
+    history.add([bad, new])
+    assert "TREND" in columns(False, 120)
+    assert "TREND" not in columns(False, 80)
+    plain = [str(cell) for cell in cells(bad, history, True, 120, True)]
+    assert plain[:5] == ["ml/qwen", "1/2", "######....", "_", "55%"]
+    for width in (40, 80, 200):
+        out = Console(file=io.StringIO(), width=width, force_terminal=True)
+        out.print(frame([bad, new], history, True, out))
+        lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "rule"),
+    [
+        ("GET", "/apis/plimsoll.dev/v1alpha1/leakincidents",
+         ("list", "plimsoll.dev", "leakincidents", None)),
+        ("GET", "/apis/plimsoll.dev/v1alpha1/namespaces/a/leakincidents/b",
+         ("get", "plimsoll.dev", "leakincidents", "a")),
+        ("POST", "/api/v1/namespaces/a/pods/p/exec", ("create", "", "pods/exec", "a")),
+        ("GET", "/api/v1/namespaces/a/pods", ("list", "", "pods", "a")),
+    ],
+)  # fmt: skip
+def test_the_rule_that_is_missing(
+    method: str, path: str, rule: tuple[str, str, str, str | None]
+) -> None:
+    assert rule_of(method, path) == rule
+    verb, group, resource, namespace = rule
+    message = denied(method, path)
+    assert f"you may not {verb} {resource}" in message
+    head, _, body = message.partition("\n\n")
+    assert ("a Role" if namespace else "a ClusterRole") in head
+    wanted = {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+    assert yaml.safe_load(body) == {"rules": [wanted]}
