@@ -44,7 +44,9 @@ class EncoderOutputs:
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])
         if self._model.lifelong:
-            step.attended = [self._tensors[chunk.request.media[0].key] for chunk in chunks]
+            step.attended = [
+                (chunk.count, self._tensors[chunk.request.media[0].key]) for chunk in chunks
+            ]
             return None
         return self._embeds(self._model, chunks, ids)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import torch
 
-from plimsoll_engine.models.transformers_model import kv_shape
+from plimsoll_engine.models.interface import KVShape
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 BLOCK_SIZE = 16
@@ -28,8 +26,11 @@ class Settings(msgspec.Struct, frozen=True):
     num_blocks: int
 
 
-def resolve(asked: WorkerConfig, config: Any, dtype: torch.dtype, device: torch.device) -> Settings:
-    """Fill in what was not asked for. Call it after the weights were loaded."""
+def resolve(
+    asked: WorkerConfig, kv: KVShape, positions: int, dtype: torch.dtype, device: torch.device
+) -> Settings:
+    """Fill in what was not asked for. Call it after the weights were loaded. ``positions`` is the
+    model's longest context in tokens."""
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
     ):  # fmt: skip
@@ -37,7 +38,6 @@ def resolve(asked: WorkerConfig, config: Any, dtype: torch.dtype, device: torch.
         if value is not None and value < 1:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     cuda = device.type == "cuda"
-    positions = int(config.max_position_embeddings)
     max_model_len = asked.max_model_len or positions
     if max_model_len > positions:
         raise SettingsError(
@@ -52,7 +52,7 @@ def resolve(asked: WorkerConfig, config: Any, dtype: torch.dtype, device: torch.
     num_blocks = asked.num_blocks
     if num_blocks is None:
         room = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_FRACTION) if cuda else CPU_KV_BYTES
-        num_blocks = min(room // (kv_shape(config).bytes_per_token(dtype) * block_size), useful)
+        num_blocks = min(room // (kv.bytes_per_token(dtype) * block_size), useful)
     if num_blocks * block_size < max_model_len:
         if asked.max_model_len is not None and asked.num_blocks is None:
             raise SettingsError(

@@ -68,7 +68,9 @@ class Lifecycle:
         torch.set_float32_matmul_precision("highest")
         self.device_baseline = device_baseline(self.device)
         self._model = loader.load_model(folder, config, dtype, self.device)
-        self.settings = sizes.resolve(self.config, config, dtype, self.device)
+        self.settings = sizes.resolve(
+            self.config, self._model.kv, loader.positions(config), dtype, self.device
+        )
         self._runner = Runner(self._model, self.settings.num_blocks, self.settings.block_size)
         pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
         scheduler = Scheduler(

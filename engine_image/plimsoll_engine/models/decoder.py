@@ -180,6 +180,16 @@ class Decoder:
         )
 
     @property
+    def ignored(self) -> frozenset[str]:
+        """A tied head may be in the checkpoint once more."""
+        return frozenset({"lm_head.weight"} if self.spec.tied else ())
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The name of a checkpoint's tensor in :attr:`parts`: the same."""
+        return name
+
+    @property
     def device(self) -> torch.device:
         return self._tensors["embed"].device
 

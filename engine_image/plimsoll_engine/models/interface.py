@@ -40,7 +40,8 @@ class StepPlan:
     int32 [sequences + 1] its first row. The first ``decodes`` sequences have one row each;
     ``longest`` is the most rows of any other. ``fresh`` says that no prefill chunk has a context
     before it. ``derived`` is the backend's own: what it computes once a step. ``attended`` holds
-    for each sequence what its rows attend to beside the pool, in models with an encoder for that.
+    for each sequence its rows' number and what they attend to beside the pool, in models with an
+    encoder for that.
     """
 
     keys: torch.Tensor
@@ -54,7 +55,7 @@ class StepPlan:
     longest: int = 0
     fresh: bool = False
     derived: Any = None
-    attended: list[torch.Tensor] | None = None
+    attended: list[tuple[int, torch.Tensor]] | None = None
 
 
 class Model(Protocol):

@@ -7,7 +7,7 @@ Whoever lends the weights to the model takes the steps one by one: :func:`build`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -16,16 +16,35 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from plimsoll_engine.models import decoder, rope, transformers_model
 from plimsoll_engine.models.checkpoint import LoadError as LoadError
 from plimsoll_engine.models.checkpoint import check_files, opened, weight_files
-from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.decoder import Decoder, Part
 from plimsoll_engine.models.interface import Model
+from plimsoll_engine.models.llava import LlavaModel
 from plimsoll_engine.models.transformers_model import TransformersModel
+from plimsoll_engine.models.whisper import WhisperModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NOT_READ = (".rotary_emb.inv_freq",)
+NOT_READ = (".rotary_emb.inv_freq", ".embeddings.position_ids")
 """Names' ends in old checkpoints that hold what the config says."""
 NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Rotations that change with the longest sequence of a batch: no cache of keys can follow."""
+
+
+class OwnModel(Model, Protocol):
+    """A model of ours, whose tensors are bound and filled from outside.
+
+    ``parts`` says for each tensor by its name which of a checkpoint's tensors lie in it; their
+    names there are first made ``canonical``, and those in ``ignored`` are not read.
+    """
+
+    parts: dict[str, Part]
+
+    @property
+    def ignored(self) -> frozenset[str]: ...
+
+    def canonical(self, name: str) -> str: ...
+
+    def bind(self, tensors: dict[str, torch.Tensor]) -> None: ...
 
 
 def choose_device(name: str) -> torch.device:
@@ -50,12 +69,27 @@ def load_config(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LoadError(f"{path}: {error}") from None
+    if config.model_type == "whisper":
+        return config
+    text = text_config(config)
     for field in NEEDED:
-        if not isinstance(getattr(config, field, None), int):
+        if not isinstance(getattr(text, field, None), int):
             raise LoadError(f"{path}: field {field} is missing; not a decoder-only model's config")
-    if (kind := rope.rope_type(config)) in LENGTH_DEPENDENT:
+    if (kind := rope.rope_type(text)) in LENGTH_DEPENDENT:
         raise LoadError(f"{path}: field rope_parameters.rope_type: {kind} is not supported")
     return config
+
+
+def text_config(config: Any) -> Any:
+    """What describes the decoder: a part of the config where the model sees as well."""
+    return config.text_config if config.model_type == "llava" else config
+
+
+def positions(config: Any) -> int:
+    """How many tokens of context the decoder was made for."""
+    if config.model_type == "whisper":
+        return int(config.max_target_positions)
+    return int(text_config(config).max_position_embeddings)
 
 
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
@@ -69,26 +103,30 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
 
 
-def build(folder: Path, config: Any, dtype: torch.dtype) -> Decoder | None:
-    """Our decoder with its tensors on the meta device; None where only transformers has the model.
+def build(folder: Path, config: Any, dtype: torch.dtype) -> OwnModel | None:
+    """Our model with its tensors on the meta device; None where only transformers has it.
 
     ``folder`` is for messages. Raises :class:`LoadError`.
     """
-    if not decoder.supports(config):
-        return None
     try:
-        return Decoder(config, dtype)
+        if config.model_type == "whisper":
+            return WhisperModel(config, dtype)
+        if not decoder.supports(text_config(config)):
+            if config.model_type == "llava":
+                raise ValueError("field text_config: only Llama, Mistral and Qwen are known")
+            return None
+        return LlavaModel(config, dtype) if config.model_type == "llava" else Decoder(config, dtype)
     except (ValueError, TypeError, AttributeError) as error:
         raise LoadError(f"{folder / 'config.json'}: {error}") from None
 
 
-def bind(model: Decoder, tensors: dict[str, torch.Tensor]) -> None:
+def bind(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
     """Make ``model`` compute with ``tensors``, which keep their memory; ValueError names one that
     does not fit ``model.parameters_by_name()``."""
     model.bind(tensors)
 
 
-def fill(model: Decoder, folder: Path) -> None:
+def fill(model: OwnModel, folder: Path) -> None:
     """Copy the checkpoint's tensors from their mapped files straight into the model's own.
 
     Raises :class:`LoadError` for tensors that are missing, of another shape or of no model.
@@ -102,17 +140,17 @@ def fill(model: Decoder, folder: Path) -> None:
             strict=True,
         )
     }
-    ignored = {"lm_head.weight"} if model.spec.tied else set()
     missing, unexpected, mismatched = set(targets), [], []
     for path in weight_files(folder):
         with opened(path) as file:
             for name in file.keys():  # noqa: SIM118 - not a dictionary
-                target = targets.get(name)
+                ours = model.canonical(name)
+                target = targets.get(ours)
                 if target is None:
-                    if name not in ignored and not name.endswith(NOT_READ):
+                    if ours not in model.ignored and not name.endswith(NOT_READ):
                         unexpected.append(name)
                     continue
-                missing.discard(name)
+                missing.discard(ours)
                 shape = tuple(file.get_slice(name).get_shape())
                 if shape != tuple(target.shape):
                     mismatched.append(_shapes(name, shape, tuple(target.shape)))

@@ -150,9 +150,14 @@ def write_whisper(folder: Path) -> None:
     model = WhisperForConditionalGeneration(config)
     _fill(model)
     with torch.no_grad():
-        # Input and output embeddings are one matrix in Whisper: without this every token would
-        # answer itself.
-        model.model.decoder.embed_positions.weight.mul_(2.0)
+        # Input and output embeddings are one matrix in Whisper: without louder layers and positions
+        # every token would answer itself, whatever it hears.
+        model.model.decoder.embed_positions.weight.mul_(4.0)
+        for layer in model.model.decoder.layers:
+            layer.self_attn.out_proj.weight.mul_(3.0)
+            layer.encoder_attn.q_proj.weight.mul_(3.0)
+            layer.encoder_attn.out_proj.weight.mul_(4.0)
+            layer.fc2.weight.mul_(8.0)
     _save(model, folder)
     tiny_text.write(tokenizer, folder)
     generation = {

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from plimsoll_engine.core import settings as sizes
 from plimsoll_engine.models import loader
+from plimsoll_engine.models.interface import KVShape
 from plimsoll_engine.models.tiny import write_checkpoint
 from plimsoll_engine.models.transformers_model import kv_shape
 from plimsoll_engine.zygote_ipc import WorkerConfig
@@ -112,12 +113,12 @@ def test_a_size_that_cannot_be_is_named(
 ) -> None:
     config = WorkerConfig(str(tiny_checkpoint), "/x", "/x", **asked)  # type: ignore[arg-type]
     with pytest.raises(sizes.SettingsError, match=message):
-        sizes.resolve(config, loader.load_config(tiny_checkpoint), torch.float32, CPU)
+        sizes.resolve(config, KVShape(4, 2, 16), 8192, torch.float32, CPU)
 
 
 def test_sizes_follow_from_the_model_and_the_pool(tiny_checkpoint: Path) -> None:
     model = loader.load_config(tiny_checkpoint)
     config = WorkerConfig(str(tiny_checkpoint), "/x", "/x", num_blocks=10, block_size=8)
-    found = sizes.resolve(config, model, torch.float32, CPU)
+    found = sizes.resolve(config, kv_shape(model), loader.positions(model), torch.float32, CPU)
     assert (found.num_blocks, found.max_model_len) == (10, 80)
     assert kv_shape(model).bytes_per_token(torch.float32) == 2 * 4 * 2 * 16 * 4

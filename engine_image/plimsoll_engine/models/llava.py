@@ -1,0 +1,122 @@
+"""LLaVA: a vision tower and a projector of transformers before our own decoder.
+
+The tower sees a whole image; the projector's rows take the place of the image's placeholder tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModel
+from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
+
+from plimsoll_engine.ipc import Media
+from plimsoll_engine.models import media_input
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.interface import StepPlan
+from plimsoll_engine.models.module_parts import bind_module, empty, module_parts, settle_buffers
+
+TOWER, PROJECTOR = "vision_tower.", "multi_modal_projector."
+TEXT = "text."
+
+
+class LlavaModel:
+    """See :class:`plimsoll_engine.models.interface.MediaModel`. New ones have their tensors on
+    meta."""
+
+    lifelong = False
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        self._text = Decoder(config.text_config, dtype)
+        self.kv = self._text.kv
+        with torch.device("meta"):
+            self._tower: Any = AutoModel.from_config(config.vision_config, dtype=dtype)
+            self._projector: Any = LlavaMultiModalProjector(config).to(dtype)
+        self._tower.eval()
+        layers = config.vision_feature_layer
+        self._layers = [layers] if isinstance(layers, int) else list(layers)
+        self._skip_class = config.vision_feature_select_strategy == "default"
+        side = config.vision_config.image_size
+        self._shape = [config.vision_config.num_channels, side, side]
+        self._tokens = (side // config.vision_config.patch_size) ** 2 + (not self._skip_class)
+        self.output_bytes = config.text_config.hidden_size * dtype.itemsize
+        self.parts = {TEXT + name: part for name, part in self._text.parts.items()}
+        self.parts |= module_parts(self._tower, TOWER)
+        self.parts |= module_parts(self._projector, PROJECTOR)
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """See :class:`plimsoll_engine.models.loader.OwnModel`."""
+        return self._text.ignored
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """One name for a tensor, however the transformers that wrote the checkpoint nested it."""
+        name = name.removeprefix("model.") if name.startswith(_NESTED) else name
+        name = name.replace("vision_tower.vision_model.", TOWER)
+        if name.startswith("language_model."):
+            name = name.removeprefix("language_model.")
+            return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+        return name
+
+    @property
+    def device(self) -> torch.device:
+        return self._text.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._text.dtype
+
+    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+        found = {TEXT + name: tensor for name, tensor in self._text.parameters_by_name().items()}
+        for prefix, module in ((TOWER, self._tower), (PROJECTOR, self._projector)):
+            found |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}
+        return found
+
+    def bind(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Compute with ``tensors``; ValueError names one that does not fit."""
+        for name, part in self.parts.items():
+            if name not in tensors or tuple(tensors[name].shape) != part.shape:
+                raise ValueError(f"tensor {name}: missing or not of shape {part.shape}")
+        text = {k.removeprefix(TEXT): t for k, t in tensors.items() if k.startswith(TEXT)}
+        self._text.bind(text)
+        bind_module(self._tower, tensors, TOWER)
+        bind_module(self._projector, tensors, PROJECTOR)
+        settle_buffers(self._tower, self.device)
+
+    def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
+        pixels = media_input.stack(media, self._shape, self.dtype, self.device)
+        states = self._tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
+        chosen = [states[layer] for layer in self._layers]
+        if self._skip_class:
+            chosen = [state[:, 1:] for state in chosen]
+        # Each output owns its memory: a view would keep those of the whole batch.
+        return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
+
+    def example(self) -> Media:
+        return media_input.example("image", self._shape, self._tokens, self._tokens)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._text.embed(ids)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: StepPlan,
+        embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._text.forward(ids, positions, plan, embeds)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._text.logits(hidden)
+
+    def close(self) -> None:
+        self._text.close()
+        empty(self._tower)
+        empty(self._projector)
+
+
+_NESTED = ("model.language_model.", "model.vision_tower.", "model.multi_modal_projector.")

@@ -1,0 +1,36 @@
+"""Media as they come over the wire, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from plimsoll_engine.ipc import Media
+
+
+def stack(
+    media: Sequence[Media], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[items, *shape] of ``dtype`` on ``device``; ValueError for an item of another shape."""
+    tensors = []
+    for item in media:
+        if list(item.shape) != list(shape) or item.dtype != "float32" or item.data is None:
+            raise ValueError(
+                f"the {item.kind} is {item.dtype} {item.shape}; the model takes float32"
+                f" {list(shape)}"
+            )
+        # A copy: torch warns about memory that it may not write.
+        tensors.append(torch.frombuffer(bytearray(item.data), dtype=torch.float32).view(*shape))
+    return torch.stack(tensors).to(device=device, dtype=dtype)
+
+
+def example(
+    kind: Literal["image", "audio"], shape: Sequence[int], placeholders: int, tokens: int
+) -> Media:
+    """Media of zeros, for the warm-up."""
+    size = 4
+    for length in shape:
+        size *= length
+    return Media(kind, b"example", 0, placeholders, tokens, list(shape), data=bytes(size))

@@ -1,0 +1,188 @@
+"""Whisper: transformers' encoder, and a decoder on the paged KV pool.
+
+The decoder's keys and values of the sound are computed once, when it is encoded; every step of the
+request attends to them, so they stay until it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, gelu, layer_norm, linear, scaled_dot_product_attention
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from plimsoll_engine.ipc import Media
+from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.models import media_input
+from plimsoll_engine.models.decoder import Part
+from plimsoll_engine.models.interface import KVShape, StepPlan
+from plimsoll_engine.models.module_parts import bind_module, empty, module_parts, settle_buffers
+
+ENCODER, DECODER = "model.encoder.", "model.decoder."
+
+
+def kv_shape(config: Any) -> KVShape:
+    """Of the decoder's attention to its own tokens."""
+    heads = config.decoder_attention_heads
+    return KVShape(config.decoder_layers, heads, config.d_model // heads)
+
+
+def decoder_parts(config: Any) -> dict[str, Part]:
+    """Every tensor of the decoder by its name, which is also its name in a checkpoint."""
+    hidden, inner = config.d_model, config.decoder_ffn_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (config.vocab_size, hidden),
+        "embed_positions.weight": (config.max_target_positions, hidden),
+    }
+    shapes |= {f"layer_norm.{kind}": (hidden,) for kind in ("weight", "bias")}
+    for layer in range(config.decoder_layers):
+        own = f"layers.{layer}."
+        for norm in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"):
+            shapes |= {f"{own}{norm}.{kind}": (hidden,) for kind in ("weight", "bias")}
+        for attention in ("self_attn", "encoder_attn"):
+            for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                shapes[f"{own}{attention}.{name}.weight"] = (hidden, hidden)
+                if name != "k_proj":
+                    shapes[f"{own}{attention}.{name}.bias"] = (hidden,)
+        shapes |= {f"{own}fc1.weight": (inner, hidden), f"{own}fc1.bias": (inner,)}
+        shapes |= {f"{own}fc2.weight": (hidden, inner), f"{own}fc2.bias": (hidden,)}
+    return {
+        DECODER + name: Part(((DECODER + name, shape[0]),), shape) for name, shape in shapes.items()
+    }
+
+
+class WhisperModel:
+    """See :class:`plimsoll_engine.models.interface.MediaModel`. New ones have their tensors on
+    meta."""
+
+    lifelong = True
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        if config.activation_function != "gelu":
+            raise ValueError(f"field activation_function: {config.activation_function} is not gelu")
+        self.kv = kv_shape(config)
+        with torch.device("meta"):
+            self._encoder: Any = WhisperEncoder._from_config(config, dtype=dtype)
+        self._encoder.eval()
+        self._scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self._tokens = config.max_source_positions
+        self._shape = [config.num_mel_bins, 2 * config.max_source_positions]
+        self.output_bytes = self.kv.bytes_per_token(dtype)
+        own = decoder_parts(config)
+        self.parts = module_parts(self._encoder, ENCODER) | own
+        self._tensors = {
+            name: torch.empty(part.shape, dtype=dtype, device="meta") for name, part in own.items()
+        }
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The head is the token embedding."""
+        return frozenset({"proj_out.weight"})
+
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The name of a tensor here; checkpoints have the same."""
+        return name
+
+    @property
+    def device(self) -> torch.device:
+        return self._tensors[f"{DECODER}embed_tokens.weight"].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._tensors[f"{DECODER}embed_tokens.weight"].dtype
+
+    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+        encoder = {ENCODER + name: t.data for name, t in self._encoder.named_parameters()}
+        return encoder | self._tensors
+
+    def bind(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Compute with ``tensors``; ValueError names one that does not fit."""
+        for name, part in self.parts.items():
+            if name not in tensors or tuple(tensors[name].shape) != part.shape:
+                raise ValueError(f"tensor {name}: missing or not of shape {part.shape}")
+        self._tensors = {name: tensors[name] for name in self._tensors}
+        bind_module(self._encoder, tensors, ENCODER)
+        settle_buffers(self._encoder, self.device)
+
+    def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
+        """For each sound the decoder's keys and values of it: [tokens, layers, 2, heads, dim] as a
+        view of [layers, 2, heads, tokens, dim], which is what attention reads."""
+        mel = media_input.stack(media, self._shape, self.dtype, self.device)
+        states = self._encoder(mel).last_hidden_state
+        layers, heads, dim = self.kv
+        size = (len(media), layers, 2, heads, self._tokens, dim)
+        outputs = torch.empty(size, dtype=self.dtype, device=self.device)
+        for layer in range(layers):
+            for index, name in enumerate(("k_proj", "v_proj")):
+                rows = self._linear(states, layer, f"encoder_attn.{name}")
+                outputs[:, layer, index] = rows.view(*rows.shape[:2], heads, dim).transpose(1, 2)
+        return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
+
+    def example(self) -> Media:
+        return media_input.example("audio", self._shape, 0, self._tokens)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return embedding(ids, self._tensors[f"{DECODER}embed_tokens.weight"]) * self._scale
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: StepPlan,
+        embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        x = self.embed(ids) if embeds is None else embeds
+        x = x + embedding(positions, self._tensors[f"{DECODER}embed_positions.weight"])
+        for layer in range(self.kv.layers):
+            normed = self._norm(x, f"layers.{layer}.self_attn_layer_norm")
+            x = x + self._attend_self(normed, plan, layer)
+            normed = self._norm(x, f"layers.{layer}.encoder_attn_layer_norm")
+            x = x + self._attend_sound(normed, plan, layer)
+            normed = self._norm(x, f"layers.{layer}.final_layer_norm")
+            x = x + self._linear(gelu(self._linear(normed, layer, "fc1")), layer, "fc2")
+        return self._norm(x, "layer_norm")
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return linear(hidden, self._tensors[f"{DECODER}embed_tokens.weight"])
+
+    def close(self) -> None:
+        self._tensors = {}
+        empty(self._encoder)
+
+    def _attend_self(self, x: torch.Tensor, plan: StepPlan, layer: int) -> torch.Tensor:
+        heads, dim = self.kv.heads, self.kv.dim
+        query, key, value = (
+            self._linear(x, layer, f"self_attn.{name}").view(-1, heads, dim)
+            for name in ("q_proj", "k_proj", "v_proj")
+        )
+        ops = ops_for(x.device)
+        ops.store(key, value, plan, layer)
+        out = ops.attend(query, plan, layer, dim**-0.5, None)
+        return self._linear(out.flatten(1), layer, "self_attn.out_proj")
+
+    def _attend_sound(self, x: torch.Tensor, plan: StepPlan, layer: int) -> torch.Tensor:
+        """Each sequence's rows to its own sound."""
+        assert plan.attended is not None
+        query = self._linear(x, layer, "encoder_attn.q_proj")
+        query = query.view(-1, self.kv.heads, self.kv.dim).transpose(0, 1)
+        parts = []
+        first = 0
+        for count, output in plan.attended:
+            keys, values = output[:, layer].permute(1, 2, 0, 3)
+            rows = query[:, first : first + count]
+            part = scaled_dot_product_attention(rows[None], keys[None], values[None])
+            parts.append(part[0].transpose(0, 1).flatten(1))
+            first += count
+        return self._linear(torch.cat(parts), layer, "encoder_attn.out_proj")
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        weight = self._tensors[f"{DECODER}{name}.weight"]
+        return layer_norm(x, weight.shape, weight, self._tensors[f"{DECODER}{name}.bias"])
+
+    def _linear(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
+        own = f"{DECODER}layers.{layer}.{name}"
+        return linear(x, self._tensors[f"{own}.weight"], self._tensors.get(f"{own}.bias"))
