@@ -56,6 +56,18 @@ def cluster() -> Iterator[Lab]:
         lab.stop()
 
 
+@pytest.fixture(scope="session", params=[3, 4], ids=["helm3", "helm4"])
+def helm(request: pytest.FixtureRequest) -> str:
+    """Path of Helm, of both majors that are in use."""
+    from tests.lab import binaries
+
+    try:
+        return binaries.helm(request.param)
+    except MissingError as error:
+        _missing(str(error))
+        raise
+
+
 @pytest.fixture(scope="session")
 def node_tier() -> None:
     """For tests that start nodes of their own: what this machine lacks is said."""

@@ -5,7 +5,9 @@ Objects are plain dictionaries on their way in and out. Nothing is read, changed
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections import Counter
 from typing import Any
 from urllib.parse import urlencode
@@ -13,10 +15,19 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
-from plimsoll_operator.kinds import Kind, Object
+from plimsoll_operator.kinds import POD, Kind, Object
+from plimsoll_operator.ratelimit import RateLimit
 from plimsoll_operator.render.names import MANAGER
 
+log = logging.getLogger(__name__)
+
 PAGE = 500
+MATCHES_NOTHING = "1"
+"""A resource version that no object has: etcd's first revision is the cluster's own."""
+
+REFUSALS = 5
+LONGEST_WAIT_S = 10.0
+"""A server that asks for patience (429) is given this many turns of at most this length."""
 
 
 class ApiError(Exception):
@@ -36,16 +47,27 @@ class ApiError(Exception):
         return malformed or self.status in (400, 403, 404, 422)
 
 
+class Conflict(ApiError):
+    """Another version of the object is there than the one that the request was made for."""
+
+
 class Api:
     """One connection pool. Every call raises :class:`ApiError`, or OSError or TimeoutError where
-    the server does not answer within ``timeout_s``. ``writes`` counts by verb and kind."""
+    the server does not answer within ``timeout_s``.
 
-    def __init__(self, connection: Any, timeout_s: float) -> None:
-        self._client, self._timeout_s = connection, timeout_s
+    ``writes`` counts by verb and kind, ``requests`` all that was sent, ``elections`` the writes of
+    the leader's Lease, which are in neither.
+    """
+
+    def __init__(self, connection: Any, timeout_s: float, limit: RateLimit) -> None:
+        self._client, self._timeout_s, self.limit = connection, timeout_s, limit
         self.writes: Counter[tuple[str, str]] = Counter()
+        self.requests = 0
+        self.refusals = 0
+        self.elections = 0
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None, timeout_s: float) -> Api:
+    async def connect(cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit) -> Api:
         """Through ``kubeconfig``, else the pod's own account, else the user's default file.
 
         OSError where the file is missing or names no cluster.
@@ -62,14 +84,14 @@ class Api:
                 )
             except config.ConfigException as error:
                 raise OSError(f"kubeconfig {kubeconfig or '(default)'}: {error}") from None
-        return cls(client.ApiClient(settings), timeout_s)
+        return cls(client.ApiClient(settings), timeout_s, limit)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._client.close()
 
-    async def list(self, kind: Kind, namespace: str | None) -> list[Object]:
-        """All objects that the operator is concerned with."""
+    async def list(self, kind: Kind, namespace: str | None) -> tuple[list[Object], str]:
+        """All objects that the operator is concerned with, and the version that the list is of."""
         items: list[Object] = []
         query = {"limit": str(PAGE)} | ({"labelSelector": kind.selector} if kind.selector else {})
         while True:
@@ -79,7 +101,7 @@ class Api:
             items += [about | item for item in page["items"]]
             token = page["metadata"].get("continue")
             if not token:
-                return items
+                return items, page["metadata"]["resourceVersion"]
             query["continue"] = token
 
     async def serves(self, kind: Kind) -> bool:
@@ -105,8 +127,45 @@ class Api:
                 return None
             raise
 
+    async def create(self, kind: Kind, item: Object) -> Object:
+        """A new object; :class:`Conflict` where one of its name is there."""
+        self.elections += 1
+        return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
+
+    async def replace(self, kind: Kind, item: Object) -> Object:
+        """The object in place of the version that it names; :class:`Conflict` where that passed."""
+        self.elections += 1
+        meta = item["metadata"]
+        return await self._call("PUT", kind.path(meta["namespace"], meta["name"]), body=item)
+
+    async def evict(self, namespace: str, pod: str) -> bool:
+        """Asks for the pod to go; False where a disruption budget keeps it for now."""
+        self.writes["evict", "Pod"] += 1
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": namespace},
+        }
+        try:
+            await self._call("POST", POD.path(namespace, pod, "eviction"), body=body, patient=False)
+        except ApiError as error:
+            if error.status == 404:
+                return True
+            if error.status == 429:
+                return False
+            raise
+        return True
+
+    async def apply_new(self, kind: Kind, item: Object) -> Object:
+        """As :meth:`apply`, but :class:`Conflict` where an object of that name exists already."""
+        meta = item["metadata"] | {"resourceVersion": MATCHES_NOTHING}
+        return await self.apply(kind, item | {"metadata": meta})
+
     async def apply(self, kind: Kind, item: Object, subresource: str = "") -> Object:
-        """Server-side apply: what we name is ours from now on, the rest stays as it is."""
+        """Server-side apply: what we name is ours from now on, the rest stays as it is.
+
+        :class:`Conflict` where ``item`` names a resource version that is not the present one.
+        """
         meta = item["metadata"]
         self.writes["apply", kind.kind] += 1
         return await self._call(
@@ -117,8 +176,8 @@ class Api:
             "application/apply-patch+yaml",
         )
 
-    async def delete(self, kind: Kind, item: Object) -> None:
-        """Deletes exactly what was seen: a Lease taken since then stays."""
+    async def delete(self, kind: Kind, item: Object) -> bool:
+        """Deletes exactly what was seen; False where it changed since: a Lease was taken."""
         meta = item["metadata"]
         seen = {key: meta[key] for key in ("uid", "resourceVersion")}
         self.writes["delete", kind.kind] += 1
@@ -131,6 +190,8 @@ class Api:
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
+            return error.status == 404
+        return True
 
     async def _call(
         self,
@@ -139,7 +200,26 @@ class Api:
         query: dict[str, str] | None = None,
         body: Any = None,
         content_type: str = "application/json",
+        patient: bool = True,
     ) -> Object:
+        for _ in range(REFUSALS):
+            await self.limit.turn()
+            self.requests += 1
+            status, data, wait = await self._send(method, path, query, body, content_type)
+            if status != 429 or not patient:
+                break
+            self.refusals += 1
+            await asyncio.sleep(wait)
+        if status >= 400:
+            raise _error(status, data)
+        found: Object = json.loads(data)
+        found.get("metadata", {}).pop("managedFields", None)
+        return found
+
+    async def _send(
+        self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str
+    ) -> tuple[int, bytes, float]:
+        """Status, body and the seconds that the server asks to wait before another try."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         method, url, headers, body, _ = await self._client.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -152,16 +232,15 @@ class Api:
             data = await answer.read()
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {error or repr(error)}") from error
-        if answer.status >= 400:
-            raise _error(answer.status, data)
-        found: Object = json.loads(data)
-        found.get("metadata", {}).pop("managedFields", None)
-        return found
+        asked = str((answer.headers or {}).get("Retry-After") or "1")
+        wait = float(asked) if asked.isdigit() else 1.0
+        return answer.status, data, min(wait, LONGEST_WAIT_S)
 
 
 def _error(status: int, data: bytes) -> ApiError:
+    kind = Conflict if status == 409 else ApiError
     try:
         body = json.loads(data)
-        return ApiError(status, body.get("reason") or "Unknown", body.get("message") or "")
+        return kind(status, body.get("reason") or "Unknown", body.get("message") or "")
     except (ValueError, AttributeError):
-        return ApiError(status, "Unknown", data[:200].decode(errors="replace"))
+        return kind(status, "Unknown", data[:200].decode(errors="replace"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,13 +21,18 @@ DEFAULT_IMAGES = Images(
 
 @dataclass(frozen=True)
 class Config:
-    """Times are seconds. No namespaces means all of them."""
+    """Times are seconds. No namespaces means all of them. ``lease`` is the namespace and name of
+    the leader's Lease; None where there is only this operator."""
 
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
     images: Images = DEFAULT_IMAGES
     http_port: int = 8080
-    workers: int = 4
+    workers: int = 8
+    qps: float = 400.0
+    burst: int = 800
+    lease: tuple[str, str] | None = None
+    identity: str = ""
     resync_s: float = 600.0
     scrape_s: float = 15.0
     request_timeout_s: float = 30.0
@@ -55,7 +62,17 @@ def parse(
     add("--engine-image", default=env.get("PLIMSOLL_ENGINE_IMAGE"), metavar="IMAGE")
     add("--supervisor-image", default=env.get("PLIMSOLL_SUPERVISOR_IMAGE"), metavar="IMAGE")
     add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
-    add("--workers", type=_positive, default=4, metavar="N", help="services handled at once")
+    add("--workers", type=_positive, default=8, metavar="N", help="services handled at once")
+    add(
+        "--qps", type=_positive, default=400, metavar="N", help="requests a second, in the long run"
+    )
+    add("--burst", type=_positive, default=800, metavar="N", help="requests at once")
+    add(
+        "--leader-election",
+        default=env.get("PLIMSOLL_LEADER_ELECTION"),
+        metavar="NAMESPACE/NAME",
+        help="the Lease by which one of several operators is chosen; without it there is only one",
+    )
     add("--resync", type=_positive, default=600, metavar="S", help="list everything this often")
     add("--scrape", type=_positive, default=15, metavar="S", help="read memory figures this often")
     flags = parser.parse_args(arguments)
@@ -69,9 +86,22 @@ def parse(
         ),
         http_port=flags.http_port,
         workers=flags.workers,
+        qps=flags.qps,
+        burst=flags.burst,
+        lease=_lease(parser, flags.leader_election),
+        identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         resync_s=flags.resync,
         scrape_s=flags.scrape,
     )
+
+
+def _lease(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str] | None:
+    if not text:
+        return None
+    namespace, _, name = text.partition("/")
+    if not (namespace and name) or "/" in name:
+        parser.error(f"--leader-election: {text!r} is not NAMESPACE/NAME")
+    return namespace, name
 
 
 def _positive(text: str) -> int:

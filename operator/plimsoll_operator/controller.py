@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_operator.api import Api, ApiError
+from plimsoll_operator.api import Api, ApiError, Conflict
 from plimsoll_operator.compare import needs_apply, with_replicas
 from plimsoll_operator.config import Config
 from plimsoll_operator.kinds import (
@@ -15,12 +17,13 @@ from plimsoll_operator.kinds import (
     OPTIONAL,
     SERVICE,
     WATCHED,
+    Kind,
     Object,
     Ref,
     owner_uid,
     ref,
 )
-from plimsoll_operator.reconcile import InvalidSpec, parse, reconcile, revision_ref
+from plimsoll_operator.reconcile import InvalidSpec, parse, reconcile
 from plimsoll_operator.render.autoscaler import first_replicas
 from plimsoll_operator.scrape import Scraper
 from plimsoll_operator.status.build import status
@@ -28,6 +31,11 @@ from plimsoll_operator.status.conditions import Failure
 from plimsoll_operator.store import Key, Store
 
 log = logging.getLogger(__name__)
+
+EVENT_S = 5.0
+"""An event that is later than this behind a list is missing."""
+TELLING = 3
+"""A refusal that may pass is told in the status when it came this often."""
 
 
 def now() -> str:
@@ -37,6 +45,12 @@ def now() -> str:
 
 class NameConflict(Exception):
     """An object that is somebody else's has the name of one of ours."""
+
+    def __init__(self, item: Object) -> None:
+        super().__init__(
+            f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} exists and "
+            "belongs to somebody else: remove it, or give the InferenceService another name"
+        )
 
 
 class Controller:
@@ -53,20 +67,37 @@ class Controller:
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._clock = config, clock
         self._served: frozenset[str] = frozenset()
+        self._synced = False
+        self._refused: Counter[Key] = Counter()
 
-    async def sync(self) -> list[Key]:
+    async def sync(self, listed: Callable[[str, int], None] = lambda *_: None) -> list[Key]:
         """Lists everything anew, which heals whatever a watch has missed; returns the services.
 
-        APIs that a cluster may lack are looked for each time.
+        APIs that a cluster may lack are looked for each time. ``listed`` is told, for each kind
+        that is watched, how many changes no event had told of, :data:`EVENT_S` after the list.
         """
-        items: list[Object] = []
+        self._store.begin_listing()
         optional = [kind for kind in OPTIONAL if await self._api.serves(kind)]
         self._served = frozenset(kind.kind for kind in optional)
-        for kind in (*WATCHED, *optional):
-            for namespace in self._config.namespaces or (None,):
-                items += await self._api.list(kind, namespace)
-        self._store.replace(items)
+        lists = [(kind, *await self._list(kind)) for kind in (*WATCHED, *optional)]
+        if self._synced:
+            await asyncio.sleep(EVENT_S)
+        for kind, items, version in lists:
+            behind = self._store.replace(kind.kind, items, version)
+            if kind.watched and self._synced:
+                listed(kind.kind, behind)
+        self._synced = True
         return self._store.keys()
+
+    async def _list(self, kind: Kind) -> tuple[list[Object], str]:
+        """All objects of a kind; of several lists the oldest version counts."""
+        items: list[Object] = []
+        versions = []
+        for namespace in self._config.namespaces or (None,):
+            some, version = await self._api.list(kind, namespace)
+            items += some
+            versions.append(version)
+        return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 
     async def handle(self, key: Key) -> None:
         """Makes the service ``key`` what its spec says and its status what it is."""
@@ -87,14 +118,18 @@ class Controller:
         except NameConflict as problem:
             failure, error = Failure("NameConflict", str(problem), lasting=True), problem
         except ApiError as problem:
+            self._refused[key] += 1
+            if not problem.lasting and self._refused[key] < TELLING:
+                raise  # it comes again at once; a status that flickers helps nobody
             failure = Failure("ApplyFailed", problem.message, problem.lasting)
             error = problem
+        else:
+            self._refused.pop(key, None)
         await self._report(key, item, service, failure)
         if error:
             raise error
 
     async def _carry_out(self, key: Key, service: InferenceService) -> None:
-        await self._live(key, revision_ref(service))
         owned = {ref(item): item for item in self._store.of(key) if item["kind"] not in _NOT_OWNED}
         plan = reconcile(
             service,
@@ -105,37 +140,37 @@ class Controller:
             self._config.kept_incidents,
         )
         for desired in plan.desired:
-            if not self._available(desired["kind"]):
-                continue
-            live = await self._live(key, ref(desired))
-            if live and owner_uid(live) != service.metadata.uid:
-                raise NameConflict(
-                    f"{desired['kind']} {key.namespace}/{desired['metadata']['name']} exists and "
-                    "belongs to somebody else: remove it, or give the InferenceService another name"
-                )
-            if needs_apply(desired, live):
-                log.info("%s: apply %s", key, " ".join(ref(desired)))
-                whole = with_replicas(desired, live, first_replicas(service))
-                self._store.put(await self._api.apply(BY_KIND[desired["kind"]], whole))
+            if self._available(desired["kind"]):
+                await self._apply(key, service, desired)
         for item in plan.surplus:
             log.info("%s: delete %s", key, " ".join(ref(item)))
-            await self._api.delete(BY_KIND[item["kind"]], item)
-            self._store.drop(item)
+            if await self._api.delete(BY_KIND[item["kind"]], item):
+                self._store.drop(item)
+
+    async def _apply(self, key: Key, service: InferenceService, desired: Object) -> None:
+        """Makes one object what it should be. What is not ours carries no label of ours and is in
+        no watch: a first application must find nothing, so that nothing is taken over."""
+        kind = BY_KIND[desired["kind"]]
+        live = self._store.get(key, ref(desired))
+        if live is not None and owner_uid(live) != service.metadata.uid:
+            raise NameConflict(desired)
+        if live is not None and not needs_apply(desired, live):
+            return
+        log.info("%s: apply %s", key, " ".join(ref(desired)))
+        whole = with_replicas(desired, live, first_replicas(service))
+        try:
+            send = self._api.apply if live is not None else self._api.apply_new
+            self._store.put(await send(kind, whole))
+        except Conflict:
+            found = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
+            if found is not None and owner_uid(found) != service.metadata.uid:
+                raise NameConflict(desired) from None
+            if found is not None:
+                self._store.put(found)
+            raise  # what is there by now may change the plan
 
     def _available(self, kind: str) -> bool:
         return BY_KIND[kind].watched or kind in self._served
-
-    async def _live(self, key: Key, wanted: Ref) -> Object | None:
-        """The object as last seen. Asked for where it was never seen: what is not ours carries no
-        label of ours, and must not be taken over."""
-        known = self._store.get(key, wanted)
-        if known is not None:
-            return known
-        found = await self._api.get(BY_KIND[wanted.kind], key.namespace, wanted.name)
-        service = self._store.service(key)
-        if found and service and owner_uid(found) == service["metadata"]["uid"]:
-            self._store.put(found)
-        return found
 
     async def _report(
         self, key: Key, item: Object, service: InferenceService | None, failure: Failure | None

@@ -46,12 +46,13 @@ class Kind:
 SERVICE = Kind("InferenceService", "plimsoll.dev", "v1alpha1", "inferenceservices", "")
 INCIDENT = Kind("LeakIncident", "plimsoll.dev", "v1alpha1", "leakincidents", "")
 POD = Kind("Pod", "", "v1", "pods")
+LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 OWNED = (
     Kind("ServiceAccount", "", "v1", "serviceaccounts"),
     Kind("Role", "rbac.authorization.k8s.io", "v1", "roles"),
     Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
     Kind("ConfigMap", "", "v1", "configmaps"),
-    Kind("Lease", "coordination.k8s.io", "v1", "leases"),
+    LEASE,
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
     Kind("Service", "", "v1", "services"),

@@ -17,42 +17,73 @@ from plimsoll_operator.api import Api, ApiError
 from plimsoll_operator.config import Config, parse
 from plimsoll_operator.controller import Controller
 from plimsoll_operator.health import Health
+from plimsoll_operator.leader import Election, LeadershipLost
+from plimsoll_operator.metrics import Metrics, Parts
+from plimsoll_operator.ratelimit import RateLimit
 from plimsoll_operator.scrape import Scraper
 from plimsoll_operator.store import Key, Store
 from plimsoll_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
 
+SUSPICIOUS_S = 60.0
+EARLY_S = 5.0
+
 
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Works until ``stop``. ApiError, OSError or TimeoutError where the API server cannot be
     listed at the start; an ExceptionGroup where a part died later."""
-    api = await Api.connect(config.kubeconfig, config.request_timeout_s)
+    limit = RateLimit(config.qps, config.burst)
+    api = await Api.connect(config.kubeconfig, config.request_timeout_s, limit)
+    metrics = Metrics()
     store = Store()
-    queue: WorkQueue[Key] = WorkQueue(config.workers)
+    queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.reconciled)
     scraper = Scraper(store, queue.add)
-    controller = Controller(api, store, scraper, config)
     watches = watch.Watches(store, queue)
-    health = Health(api, store, queue, watches, scraper)
-    server = None
+    controller = Controller(api, store, scraper, config)
+    health = Health(api, watches, metrics)
+    metrics.registry.register(Parts(api, store, queue, watches, scraper, health.canary_age_s))
+    election = Election(api, *config.lease, config.identity) if config.lease else None
+    server = await health.serve(config.http_port)
     try:
+        if election:
+            health.ready = True  # to stand by is what it is there for
+            if not await _first(stop, election.acquire(), health.canary(config)):
+                return
+        metrics.leading.set(1)
         # Everything is known before anything is decided: a restart writes nothing.
         for key in await controller.sync():
             queue.add(key)
-        server = await health.serve(config.http_port)
+        health.ready = True
         log.info("watching %s", ", ".join(config.namespaces) or "all namespaces")
         await _until(
             stop,
             queue.run(controller.handle),
             scraper.run(config.scrape_s),
             health.canary(config),
-            _resync(controller, queue, config.resync_s),
+            _resync(controller, watches, queue, config.resync_s),
+            *([election.keep()] if election else []),
             _watch(watches, config, stop),
         )
     finally:
-        if server:
-            await server.cleanup()
+        if election:
+            await election.release()
+        await server.cleanup()
         await api.close()
+
+
+async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any) -> bool:
+    """Whether ``wanted`` came to its end before ``stop``; ``beside`` runs meanwhile."""
+    tasks = [asyncio.create_task(part) for part in (stop.wait(), wanted, *beside)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[1].done():
+            tasks[1].result()
+        return tasks[1].done()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _watch(watches: watch.Watches, config: Config, stop: asyncio.Event) -> None:
@@ -71,12 +102,23 @@ async def _watch(watches: watch.Watches, config: Config, stop: asyncio.Event) ->
     stop.set()
 
 
-async def _resync(controller: Controller, queue: WorkQueue[Key], every_s: float) -> None:
+async def _resync(
+    controller: Controller, watches: watch.Watches, queue: WorkQueue[Key], every_s: float
+) -> None:
+    """Lists everything again and again; sooner after a list that showed what no event had told.
+
+    The first time comes soon: what was deleted between the list at the start and the beginning of
+    the watches is in neither, and watches are not to blame for it.
+    """
+    early = True
     while True:
-        await asyncio.sleep(every_s)
+        usual = min(every_s, SUSPICIOUS_S) if watches.deaf(1) else every_s
+        await asyncio.sleep(EARLY_S if early else usual)
         try:
-            for key in await controller.sync():
+            behind = (lambda *_: None) if early else watches.listed
+            for key in await controller.sync(behind):
                 queue.add(key)
+            early = False
         except (ApiError, OSError, TimeoutError) as error:
             log.warning("resync: %s; again in %.0f s", error or repr(error), every_s)
 
@@ -119,7 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("cannot start: %s", error or repr(error))
         return 1
     except ExceptionGroup as error:
-        log.critical("a part of the operator failed", exc_info=error)
+        lost = error.subgroup(LeadershipLost)
+        if lost:
+            log.error("another operator may work now: %s", lost.exceptions[0])
+        else:
+            log.critical("a part of the operator failed", exc_info=error)
         return 1
     return 0
 

@@ -40,6 +40,7 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[Key, dict[Ref, Object]] = {}
+        self._gone: set[str] = set()
 
     def put(self, item: Object) -> Key | None:
         """Takes ``item`` in unless a newer version is known; returns its service."""
@@ -57,6 +58,7 @@ class Store:
         key = key_of(item)
         if key is None:
             return None
+        self._gone.add(item["metadata"].get("uid", ""))
         known = self._objects.get(key, {})
         before = known.get(ref(item))
         if before and before["metadata"].get("uid") == item["metadata"].get("uid"):
@@ -65,11 +67,33 @@ class Store:
             self._objects.pop(key, None)
         return key
 
-    def replace(self, items: Iterable[Object]) -> None:
-        """Forgets everything and takes ``items`` in: after a full list."""
-        self._objects = {}
+    def begin_listing(self) -> None:
+        """What is deleted from now on is not taken back in by :meth:`replace`."""
+        self._gone = set()
+
+    def replace(self, kind: str, items: Iterable[Object], version: str) -> int:
+        """Takes a list of all objects of ``kind`` in, which was current at ``version``; returns
+        how many of them were not known, or known in an older version.
+
+        Objects that are newer than the list stay: watches go on while it is read.
+        """
+        listed: set[tuple[Key, Ref]] = set()
+        behind = 0
         for item in items:
+            key = key_of(item)
+            if key is None or item["metadata"].get("uid") in self._gone:
+                continue
+            listed.add((key, ref(item)))
+            before = self.get(key, ref(item))
+            behind += before is None or _older(before, item)
             self.put(item)
+        for key in self.keys():
+            for where, item in list(self._objects[key].items()):
+                stale = where.kind == kind and (key, where) not in listed
+                if stale and not _after(item, version):
+                    self.drop(item)
+                    behind += 1
+        return behind
 
     def get(self, key: Key, wanted: Ref) -> Object | None:
         """One object of a service."""
@@ -90,6 +114,12 @@ class Store:
     def services(self) -> list[Key]:
         """Services whose InferenceService exists."""
         return [key for key in self.keys() if self.service(key)]
+
+
+def _after(item: Object, version: str) -> bool:
+    """Whether ``item`` was written after ``version``."""
+    own = str(item["metadata"].get("resourceVersion", ""))
+    return own.isdigit() and version.isdigit() and int(own) > int(version)
 
 
 def _older(item: Object, than: Object) -> bool:

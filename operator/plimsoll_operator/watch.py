@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import kopf
@@ -42,13 +43,25 @@ class Watches:
 
     def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
         self._store, self._queue = store, queue
-        self._last = time.monotonic()
+        began = time.monotonic()
+        self._last = {kind.kind: began for kind in WATCHED}
+        self._misses: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
         self.events = 0
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since the last event of any kind."""
-        return time.monotonic() - self._last
+    def ages(self) -> dict[str, float]:
+        """Seconds since the last event, by kind."""
+        now = time.monotonic()
+        return {kind: now - last for kind, last in self._last.items()}
+
+    def listed(self, kind: str, behind: int) -> None:
+        """After a full list that showed ``behind`` changes of which no event had told."""
+        self.missed[kind] += behind
+        self._misses[kind] = self._misses[kind] + 1 if behind else 0
+
+    def deaf(self, lists: int) -> list[str]:
+        """Kinds of which that many lists running showed what no event had told."""
+        return sorted(kind for kind, count in self._misses.items() if count >= lists)
 
     def registry(self, kubeconfig: str | None) -> kopf.OperatorRegistry:
         """Handlers for all kinds, in a registry of their own."""
@@ -71,7 +84,7 @@ class Watches:
         }
 
         async def seen(event: Any, **_: Any) -> None:
-            self._last = time.monotonic()
+            self._last[kind.kind] = time.monotonic()
             self.events += 1
             item: Object = about | dict(event["object"])
             item["metadata"] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
@@ -25,10 +26,15 @@ def backoff(failures: int, jitter: float) -> float:
 class WorkQueue(Generic[K]):
     """A key that is added while it is being handled is handled once more afterwards."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(
+        self,
+        workers: int,
+        done: Callable[[float, float, Exception | None], None] = lambda *_: None,
+    ) -> None:
+        """``done`` is told of each turn: seconds it waited, seconds it took, how it failed."""
+        self._workers, self._done = workers, done
         self._ready: asyncio.Queue[K] = asyncio.Queue()
-        self._waiting: set[K] = set()
+        self._waiting: dict[K, float] = {}
         self._running: set[K] = set()
         self._again: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
@@ -47,7 +53,7 @@ class WorkQueue(Generic[K]):
         if key in self._running:
             self._again.add(key)
         elif key not in self._waiting:
-            self._waiting.add(key)
+            self._waiting[key] = time.monotonic()
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, delay_s: float) -> None:
@@ -55,7 +61,15 @@ class WorkQueue(Generic[K]):
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self.add, key)
+        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
+
+    def _due(self, key: K) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    def idle(self) -> bool:
+        """Whether nothing waits, runs or is due to come again."""
+        return not (self._waiting or self._running or self._timers)
 
     async def run(self, handle: Callable[[K], Awaitable[None]]) -> None:
         """Works until cancelled; what is being handled then is cancelled with it.
@@ -73,11 +87,14 @@ class WorkQueue(Generic[K]):
     async def _work(self, handle: Callable[[K], Awaitable[None]]) -> None:
         while True:
             key = await self._ready.get()
-            self._waiting.discard(key)
+            since = self._waiting.pop(key)
             self._running.add(key)
+            began = time.monotonic()
+            failure: Exception | None = None
             try:
                 await handle(key)
             except Exception as error:  # one service's failure is its own
+                failure = error
                 self.failed += 1
                 self._failures[key] += 1
                 delay = backoff(self._failures[key], random.random())
@@ -88,6 +105,7 @@ class WorkQueue(Generic[K]):
                 del self._failures[key]
             finally:
                 self.handled += 1
+                self._done(began - since, time.monotonic() - began, failure)
                 self._running.discard(key)
                 if key in self._again:
                     self._again.discard(key)

@@ -39,6 +39,8 @@ def setup() -> int:
         if node.missing() is not None:
             install_packages(node.PACKAGES)
         binaries.find(node=node.missing() is None)
+        for major in binaries.HELM:
+            binaries.helm(major)
     except MissingError as missing:
         print(f"lab: {missing}", file=sys.stderr)
     return 0

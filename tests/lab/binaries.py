@@ -21,6 +21,7 @@ VERSION = "v1.34.4"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy")
 BUILD_TIMEOUT_S = 1800
+HELM = {3: "helm.sh/helm/v3/cmd/helm@latest", 4: "helm.sh/helm/v4/cmd/helm@latest"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,30 @@ def find(node: bool) -> Binaries:
     if named and all((Path(named) / name).exists() for name in wanted):
         return Binaries(assets=Path(named), pause=pause)
     return Binaries(kubelab=_build("kubelab", "."), pause=pause)
+
+
+def helm(major: int) -> str:
+    """Path of Helm 3 or 4; built once, in about 2 minutes. MissingError where it cannot be."""
+    target = cache_dir() / f"helm{major}" / "helm"
+    if target.exists():
+        return str(target)
+    go = shutil.which("go")
+    if go is None:
+        raise MissingError(f"no Helm {major}: install Go, or put helm at {target}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            done = subprocess.run(
+                [go, "install", HELM[major]],
+                env={**os.environ, "CGO_ENABLED": "0", "GOBIN": str(target.parent)},
+                capture_output=True,
+                text=True,
+                timeout=BUILD_TIMEOUT_S,
+            )
+            if done.returncode:
+                raise MissingError(f"go install {HELM[major]}: {done.stderr[-1000:]}")
+    return str(target)
 
 
 def _build(name: str, package: str) -> Path:

@@ -42,6 +42,7 @@ class Operator:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.log = kubeconfig.parent / f"operator-{self.port}.log"
+        self._given_up = False
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 [
@@ -58,7 +59,7 @@ class Operator:
     def _healthy(self) -> bool:
         assert self._process.poll() is None, self.log.read_text()
         try:
-            return self._read("healthz") is not None
+            return self._read("readyz") is not None
         except OSError:
             return False
 
@@ -72,7 +73,20 @@ class Operator:
         lines = self._read("metrics").splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait(timeout=STOP_S)
+        self._given_up = True
+
+    def ended(self) -> int:
+        """The exit status of an operator that ends by itself."""
+        self._given_up = True
+        return self._process.wait(timeout=STOP_S)
+
     def stop(self) -> int:
-        """SIGTERM; returns the exit status."""
+        """SIGTERM; returns the exit status, 0 for one that had to end before."""
+        if self._given_up:
+            return 0
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=STOP_S)

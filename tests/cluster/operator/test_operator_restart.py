@@ -86,8 +86,9 @@ def test_it_says_what_is_missing(kubectl: Any, operator_account: Any) -> None:
     text = operator_account.read_text().replace("token: ", "token: x")
     broken = operator_account.with_name("broken")
     broken.write_text(text)
+    command = [sys.executable, "-m", "plimsoll_operator.main", "run", "--http-port", "0"]
     done = subprocess.run(
-        [sys.executable, "-m", "plimsoll_operator.main", "run", "--kubeconfig", str(broken)],
+        [*command, "--kubeconfig", str(broken)],
         capture_output=True,
         text=True,
         timeout=30,

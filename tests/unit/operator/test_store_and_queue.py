@@ -118,3 +118,23 @@ def test_a_failure_comes_again_and_holds_up_nobody() -> None:
         assert queue.failed == 1
 
     asyncio.run(scenario())
+
+
+def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
+    store = Store()
+    store.put(pod(2, "old", "changed"))
+    store.put(pod(2, "stale", "stale"))
+    store.begin_listing()
+    listed = [pod(2, "old", "changed"), pod(3, "deleted", "deleted"), pod(3, "told", "told")]
+    store.put(pod(9, "old", "changed"))
+    store.put(pod(8, "new", "new"))
+    store.put(pod(4, "deleted", "deleted"))
+    store.drop(pod(5, "deleted", "deleted"))
+    behind = store.replace("Pod", listed, version="6")
+    found = {
+        item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in store.of(KEY)
+    }
+    assert found == {"changed": "9", "new": "8", "told": "3"}
+    assert behind == 2, "one was not known, one is gone"
+    store.begin_listing()
+    assert store.replace("Pod", store.of(KEY), version="9") == 0

@@ -1,0 +1,126 @@
+"""What the operator counts of itself, and how Prometheus reads it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from plimsoll_operator.api import Api, ApiError
+from plimsoll_operator.scrape import Scraper
+from plimsoll_operator.store import Key, Store
+from plimsoll_operator.watch import Watches
+from plimsoll_operator.workqueue import WorkQueue
+
+PREFIX = "plimsoll_operator_"
+BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """One registry for one operator."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.latency = Histogram(
+            f"{PREFIX}reconcile_seconds",
+            "Time from the beginning of a reconcile to its end.",
+            registry=self.registry,
+            buckets=BUCKETS,
+        )
+        self.waiting = Histogram(
+            f"{PREFIX}queue_wait_seconds",
+            "Time that a service waited for a worker.",
+            registry=self.registry,
+            buckets=BUCKETS,
+        )
+        self.errors = Counter(
+            f"{PREFIX}reconcile_errors",
+            "Reconciles that failed, by the API server's reason or the kind of error.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.leading = Gauge(
+            f"{PREFIX}leader", "1 while this operator works, 0 in standby.", registry=self.registry
+        )
+
+    def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
+        """Called at the end of each reconcile."""
+        self.waiting.observe(waited_s)
+        self.latency.observe(took_s)
+        if error is not None:
+            self.errors.labels(reason_of(error)).inc()
+
+    def page(self) -> bytes:
+        """The text for a scrape."""
+        return generate_latest(self.registry)
+
+
+def reason_of(error: Exception) -> str:
+    """One word of a bounded vocabulary: Kubernetes' reason, else the class of the error."""
+    return error.reason if isinstance(error, ApiError) else type(error).__name__
+
+
+class Parts(Collector):
+    """Metrics that the parts of the operator keep themselves, read at the time of a scrape."""
+
+    def __init__(
+        self,
+        api: Api,
+        store: Store,
+        queue: WorkQueue[Key],
+        watches: Watches,
+        scraper: Scraper,
+        canary_age_s: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api, self._store, self._queue = api, store, queue
+        self._watches, self._scraper = watches, scraper
+        self._canary_age_s, self._clock = canary_age_s, clock
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them, with their present values."""
+        ages = GaugeMetricFamily(
+            f"{PREFIX}watch_age_seconds", "Time since a watch's last event.", labels=("kind",)
+        )
+        for kind, age in sorted(self._watches.ages().items()):
+            ages.add_metric((kind,), age)
+        yield ages
+        missed = CounterMetricFamily(
+            f"{PREFIX}watch_missed",
+            "Changes that a full list showed and the watch had not.",
+            labels=("kind",),
+        )
+        for kind, count in sorted(self._watches.missed.items()):
+            missed.add_metric((kind,), count)
+        yield missed
+        yield _gauge("canary_age_seconds", "Time since the canary read well.", self._canary_age_s())
+        yield _gauge("queue_length", "Services that wait for a worker.", len(self._queue))
+        known = len(self._store.services())
+        yield _gauge("services", "InferenceServices known.", known)
+        yield _counter("reconciles", "Reconciles, failed ones included.", self._queue.handled)
+        yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
+        yield _counter("watch_events", "Events of all watches.", self._watches.events)
+        yield _counter("scrape_failures", "Scrapes without an answer.", self._scraper.failures)
+        requests = self._api.requests - self._api.elections
+        yield _counter("requests", "Requests to the API server, those of watches apart.", requests)
+        yield _counter("elections", "Writes of the leader's lease.", self._api.elections)
+        yield _counter("refusals", "Requests that were asked to wait (429).", self._api.refusals)
+        waited = self._api.limit.waited_s
+        yield _counter("throttled_seconds", "Time held back by the own rate limit.", waited)
+        writes = CounterMetricFamily(
+            f"{PREFIX}writes", "Writes to the API server.", labels=("verb", "kind")
+        )
+        for (verb, kind), count in sorted(self._api.writes.items()):
+            writes.add_metric((verb, kind), count)
+        yield writes
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"{PREFIX}{name}", text, value=value)

@@ -1,0 +1,98 @@
+"""The chart's whole life on a real API server: install, upgrade, rollback, uninstall."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lab.kube import Kube, eventually
+from tests.lab.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "plimsoll"
+RELEASE = "plimsoll"
+CRDS = ("inferenceservices.plimsoll.dev", "leakincidents.plimsoll.dev")
+
+
+class Helm:
+    """Helm in one namespace."""
+
+    def __init__(self, binary: str, kube: Kube) -> None:
+        self._prefix = [binary, f"--kubeconfig={kube.kubeconfig}", f"--namespace={kube.namespace}"]
+
+    def __call__(self, *arguments: str, values: dict[str, Any] | None = None) -> str:
+        given = ["--values=-"] if values is not None else []
+        done = subprocess.run(
+            [*self._prefix, *arguments, *given],
+            input=json.dumps(values),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"helm {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+
+def test_install_upgrade_rollback_uninstall(cluster: Lab, helm: str) -> None:
+    admin = cluster.kube
+    kube = Kube(admin.kubectl, admin.kubeconfig, f"chart-{uuid.uuid4().hex[:8]}")
+    kube("create", "namespace", kube.namespace)
+    kube("label", "namespace", kube.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    release = Helm(helm, kube)
+    # The lab's own definitions are in the way of an installation that brings them.
+    kube("delete", "crd", *CRDS, "--timeout=60s")
+    try:
+        said = release("install", RELEASE, str(CHART), values={"image": {"tag": "one"}})
+        assert "helm -n" in said
+        assert image(kube).endswith(":one")
+        eventually(lambda: kube.list("pods", "app.kubernetes.io/component=operator"), "a pod")
+        kube("wait", "--for=condition=Established", "crd/inferenceservices.plimsoll.dev")
+        service = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
+        eventually(lambda: applied(kube, service), "our kinds are served")
+        account = f"system:serviceaccount:{kube.namespace}:{RELEASE}"
+        for right in (
+            "list inferenceservices",
+            "create deployments.apps",
+            "create leases.coordination.k8s.io",
+        ):
+            assert may(kube, account, *right.split()), right
+        assert not may(kube, account, "list", "secrets")
+
+        values = {"image": {"tag": "two"}, "replicas": 2}
+        release("upgrade", RELEASE, str(CHART), values=values)
+        assert image(kube).endswith(":two")
+        assert kube.get("pdb", RELEASE)
+
+        release("rollback", RELEASE, "1")
+        assert image(kube).endswith(":one")
+        assert kube.get("pdb", RELEASE) is None
+        assert kube.get("plinf", "tiny"), "services live through all of it"
+
+        release("uninstall", RELEASE)
+        assert kube.get("deployment", RELEASE) is None
+        assert kube.get("validatingadmissionpolicy", "incidents-of-own-pod.plimsoll.dev") is None
+        assert kube.get("clusterrole", RELEASE) is None
+        assert kube.get("plinf", "tiny"), "crds.keep keeps services"
+    finally:
+        release("uninstall", RELEASE, "--ignore-not-found")
+        kube.run("delete", "crd", *CRDS, "--timeout=60s")
+        kube.run("delete", "namespace", kube.namespace, "--wait=false")
+        cluster.install_crds()
+
+
+def image(kube: Kube) -> str:
+    deployment = kube.get("deployment", RELEASE) or {}
+    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def applied(kube: Kube, manifest: dict[str, Any]) -> bool:
+    return kube.run("apply", "-f", "-", stdin=yaml.safe_dump(manifest)).returncode == 0
+
+
+def may(kube: Kube, account: str, verb: str, resource: str) -> bool:
+    return kube.run("auth", "can-i", verb, resource, f"--as={account}").stdout.strip() == "yes"

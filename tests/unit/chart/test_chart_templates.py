@@ -1,0 +1,152 @@
+"""The chart, rendered and linted by Helm itself: no cluster is needed for that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "plimsoll"
+MONITORING = "--api-versions=monitoring.coreos.com/v1"
+
+
+def run(helm: str, *flags: str, values: dict[str, Any] | None = None) -> Any:
+    command = [helm, "template", "plimsoll", str(CHART), "--namespace=sys", "--kube-version=1.34.4"]
+    return subprocess.run(
+        [*command, *flags, "--values=-"],
+        input=json.dumps(values or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def rendered(helm: str, *flags: str, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    done = run(helm, *flags, values=values)
+    assert done.returncode == 0, done.stderr
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+def of(items: list[dict[str, Any]], kind: str, name: str = "plimsoll") -> dict[str, Any]:
+    (found,) = [i for i in items if i["kind"] == kind and i["metadata"]["name"] == name]
+    return found
+
+
+def kinds(items: list[dict[str, Any]]) -> set[str]:
+    return {item["kind"] for item in items}
+
+
+def test_what_the_chart_takes_from_elsewhere_is_current() -> None:
+    command = [sys.executable, str(ROOT / "charts" / "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_lints(helm: str) -> None:
+    done = subprocess.run(
+        [helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": "two"}, "replicas"),
+        ({"crds": {"enable": True}}, "crds"),
+        ({"image": {"digest": "latest"}}, "digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"namespaces": ["Not_A_Name"]}, "namespaces"),
+        ({"serviceMonitor": {"interval": "soon"}}, "interval"),
+        ({"extraArgs": ["workers=2"]}, "extraArgs"),
+        ({"logLevel": "LOUD"}, "logLevel"),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name must name"),
+    ],
+)
+def test_bad_values_are_refused_by_their_name(helm: str, values: dict[str, Any], said: str) -> None:
+    done = run(helm, values=values)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_pods_satisfy_the_restricted_standard(helm: str) -> None:
+    items = rendered(helm)
+    specs = [of(items, "Deployment")["spec"]["template"]["spec"]]
+    specs.append(of(items, "Pod", "plimsoll-test")["spec"])
+    for spec in specs:
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+
+
+def test_the_plain_manifests_and_the_chart_give_the_same_rights(helm: str) -> None:
+    plain = yaml.safe_load_all((ROOT / "config" / "rbac.yaml").read_text())
+    rules = next(one for one in plain if one["kind"] == "ClusterRole")["rules"]
+    assert of(rendered(helm), "ClusterRole")["rules"] == rules
+
+
+def test_named_namespaces_get_roles_and_nothing_wider(helm: str) -> None:
+    items = rendered(helm, values={"namespaces": ["a", "b"], "rbac": {"aggregate": False}})
+    assert not kinds(items) & {"ClusterRole", "ClusterRoleBinding"}
+    roles = [i["metadata"]["namespace"] for i in items if i["kind"] == "Role"]
+    assert sorted(roles) == ["a", "b", "sys"]
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert {"--namespace=a", "--namespace=b"} <= set(container["args"])
+
+
+def test_the_command_line_is_one_that_the_operator_takes(helm: str) -> None:
+    from plimsoll_operator.config import parse
+
+    items = rendered(helm, values={"namespaces": ["a"], "extraArgs": ["--workers=3"]})
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    config = parse(container["args"], environ={})
+    assert config.lease == ("sys", "plimsoll")
+    assert config.workers == 3
+    assert config.http_port == container["ports"][0]["containerPort"]
+
+
+def test_monitoring_is_made_where_its_api_is(helm: str) -> None:
+    asked = {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}
+    wanted = {"ServiceMonitor", "PrometheusRule"}
+    assert not kinds(rendered(helm, values=asked)) & wanted
+    assert kinds(rendered(helm, MONITORING, values=asked)) >= wanted
+    assert not kinds(rendered(helm, MONITORING)) & wanted
+
+
+def test_toggles(helm: str) -> None:
+    items = rendered(helm)
+    assert {"ValidatingAdmissionPolicy", "CustomResourceDefinition"} <= kinds(items)
+    assert not {"NetworkPolicy", "PodDisruptionBudget"} & kinds(items)
+    for crd in (item for item in items if item["kind"] == "CustomResourceDefinition"):
+        assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    off = {
+        "crds": {"enabled": False},
+        "admissionPolicy": {"enabled": False},
+        "networkPolicy": {"enabled": True},
+        "replicas": 2,
+    }
+    items = rendered(helm, values=off)
+    assert not {"ValidatingAdmissionPolicy", "CustomResourceDefinition"} & kinds(items)
+    assert {"NetworkPolicy", "PodDisruptionBudget"} <= kinds(items)
+    mortal = rendered(helm, values={"crds": {"keep": False}})
+    crds = [item for item in mortal if item["kind"] == "CustomResourceDefinition"]
+    assert not any("annotations" in crd["metadata"] for crd in crds)
+
+
+def test_a_digest_wins_over_a_tag(helm: str) -> None:
+    digest = f"sha256:{'a' * 64}"
+    items = rendered(helm, values={"image": {"tag": "x", "digest": digest}})
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == f"plimsoll-operator@{digest}"
