@@ -1,7 +1,7 @@
 """Writes what the chart takes from elsewhere: ``python charts/generate.py [--check]``.
 
-The resource definitions, the operator's rules, the admission policy and the dashboards have one
-source each, outside of the chart; Helm reads only files within it. The table of values in its
+The resource definitions, the operator's rules, the admission policy, alerts and dashboards have
+one source each, outside of the chart; Helm reads only files within it. The table of values in its
 README comes from the comments of ``values.yaml``.
 """
 
@@ -32,7 +32,9 @@ def files() -> dict[Path, str]:
     )
     policy = ROOT / "config" / "admission-policy.yaml"
     made[CHART / "files" / policy.name] = policy.read_text()
-    for path in sorted((ROOT / "dashboards").rglob("*.json")):
+    alerts = ROOT / "dashboards" / "alerts.yaml"
+    made[CHART / "files" / alerts.name] = alerts.read_text()
+    for path in sorted((ROOT / "dashboards").glob("*.json")):
         made[CHART / "files" / "dashboards" / path.name] = path.read_text()
     made[CHART / "README.md"] = readme()
     return made

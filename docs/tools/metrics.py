@@ -8,7 +8,8 @@ from typing import Any
 
 from plimsoll_api.admin import EngineState, Load
 from plimsoll_engine.frontend.metrics import Metrics as EngineMetrics
-from plimsoll_operator.health import Health
+from plimsoll_operator.metrics import Metrics as OperatorMetrics
+from plimsoll_operator.metrics import Parts
 from plimsoll_sidecar.record.metrics import Metrics as SupervisorMetrics
 
 # The same quantity elsewhere, for whoever moves a dashboard over.
@@ -80,7 +81,8 @@ def engine() -> list[Family]:
 
 def operator() -> list[Family]:
     nothing: Any = _Nothing()
-    return _families([Health(nothing, nothing, nothing, nothing, nothing, clock=lambda: 0.0)])
+    parts = Parts(nothing, nothing, nothing, nothing, nothing, lambda: 0.0, nothing)
+    return _families([*_collectors(OperatorMetrics().registry), parts])
 
 
 def every() -> list[Family]:

@@ -55,8 +55,8 @@ class Api:
     """One connection pool. Every call raises :class:`ApiError`, or OSError or TimeoutError where
     the server does not answer within ``timeout_s``.
 
-    ``writes`` counts by verb and kind, ``requests`` all that was sent, ``elections`` the writes of
-    the leader's Lease, which are in neither.
+    ``writes`` counts by verb and kind what is done for services, ``requests`` all that was sent,
+    ``refusals`` how often the server asked for patience.
     """
 
     def __init__(self, connection: Any, timeout_s: float, limit: RateLimit) -> None:
@@ -64,7 +64,6 @@ class Api:
         self.writes: Counter[tuple[str, str]] = Counter()
         self.requests = 0
         self.refusals = 0
-        self.elections = 0
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit) -> Api:
@@ -129,12 +128,10 @@ class Api:
 
     async def create(self, kind: Kind, item: Object) -> Object:
         """A new object; :class:`Conflict` where one of its name is there."""
-        self.elections += 1
         return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
 
     async def replace(self, kind: Kind, item: Object) -> Object:
         """The object in place of the version that it names; :class:`Conflict` where that passed."""
-        self.elections += 1
         meta = item["metadata"]
         return await self._call("PUT", kind.path(meta["namespace"], meta["name"]), body=item)
 

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 SUSPICIOUS_S = 60.0
 EARLY_S = 5.0
+VOTING_TIMEOUT_S = 5.0
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
@@ -42,8 +43,13 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     watches = watch.Watches(store, queue)
     controller = Controller(api, store, scraper, config)
     health = Health(api, watches, metrics)
-    metrics.registry.register(Parts(api, store, queue, watches, scraper, health.canary_age_s))
-    election = Election(api, *config.lease, config.identity) if config.lease else None
+    election = voting = None
+    if config.lease:
+        # Of its own, so that a flood of work cannot hold back a renewal.
+        voting = await Api.connect(config.kubeconfig, VOTING_TIMEOUT_S, RateLimit(5.0, 10))
+        election = Election(voting, *config.lease, config.identity)
+    parts = Parts(api, store, queue, watches, scraper, health.canary_age_s, voting)
+    metrics.registry.register(parts)
     server = await health.serve(config.http_port)
     try:
         if election:
@@ -69,7 +75,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         if election:
             await election.release()
         await server.cleanup()
-        await api.close()
+        for connection in filter(None, (api, voting)):
+            await connection.close()
 
 
 async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any) -> bool:

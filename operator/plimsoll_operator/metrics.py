@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -74,16 +73,18 @@ class Parts(Collector):
         watches: Watches,
         scraper: Scraper,
         canary_age_s: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
+        voting: Api | None,
     ) -> None:
+        self._voting = voting
         self._api, self._store, self._queue = api, store, queue
         self._watches, self._scraper = watches, scraper
-        self._canary_age_s, self._clock = canary_age_s, clock
+        self._canary_age_s = canary_age_s
 
     def collect(self) -> Iterable[Metric]:
         """All of them, with their present values."""
+        yield _gauge("watch_age_seconds", "Time since the last watch event.", self._watches.age_s)
         ages = GaugeMetricFamily(
-            f"{PREFIX}watch_age_seconds", "Time since a watch's last event.", labels=("kind",)
+            f"{PREFIX}watch_kind_age_seconds", "Time since a watch's last event.", labels=("kind",)
         )
         for kind, age in sorted(self._watches.ages().items()):
             ages.add_metric((kind,), age)
@@ -104,9 +105,10 @@ class Parts(Collector):
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
         yield _counter("watch_events", "Events of all watches.", self._watches.events)
         yield _counter("scrape_failures", "Scrapes without an answer.", self._scraper.failures)
-        requests = self._api.requests - self._api.elections
-        yield _counter("requests", "Requests to the API server, those of watches apart.", requests)
-        yield _counter("elections", "Writes of the leader's lease.", self._api.elections)
+        text = "Requests to the API server, those of watches and of the election apart."
+        yield _counter("requests", text, self._api.requests)
+        elections = self._voting.requests if self._voting else 0
+        yield _counter("elections", "Requests for the leader's lease.", elections)
         yield _counter("refusals", "Requests that were asked to wait (429).", self._api.refusals)
         waited = self._api.limit.waited_s
         yield _counter("throttled_seconds", "Time held back by the own rate limit.", waited)

@@ -49,6 +49,11 @@ class Watches:
         self.missed: Counter[str] = Counter()
         self.events = 0
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last event of any kind."""
+        return min(self.ages().values())
+
     def ages(self) -> dict[str, float]:
         """Seconds since the last event, by kind."""
         now = time.monotonic()
