@@ -34,23 +34,23 @@ def operator() -> Dashboard:
                           (_rate("scrape_failures_total"), "failures"), width=HALF))
         .with_panel(lines("Queue", COUNT, "Services that wait for a worker.",
                           ("sum(plimsoll_operator_queue_length)", "waiting"), width=HALF))
-        .with_panel(lines("Time of a reconcile", SECONDS, "Half of them, and all but one in a hundred.",
+        .with_panel(lines("Time of a reconcile", SECONDS, "Median, and the slowest.",
                           (_quantile(0.5, "reconcile_seconds"), "p50"),
                           (_quantile(0.99, "reconcile_seconds"), "p99"),
                           (_quantile(0.99, "queue_wait_seconds"), "p99 of the wait before")))
-        .with_panel(lines("Failures by reason", RATE, "The API server's reason, or the error's kind.",
+        .with_panel(lines("Failures by reason", RATE, "By the API server's reason.",
                           ("sum by (reason) (rate(plimsoll_operator_reconcile_errors_total"
                            "[$__rate_interval])) or vector(0)", "{{reason}}")))
-        .with_panel(lines("Requests", RATE, "Own requests, the leader's lease, and what was held back.",
+        .with_panel(lines("Requests", RATE, "Sent, refused and held back.",
                           (_rate("requests_total"), "requests"),
                           (_rate("elections_total"), "election"),
                           (_rate("refusals_total"), "refused for now (429)"),
                           (_rate("throttled_seconds_total"), "own limit, seconds a second")))
-        .with_panel(lines("Deafness", COUNT, "Changes that lists showed and events did not; leaders.",
+        .with_panel(lines("Deafness", COUNT, "Changes that no event told of.",
                           ("sum by (kind) (plimsoll_operator_watch_missed_total) or vector(0)",
                            "missed {{kind}}"),
                           ("sum(plimsoll_operator_leader)", "leaders")))
-        .with_panel(lines("Last event by kind", SECONDS, "Quiet kinds are old; that alone is no fault.",
+        .with_panel(lines("Last event by kind", SECONDS, "Of each watch.",
                           ("max by (kind) (plimsoll_operator_watch_kind_age_seconds)", "{{kind}}")))
     )  # fmt: skip
 
