@@ -18,6 +18,7 @@ import msgspec
 import uvicorn
 
 from plimsoll_engine.api import admin, serving
+from plimsoll_engine.api.auth import ApiKeys, Guard
 from plimsoll_engine.frontend.engine import Engine
 from plimsoll_engine.frontend.tokenizer import Tokenizer
 from plimsoll_engine.settings import ENGINE_FILE, Settings, UsageError
@@ -97,17 +98,19 @@ def run(settings: Settings) -> int:
     _write_stacks_on_sigusr1(settings)
     token = read_token(settings.token_file, min(settings.startup_timeout_s, TOKEN_TIMEOUT_S))
     tokenizer = Tokenizer(settings.model)
+    keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
     with (
         _bind(settings.host, settings.port, "--port") as serving_socket,
         _bind("127.0.0.1", settings.admin_port, "--admin-port") as admin_socket,
     ):
-        return asyncio.run(_serve(settings, tokenizer, token, serving_socket, admin_socket))
+        return asyncio.run(_serve(settings, tokenizer, token, keys, serving_socket, admin_socket))
 
 
 async def _serve(
     settings: Settings,
     tokenizer: Tokenizer,
     token: str,
+    keys: ApiKeys | None,
     serving_socket: socket.socket,
     admin_socket: socket.socket,
 ) -> int:
@@ -124,7 +127,10 @@ async def _serve(
         loop.add_signal_handler(
             number, lambda: background(_terminate(engine, settings.shutdown_timeout_s), "shutdown")
         )
-    servers = [_http(serving.app(engine)), _http(admin.app(engine, token))]
+    public: Any = serving.app(engine)
+    if keys is not None:
+        public = Guard(public, keys)
+    servers = [_http(public), _http(admin.app(engine, token))]
     serve_tasks = [
         asyncio.create_task(server.serve(sockets=[listener]), name="http")
         for server, listener in zip(servers, (serving_socket, admin_socket), strict=True)

@@ -44,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     num_blocks: int | None = None
     max_queued: int = 1024
+    api_key_file: Path | None = None
     startup_timeout_s: float = 600.0
     shutdown_timeout_s: float = 30.0
     inject: str = ""
@@ -112,6 +113,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--block-size", type=_positive, metavar="N", help="tokens of one KV block")
     add("--num-blocks", type=_positive, metavar="N", help="KV blocks of the pool")
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
+    add("--api-key-file", type=Path, metavar="FILE", help="keys of /v1, one a line; default: open")
     add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
     add("--shutdown-timeout", default=30.0, type=positive_seconds, metavar="S")
     add("--allow-inject", action="store_true", help=f"obey {INJECT_VARIABLE}: tests only")
@@ -156,6 +158,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         block_size=flags.block_size,
         num_blocks=flags.num_blocks,
         max_queued=flags.max_queued,
+        api_key_file=flags.api_key_file,
         startup_timeout_s=flags.startup_timeout,
         shutdown_timeout_s=flags.shutdown_timeout,
         inject=inject,

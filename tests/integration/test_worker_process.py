@@ -193,7 +193,7 @@ def test_a_worker_serves_reports_and_stops_and_its_successor_carries_on(
     assert report.memory.malloc_in_use is not None
     assert report.devices == []
     assert {entry.owner for entry in report.ledger} == {
-        "weights", "kv_pool", "prefix_cache", "requests",
+        "weights", "kv_pool", "prefix_cache", "grammar_cache", "requests",
     }  # fmt: skip
     send(link, ipc.AuditQuery("q"))
     audit = link.wait_for(ipc.AuditReport)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plimsoll_engine.api import errors
+from plimsoll_engine.api.build import Asked
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.shapes import DONE, Shape, event
+from plimsoll_engine.api.shapes import DONE, Choice, Envelope, event, usage
 from plimsoll_engine.frontend.engine import Engine, NotServing
-from plimsoll_engine.frontend.requests import Generation, QueueFull, RequestFailed
+from plimsoll_engine.frontend.requests import Delta, QueueFull, RequestFailed
 
 
 def error_response(error: ApiError) -> Response:
@@ -27,22 +29,29 @@ def error_response(error: ApiError) -> Response:
 
 
 class Answer(Response):
-    """An ASGI response that runs ``generation``."""
+    """An ASGI response that runs the generations of ``asked``; each is one of ``choices``."""
 
     def __init__(
-        self, engine: Engine, generation: Generation, *, chat: bool, stream: bool, usage: bool
+        self,
+        engine: Engine,
+        asked: Asked,
+        choices: Sequence[Choice],
+        *,
+        stream: bool,
+        usage: bool,
     ) -> None:
         super().__init__()
         self._engine = engine
-        self._generation = generation
-        self._shape = Shape(engine.settings.served_model_name, generation, chat)
+        self._asked = asked
+        self._choices = choices
+        self._envelope = Envelope(engine.settings.served_model_name, asked.request_id)
         self._stream = stream
         self._usage = usage
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._engine.running(self._generation):
+            with self._engine.running(*self._asked.generations):
                 await self._until_disconnected(receive, send)
         except (NotServing, QueueFull, RequestFailed) as error:
             await self._fail(errors.of(error), scope, receive, send)
@@ -62,33 +71,56 @@ class Answer(Response):
             # A failed task holds its exception, whose traceback holds this frame: no cycle is left.
             del answering, leaving, task
 
+    async def _next(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
+        """What is new, as soon as there is any; choices that end leave ``open_choices``."""
+        wake = self._asked.wake
+        while True:
+            new = []
+            for number in sorted(open_choices):
+                delta = self._asked.generations[number].take()
+                if delta is None:
+                    continue
+                new.append((self._choices[number], delta))
+                if delta.finish_reason is not None:
+                    open_choices.discard(number)
+            if new:
+                return new
+            wake.clear()
+            await wake.wait()
+
     async def _stream_to(self, send: Send) -> None:
-        delta = await self._generation.delta()
+        open_choices = set(range(len(self._choices)))
+        new = await self._next(open_choices)
         # Only now: an error before the first text has a status of its own.
         await self._start(send, b"text/event-stream; charset=utf-8")
-        first = self._shape.first()
-        if first is not None:
-            await _more(send, event(first))
+        kind = self._choices[0].chunk_kind
+        for one in self._choices:
+            if (first := one.first()) is not None:
+                await _more(send, event(self._envelope.around(kind, [first])))
         while True:
-            if delta.text or delta.finish_reason is not None:
-                await _more(send, event(self._shape.delta(delta.text, delta.finish_reason)))
-            if delta.finish_reason is not None:
+            for choice, delta in new:
+                for chunk in choice.chunks(delta):
+                    await _more(send, event(self._envelope.around(kind, [chunk])))
+            if not open_choices:
                 break
-            delta = await self._generation.delta()
+            new = await self._next(open_choices)
         if self._usage:
-            await _more(send, event(self._shape.usage_chunk(self._generation)))
+            await _more(send, event(self._envelope.around(kind, []) | self._usage_body()))
         await _last(send, DONE)
 
     async def _once(self, send: Send) -> None:
-        texts: list[str] = []
-        while True:
-            text, finish_reason = await self._generation.delta()
-            texts.append(text)
-            if finish_reason is not None:
-                break
-        body = msgspec.json.encode(self._shape.whole("".join(texts), self._generation))
+        open_choices = set(range(len(self._choices)))
+        while open_choices:
+            for choice, delta in await self._next(open_choices):
+                choice.add(delta)
+        wholes = [choice.whole() for choice in self._choices]
+        body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
+        encoded = msgspec.json.encode(body)
         await self._start(send, b"application/json")
-        await _last(send, body)
+        await _last(send, encoded)
+
+    def _usage_body(self) -> dict[str, object]:
+        return {"usage": usage(self._asked.generations, self._asked.n)}
 
     async def _start(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]

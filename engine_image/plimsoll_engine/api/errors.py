@@ -30,8 +30,12 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
+        if self.status == 401:
+            return "authentication_error"
         if self.status == 404:
             return "not_found_error"
+        if self.status == 504:
+            return "timeout_error"
         if self.status == 429:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
@@ -46,6 +50,8 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
+        if self.status == 504:
+            return {"x-should-retry": "false"}  # OpenAI's clients would: the time is spent
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
 
 
@@ -62,8 +68,10 @@ def of(error: Exception) -> ApiError:
             return ApiError(429, str(error), code="queue_full", retry=True)
         case NotServing():
             return ApiError(503, str(error), code="not_serving", retry=True)
-        case RequestFailed(reason="invalid"):
-            return ApiError(400, str(error), code="invalid_request")
+        case RequestFailed(reason="invalid", param=param):
+            return ApiError(400, str(error), param=param, code="invalid_request")
+        case RequestFailed(reason="deadline"):
+            return ApiError(504, str(error), param="deadline_s", code="deadline_exceeded")
         case RequestFailed(reason="unavailable"):
             return ApiError(503, str(error), code="unavailable", retry=True)
     return ApiError(500, str(error), code="internal_error")

@@ -15,73 +15,140 @@ TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
 MinP = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)]
 MaxTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+MinTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Seed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+# OpenAI's bounds of penalties, bias, n and top_logprobs; vLLM's of repetition_penalty, tightened.
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Repetition = Annotated[float, msgspec.Meta(ge=0.01, le=100)]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+LogitBias = Annotated[dict[str, Bias], msgspec.Meta(max_length=1024)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 # OpenAI takes four; clients of other engines send more.
 StopTexts = Annotated[list[StopText], msgspec.Meta(max_length=16)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
-Zero = Literal[0]
+Name = Annotated[str, msgspec.Meta(max_length=512)]
+Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """vLLM's field of this name. One of them is given."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], msgspec.Meta(min_length=1, max_length=4096)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both APIs. Those typed with a single value are taken only as what they do nothing
-    with; the last group says nothing about the text and is let through."""
+    """Fields of both APIs. ``priority`` and ``cache_salt`` are vLLM's, ``deadline_s`` is our own;
+    the last group says nothing about the text and is let through."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens | None = None
+    n: Choices | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: LogitBias | None = None
     stop: StopText | StopTexts | None = None
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=256)] | None = None
     ignore_eos: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
-    n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    user: Name | None = None
+    priority: Priority = 0
+    cache_salt: Name | None = None
+    deadline_s: Seconds | None = None
 
-    user: str | None = None
     metadata: dict[str, str] | None = None
 
 
 class CompletionRequest(_Common, kw_only=True):
-    # One text, one list of token ids, or a list with one of these.
+    # One text or list of token ids, or a list of them.
     prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: TopLogprobs | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    logprobs: int | None = None
 
 
 class Message(msgspec.Struct, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatRequest(_Common, kw_only=True):
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    response_format: dict[str, Any] | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     store: bool | None = None
     service_tier: str | None = None
 
 
-_Body = TypeVar("_Body", CompletionRequest, ChatRequest)
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """vLLM's. A prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 _FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`|at `\$\.?([^`]*)`")
 
 
@@ -95,33 +162,27 @@ def decode(body: bytes, kind: type[_Body]) -> _Body:
         raise invalid(str(error), field) from None
     except msgspec.DecodeError as error:
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply", code="invalid_json") from None
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
-    _refuse_unsupported(request)
+    if isinstance(request, CompletionRequest | ChatRequest):
+        _check(request)
     return request
 
 
 # Field, the values that ask for nothing.
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("n", (None, 1)),
     ("best_of", (None, 1)),
-    ("presence_penalty", (None, 0)),
-    ("frequency_penalty", (None, 0)),
-    ("logit_bias", (None, {})),
     ("echo", (None, False)),
     ("suffix", (None, "")),
-    ("logprobs", (None, False)),
-    ("top_logprobs", (None, 0)),
-    ("tools", (None, [])),
-    ("tool_choice", (None, "none", "auto")),
-    ("response_format", (None, {"type": "text"})),
 )
 
 
-def _refuse_unsupported(request: _Common) -> None:
+def _check(request: CompletionRequest | ChatRequest) -> None:
+    """What the types cannot say."""
     for field, neutral in _NEUTRAL:
-        value = getattr(request, field, None)
-        if not any(_same(value, one) for one in neutral):
+        if getattr(request, field, None) not in neutral:
             allowed = " or ".join(msgspec.json.encode(one).decode() for one in neutral[1:])
             raise ApiError(
                 400,
@@ -129,11 +190,24 @@ def _refuse_unsupported(request: _Common) -> None:
                 param=field,
                 code="unsupported_value",
             )
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options is for streams: set stream to true", "stream_options")
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs needs logprobs: set it to true", "top_logprobs")
+    if isinstance(request, ChatRequest):
+        _check_tools(request)
 
 
-def _same(value: Any, neutral: Any) -> bool:
-    # In Python 0 == False, but `logprobs: 0` asks for the log probability of the sampled token.
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+def _check_tools(request: ChatRequest) -> None:
+    names = [tool.function.name for tool in request.tools or []]
+    for name in names:
+        if names.count(name) > 1:
+            raise invalid(f"two tools have the name {name!r}", "tools")
+    choice = request.tool_choice
+    if choice not in (None, "none") and not names:
+        raise invalid("tool_choice needs tools", "tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")
 
 
 def text_content(message: Message) -> str | None:

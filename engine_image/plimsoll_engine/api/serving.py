@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from plimsoll_engine.api import body as bodies
-from plimsoll_engine.api import build, protocol
+from plimsoll_engine.api import build, protocol, tokens
 from plimsoll_engine.api.answer import Answer, error_response
+from plimsoll_engine.api.auth import TENANT
+from plimsoll_engine.api.build import Asked
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.shapes import ChatChoice, Choice, CompletionChoice
+from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.engine import Engine
 from plimsoll_engine.frontend.metrics import CONTENT_TYPE
-from plimsoll_engine.frontend.requests import Generation
 
 MAX_BODY_BYTES = 32 << 20
 
-_Body = TypeVar("_Body", protocol.CompletionRequest, protocol.ChatRequest)
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 def app(engine: Engine) -> FastAPI:
@@ -30,14 +35,30 @@ def app(engine: Engine) -> FastAPI:
     @api.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await _decode(request, protocol.CompletionRequest)
-        generation = await build.completion(engine, body)
-        return _answer(engine, generation, body, chat=False)
+        asked = await build.completion(engine, body, _tenant(request))
+        text_of = engine.tokenizer.token_text
+        choices = [CompletionChoice(i, text_of) for i in range(len(asked.generations))]
+        return _answer(engine, asked, choices, body)
 
     @api.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await _decode(request, protocol.ChatRequest)
-        generation = await build.chat(engine, body)
-        return _answer(engine, generation, body, chat=True)
+        asked = await build.chat(engine, body, _tenant(request))
+        calls = bool(body.tools) and body.tool_choice != "none"
+        text_of = engine.tokenizer.token_text
+        choices = [
+            ChatChoice(i, text_of, ToolCallParser() if calls else None)
+            for i in range(len(asked.generations))
+        ]
+        return _answer(engine, asked, choices, body)
+
+    @api.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        return await tokens.tokenize(engine, await _decode(request, protocol.TokenizeRequest))
+
+    @api.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, Any]:
+        return tokens.detokenize(engine, await _decode(request, protocol.DetokenizeRequest))
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -96,23 +117,16 @@ async def _decode(request: Request, kind: type[_Body]) -> _Body:
     return protocol.decode(raw, kind)
 
 
+def _tenant(request: Request) -> str:
+    return str(request.scope.get(TENANT, ""))
+
+
 def _answer(
     engine: Engine,
-    generation: Generation,
+    asked: Asked,
+    choices: Sequence[Choice],
     body: protocol.CompletionRequest | protocol.ChatRequest,
-    *,
-    chat: bool,
 ) -> Answer:
     options = body.stream_options
-    if options is not None and not body.stream:
-        raise ApiError(
-            400, "stream_options is for streams: set stream to true", param="stream_options",
-            code="invalid_value",
-        )  # fmt: skip
-    return Answer(
-        engine,
-        generation,
-        chat=chat,
-        stream=bool(body.stream),
-        usage=options is not None and options.include_usage,
-    )
+    usage = options is not None and options.include_usage
+    return Answer(engine, asked, choices, stream=bool(body.stream), usage=usage)

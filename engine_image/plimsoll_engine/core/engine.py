@@ -15,10 +15,15 @@ from weakref import WeakSet
 import torch
 
 from plimsoll_engine.core.blocks import BlockPool
+from plimsoll_engine.core.grammar import GrammarError, Grammars
+from plimsoll_engine.core.logit_edits import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import NextToken, Runner
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.ipc import Dropped, Submit, Token
+
+COMPILE_WAIT_S = 0.01
+"""How long a step with nothing else to do waits for a grammar: a message may come meanwhile."""
 
 EXPIRY_INTERVAL_S = 0.05
 """How late a passed deadline may be noticed; looking at every request costs time of each step."""
@@ -52,9 +57,12 @@ class Counters:
 class Engine:
     """All requests of one worker. Not thread-safe: the worker's loop alone calls it."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, grammars: Grammars | None = None
+    ) -> None:
         self.runner = runner
         self.scheduler = scheduler
+        self.grammars = Grammars(None) if grammars is None else grammars
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
         self.live: WeakSet[Request] = WeakSet()
@@ -82,7 +90,10 @@ class Engine:
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
         self.live.add(request)
-        self.scheduler.add(request)
+        if (grammar := request.sampling.grammar) is None:
+            self.scheduler.add(request)
+        else:
+            self.grammars.begin(request.request_id, grammar, submit.output_ids)
         return None
 
     def abort(self, request_id: str) -> bool:
@@ -93,6 +104,20 @@ class Engine:
         self.counters.aborted += 1
         self._end(request)
         return True
+
+    def _add_compiled(self, wait_s: float = 0.0) -> list[Dropped]:
+        """Queue the requests whose grammar is compiled; those whose grammar is wrong end."""
+        dropped = []
+        for request_id, outcome in self.grammars.finished(wait_s):
+            request = self.requests[request_id]
+            self.scheduler.add(request)
+            if isinstance(outcome, GrammarError):
+                self.counters.errors += 1
+                self._end(request)
+                dropped.append(Dropped(request_id, "invalid", str(outcome), outcome.field))
+            else:
+                request.matcher = outcome
+        return dropped
 
     def expire(self, now: float) -> list[Dropped]:
         """End the requests whose deadline has passed, waiting or running."""
@@ -108,19 +133,22 @@ class Engine:
             self._next_expiry = now + EXPIRY_INTERVAL_S
             if expired := self.expire(now):
                 return StepOutput(dropped=expired)
+        if wrong := self._add_compiled():
+            return StepOutput(dropped=wrong)
         self._free_outputs()
         only = self._next_suspect()
         chunks = self.scheduler.schedule(only)
         if not chunks:
-            return StepOutput()
+            return StepOutput(dropped=self._add_compiled(COMPILE_WAIT_S))
         self.counters.steps += 1
         try:
             tokens = self.runner.run(chunks)
         except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
             message = f"{type(error).__name__}: {error}"
+            param = error.field if isinstance(error, GrammarError) else None
         else:
             return self._accept(chunks, tokens)
-        return self._failed(chunks, message)
+        return self._failed(chunks, message, param)
 
     def _accept(self, chunks: list[Chunk], tokens: dict[str, NextToken]) -> StepOutput:
         output = StepOutput()
@@ -141,13 +169,14 @@ class Engine:
                 self._end(request)
         return output
 
-    def _failed(self, chunks: list[Chunk], message: str) -> StepOutput:
+    def _failed(self, chunks: list[Chunk], message: str, param: str | None) -> StepOutput:
         self._check_device(message)
         requests = [chunk.request for chunk in chunks]
         if len(requests) == 1:
             self.counters.errors += 1
             self._end(requests[0])
-            return StepOutput(dropped=[Dropped(requests[0].request_id, "error", message)])
+            reason = "error" if param is None else "invalid"  # a grammar grew too complex
+            return StepOutput(dropped=[Dropped(requests[0].request_id, reason, message, param)])
         for request in requests:
             self.scheduler.preempt(request)
         self._suspects.extend(request.request_id for request in requests)
@@ -170,7 +199,8 @@ class Engine:
 
     def _end(self, request: Request) -> None:
         del self.requests[request.request_id]
-        self.scheduler.remove(request)
+        if not self.grammars.drop(request.request_id):
+            self.scheduler.remove(request)
         request.release(self.pool)
         if not self.requests:
             self._free_outputs()
@@ -186,14 +216,20 @@ class Engine:
         return Dropped(request_id, "invalid", message)
 
     def request_bytes(self) -> int:
-        """Host memory of the live requests' tokens."""
-        return TOKEN_BYTES * sum(len(request.token_ids) for request in self.requests.values())
+        """Host memory of the live requests: tokens, counts for penalties, states of grammars."""
+        return sum(
+            TOKEN_BYTES * len(request.token_ids)
+            + (0 if request.counts is None else COUNT_BYTES * len(request.counts))
+            + (0 if request.matcher is None else request.matcher.bytes)
+            for request in self.requests.values()
+        )
 
     def close(self) -> None:
         """Release every request and let go of model and KV pool. Again does nothing more."""
         for request in list(self.requests.values()):
             self._end(request)
         self._suspects.clear()
+        self.grammars.close()
         self.pool.reset_prefix_cache()
         self.runner.close()
 

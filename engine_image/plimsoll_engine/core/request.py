@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from plimsoll_engine.core.grammar import Matcher
 from plimsoll_engine.core.logit_edits import TokenCounts
 from plimsoll_engine.core.sampling import Row
 from plimsoll_engine.ipc import Media, Sampling, Started, Submit
@@ -29,6 +30,7 @@ class Request:
     num_prompt: int
     sampling: Sampling
     counts: TokenCounts | None = None
+    matcher: Matcher | None = None
     priority: int = 0
     tenant: str = ""
     order: int = 0
@@ -67,10 +69,13 @@ class Request:
         self.token_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
+        if self.matcher is not None:
+            self.matcher.take(token_id)
 
     def row(self) -> Row:
         """What the next token's row of logits is to be sampled by."""
-        return Row(self.sampling, self.num_outputs, self.counts)
+        allowed = None if self.matcher is None else self.matcher.allowed()
+        return Row(self.sampling, self.num_outputs, self.counts, allowed)
 
     @property
     def num_outputs(self) -> int:
@@ -89,6 +94,8 @@ class Request:
     def finish_reason(self, token_id: int, max_model_len: int) -> str | None:
         """Why the request ends after its newest token, or None where it goes on."""
         if not self.sampling.ignore_eos and token_id in self.sampling.stop_token_ids:
+            return "stop"
+        if self.matcher is not None and self.matcher.complete:
             return "stop"
         length = min(self.max_length, max_model_len)
         return "length" if len(self.token_ids) >= length else None

@@ -58,6 +58,10 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        return self._held
+
     def push(self, piece: str) -> tuple[str, bool]:
         """The text that may be given out, and whether a stop string was found."""
         if not self._stops:

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 Reply = TypeVar("Reply", ipc.Trimmed, ipc.AuditReport, ipc.DiagnosticReport)
 
 
+# The worker notices a passed deadline within 50 ms and a step.
+DEADLINE_GRACE_S = 0.5
+
+
 class NotServing(Exception):
     """The engine takes no new requests; another replica does."""
 
@@ -78,24 +82,42 @@ class Engine:
     # ---- requests
 
     @contextmanager
-    def running(self, generation: Generation) -> Iterator[None]:
-        """Admit a request; whatever happens inside, it ends in one release.
+    def running(self, *generations: Generation) -> Iterator[None]:
+        """Admit the choices of a request; whatever happens inside, each ends in one release.
 
         Raises :class:`NotServing` and QueueFull, both before anything was done.
         """
         if not self.lifecycle.admits:
             raise NotServing(f"the engine is {self.lifecycle.state}: it takes no new requests")
-        self.requests.admit(generation)
+        self.requests.admit(*generations)
         self.idle.clear()
-        self.counts.requests += 1
-        self.counts.prompt_tokens += len(generation.prompt_ids)
-        self.metrics.admitted(generation)
+        for generation in generations:
+            self.counts.requests += 1
+            self.counts.prompt_tokens += len(generation.prompt_ids)
+            self.metrics.admitted(generation)
+        deadline_s = min(
+            (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
+        )
+        timer = None
+        if deadline_s is not None:
+            timer = asyncio.get_running_loop().call_later(
+                deadline_s + DEADLINE_GRACE_S, self._too_late, generations
+            )
         try:
             if self.ready is not None and not self.holding:
-                self._submit(generation)
+                for generation in generations:
+                    self._submit(generation)
             yield
         finally:
-            self._release(generation)
+            if timer is not None:
+                timer.cancel()
+            for generation in generations:
+                self._release(generation)
+
+    def _too_late(self, generations: tuple[Generation, ...]) -> None:
+        """The worker, which ends late requests, has not: it hangs, or there is none."""
+        for generation in generations:
+            generation.fail(RequestFailed("deadline", "the deadline passed"))
 
     def _submit(self, generation: Generation) -> None:
         generation.with_worker = True
@@ -187,11 +209,11 @@ class Engine:
         match message:
             case ipc.Tokens(tokens=tokens):
                 self._tokens(tokens)
-            case ipc.Dropped(request_id=request_id, reason=reason, message=why):
+            case ipc.Dropped(request_id=request_id, reason=reason, message=why, param=param):
                 generation = self.requests.get(request_id)
                 if generation is not None:
                     generation.with_worker = False
-                    generation.fail(RequestFailed(reason, why or reason))
+                    generation.fail(RequestFailed(reason, why or reason, param))
             case ipc.Report():
                 self.report = message
                 self._report_at = time.monotonic()
@@ -212,7 +234,10 @@ class Engine:
             generation = self.requests.get(token.request_id)
             if generation is None or not generation.with_worker or generation.done:
                 continue  # released or parked while the token was under way
-            generation.push(token.token_id, token.finish_reason)
+            if generation.started is None and token.started is not None:
+                generation.started = token.started
+                self.metrics.started(token.started)
+            generation.push(token.token_id, token.finish_reason, token.logprobs)
             self.counts.generation_tokens += 1
             self.metrics.token(generation, now)
             if token.finish_reason is not None:

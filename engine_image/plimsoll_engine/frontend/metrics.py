@@ -20,7 +20,7 @@ from prometheus_client import (
 from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine.frontend.ledger_metrics import PREFIX, Holdings
 from plimsoll_engine.frontend.requests import Generation
-from plimsoll_engine.ipc import Report
+from plimsoll_engine.ipc import Report, Started
 
 # A sample a series that nothing reads, and scrapes are parsed by a sidecar with little memory.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -64,6 +64,9 @@ class Metrics:
         self._queries = self._counter(model, "prefix_cache_queries", "Prompt tokens looked up.")
         self._ttft = self._histogram(
             model, "time_to_first_token_seconds", "Admission to the first token.", _TTFT_S
+        )
+        self._queue = self._histogram(
+            model, "request_queue_time_seconds", "Admission to the first place in a batch.", _E2E_S
         )
         self._itl = self._histogram(
             model, "inter_token_latency_seconds", "Between two tokens of a request.", _ITL_S
@@ -112,6 +115,9 @@ class Metrics:
 
     def admitted(self, generation: Generation) -> None:
         self._prompt_tokens.inc(len(generation.prompt_ids))
+
+    def started(self, started: Started) -> None:
+        self._queue.observe(started.queued_s)
 
     def token(self, generation: Generation, now: float) -> None:
         times = generation.times

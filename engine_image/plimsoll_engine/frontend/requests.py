@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from plimsoll_engine.frontend.detokenize import Decode, Detokenizer, StopMatcher
-from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.ipc import Logprobs, Sampling, Started, Submit
 
 
 class QueueFull(Exception):
@@ -22,19 +22,38 @@ class QueueFull(Exception):
 
 
 class RequestFailed(Exception):
-    """A request that ended with an error. ``reason`` is ``invalid`` where the client can cure it,
-    ``unavailable`` where another replica can answer, ``error`` otherwise."""
+    """A request that ended with an error. ``reason`` is ``invalid`` where the client can cure it
+    (``param`` names the field), ``unavailable`` where another replica can answer, ``deadline``
+    where the request's own has passed, ``error`` otherwise."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.param = param
+
+
+class TokenLogprobs(NamedTuple):
+    token_id: int
+    logprobs: Logprobs
 
 
 class Delta(NamedTuple):
-    """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one."""
+    """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one. The log
+    probabilities are of all tokens since the last one, where they were asked for."""
 
     text: str
     finish_reason: str | None
+    logprobs: list[TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How a request takes its turn; the fields are those of :class:`plimsoll_engine.ipc.Submit`."""
+
+    priority: int = 0
+    tenant: str = ""
+    deadline_s: float | None = None
+    cache_salt: str = ""
 
 
 @dataclass(slots=True)
@@ -50,9 +69,9 @@ class Generation:
     """One running request."""
 
     __slots__ = (
-        "__weakref__", "_detokenizer", "_error", "_pending", "_stops", "_wake", "ended",
-        "finish_reason", "output_ids", "parked", "prompt_ids", "request_id", "sampling", "times",
-        "with_worker",
+        "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "admission",
+        "ended", "finish_reason", "output_ids", "parked", "prompt_ids", "request_id", "sampling",
+        "started", "times", "wake", "with_worker",
     )  # fmt: skip
 
     def __init__(
@@ -62,20 +81,27 @@ class Generation:
         sampling: Sampling,
         decode: Decode,
         stops: Sequence[str] = (),
+        admission: Admission = Admission(),
+        wake: asyncio.Event | None = None,
     ) -> None:
+        """``wake`` is set when there is something to :meth:`take`; the choices of one answer
+        share it."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.sampling = sampling
+        self.admission = admission
         self.output_ids: list[int] = []
         self.finish_reason: str | None = None
         self.parked = False
         self.with_worker = False  # the present worker was given it and has not ended it
         self.times = Times(arrived=time.monotonic())
+        self.started: Started | None = None
         self._detokenizer = Detokenizer(decode)
         self._stops = StopMatcher(stops)
         self._pending: list[str] = []
-        self._error: tuple[str, str] | None = None
-        self._wake = asyncio.Event()
+        self._logprobs: list[TokenLogprobs] = []
+        self._error: tuple[str, str, str | None] | None = None
+        self.wake = asyncio.Event() if wake is None else wake
         self.ended = asyncio.Event()
 
     @property
@@ -86,12 +112,18 @@ class Generation:
     def done(self) -> bool:
         return self.finish_reason is not None or self._error is not None
 
-    def push(self, token_id: int, finish_reason: str | None) -> None:
+    def push(
+        self, token_id: int, finish_reason: str | None, logprobs: Logprobs | None = None
+    ) -> None:
         """Take in a token of the worker. A stop string ends the request before the worker does."""
         if self.done:
             return
         self.output_ids.append(token_id)
-        piece, stopped = self._stops.push(self._detokenizer.push(token_id))
+        if logprobs is not None:
+            self._logprobs.append(TokenLogprobs(token_id, logprobs))
+        piece, stopped = self._detokenizer.push(token_id), False
+        if len(self.output_ids) > self.sampling.min_tokens:
+            piece, stopped = self._stops.push(piece)
         if not stopped and finish_reason is not None:
             rest, stopped = self._stops.push(self._detokenizer.finish())
             piece += rest if stopped else rest + self._stops.finish()
@@ -99,32 +131,49 @@ class Generation:
         if piece:
             self._pending.append(piece)
         if piece or self.done:
-            self._wake.set()
+            self.wake.set()
         if self.done:
             self.ended.set()
 
     def fail(self, error: RequestFailed) -> None:
         """End the request with an error; one that has ended already stays as it is."""
         if not self.done:
-            self._error = (error.reason, str(error))
-            self._wake.set()
+            self._error = (error.reason, str(error), error.param)
+            self.wake.set()
             self.ended.set()
 
-    async def delta(self) -> Delta:
-        """The text since the last call, as soon as there is any. Raises :class:`RequestFailed`."""
-        while not self._pending and not self.done:
-            self._wake.clear()
-            await self._wake.wait()
+    def take(self) -> Delta | None:
+        """What is new since the last call; None for nothing. Raises :class:`RequestFailed`."""
         if self._error is not None:
             # A new one each time: one that is kept would hold this frame, and so this request.
             raise RequestFailed(*self._error)
-        text = "".join(self._pending)
+        if not self._pending and not self.done:
+            return None
+        delta = Delta("".join(self._pending), self.finish_reason, self._logprobs)
         self._pending.clear()
-        return Delta(text, self.finish_reason)
+        self._logprobs = []
+        return delta
+
+    async def delta(self) -> Delta:
+        """The text since the last call, as soon as there is any. Raises :class:`RequestFailed`."""
+        while (delta := self.take()) is None:
+            self.wake.clear()
+            await self.wake.wait()
+        return delta
 
     def submission(self) -> Submit:
         """What a worker must know to go on from here."""
-        return Submit(self.request_id, self.prompt_ids, self.sampling, list(self.output_ids))
+        return Submit(
+            self.request_id,
+            self.prompt_ids,
+            self.sampling,
+            list(self.output_ids),
+            priority=self.admission.priority,
+            tenant=self.admission.tenant,
+            arrived=self.times.arrived,
+            deadline_s=self.admission.deadline_s,
+            cache_salt=self.admission.cache_salt,
+        )
 
 
 class RequestLog:
@@ -137,13 +186,15 @@ class RequestLog:
     def __len__(self) -> int:
         return len(self._running)
 
-    def admit(self, generation: Generation) -> None:
-        """Raises :class:`QueueFull`."""
-        if len(self._running) >= self.capacity:
+    def admit(self, *generations: Generation) -> None:
+        """All of them or, with :class:`QueueFull`, none."""
+        if len(self._running) + len(generations) > self.capacity:
             raise QueueFull(
-                f"{len(self._running)} requests wait for an answer, the most (--max-queued)"
+                f"{len(self._running)} requests wait for an answer and {len(generations)} more are "
+                f"over the most, {self.capacity} (--max-queued)"
             )
-        self._running[generation.request_id] = generation
+        for generation in generations:
+            self._running[generation.request_id] = generation
 
     def get(self, request_id: str) -> Generation | None:
         return self._running.get(request_id)

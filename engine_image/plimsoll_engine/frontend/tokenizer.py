@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
@@ -13,6 +14,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as _Tokenizer
 
+from plimsoll_engine.checkpoint import eos_ids, read_json
 from plimsoll_engine.settings import UsageError
 
 
@@ -29,11 +31,11 @@ class Tokenizer:
             self._tokenizer = _Tokenizer.from_file(str(file))
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
             raise UsageError(f"{file}: not a tokenizer: {error}") from None
-        settings = _read_json(model / "tokenizer_config.json")
+        settings = read_json(model / "tokenizer_config.json")
         # What the parsed tokenizer takes is not told; its file's size is of the same order.
         self.file_bytes = file.stat().st_size
         self.vocab_size: int = self._tokenizer.get_vocab_size()
-        self.eos_ids = _eos_ids(model)
+        self.eos_ids = eos_ids(model)
         self._special = {
             name: _token_text(settings[name])
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -55,8 +57,19 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        """The prompt of a chat, ready for the assistant's turn."""
+    def token_text(self, token_id: int) -> str:
+        """What one token stands for, special ones included."""
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The prompt of a chat, ready for the assistant's turn. ``variables`` are the template's
+        own (``enable_thinking``)."""
         if self._template is None:
             raise TemplateError(
                 "this model has no chat template (chat_template.jinja or tokenizer_config.json): "
@@ -64,31 +77,13 @@ class Tokenizer:
             )
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=True, **self._special
+                {**self._special, **variables},
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=True,
             )
         except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
             raise TemplateError(f"the chat template refuses these messages: {error}") from None
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{file}: expected a JSON object")
-    return data
-
-
-def _eos_ids(model: Path) -> list[int]:
-    """The tokens that end a text: of generation_config.json, else of config.json."""
-    for name in ("generation_config.json", "config.json"):
-        value = _read_json(model / name).get("eos_token_id")
-        if value is not None:
-            return list(value) if isinstance(value, list) else [int(value)]
-    return []
 
 
 def _token_text(value: Any) -> str:

@@ -41,9 +41,10 @@ def prefix_cache_keys_equal(engine: Engine, _: Ledger) -> list[str]:
 
 
 def queues_match_requests(engine: Engine, _: Ledger) -> list[str]:
-    """Each request is in exactly one queue, and nothing else is."""
+    """Each request is in exactly one queue or compiled for, and nothing else is."""
     scheduler = engine.scheduler
     queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
+    queued.update(engine.grammars)
     if queued == Counter(engine.requests.keys()):
         return scheduler.waiting.problems()
     return [f"{queued.total()} requests are queued, {len(engine.requests)} are known"]

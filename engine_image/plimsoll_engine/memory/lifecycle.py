@@ -20,6 +20,7 @@ from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.core import settings as sizes
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.grammar import Grammars, Vocabulary
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.warmup import warm_up
@@ -36,9 +37,15 @@ stops every stream, and no request of ours needs one to die."""
 class Lifecycle:
     """One engine's memory, from the first byte to the last."""
 
-    def __init__(self, config: WorkerConfig, engine_type: type[Engine] = Engine) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        engine_type: type[Engine] = Engine,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
         self.config = config
         self.engine_type = engine_type
+        self.vocabulary = vocabulary
         self.ledger = Ledger()
         self.device: torch.device | None = None
         self.settings: sizes.Settings | None = None
@@ -79,7 +86,7 @@ class Lifecycle:
             self.settings.max_num_batched_tokens,
             self.settings.max_model_len,
         )
-        self.engine = self.engine_type(self._runner, scheduler)
+        self.engine = self.engine_type(self._runner, scheduler, Grammars(self.vocabulary))
         self._register_owners()
         warm_up(self.engine)
         self._thresholds = gc.get_threshold()
@@ -98,6 +105,10 @@ class Lifecycle:
         self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes)
         self.ledger.register(
             "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
+        )
+        grammars = self.engine.grammars
+        self.ledger.register(
+            "grammar_cache", MemoryKind.HOST, lambda: grammars.bytes, grammars.bytes_bound
         )
         self.ledger.register("requests", MemoryKind.HOST, self.engine.request_bytes, None)
 

@@ -32,6 +32,12 @@ def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
 
     steps = [
         _step("prefix_cache_flush", "cached KV blocks", cached_bytes, pool.reset_prefix_cache),
+        _step(
+            "grammar_cache_flush",
+            "compiled grammars",
+            lambda: engine.grammars.bytes,
+            engine.grammars.flush,
+        ),
         _step("gc_collect", "malloc in use and Python objects", host_in_use, gc.collect),
     ]
     if device.type == "cuda":

@@ -16,6 +16,7 @@ import torch
 from plimsoll_api.admin import Load, Role
 from plimsoll_engine import inject, ipc
 from plimsoll_engine.core.engine import DeviceLostError, Engine
+from plimsoll_engine.core.grammar import Vocabulary
 from plimsoll_engine.core.settings import SettingsError
 from plimsoll_engine.core.warmup import WarmUpError
 from plimsoll_engine.host_memory import PythonObjects, process_memory
@@ -33,7 +34,7 @@ from plimsoll_engine.zygote_ipc import WorkerConfig
 REPORT_INTERVAL_S = 0.5
 
 
-def run(config: WorkerConfig, epoch: int) -> int:
+def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
     """The whole life of a worker in a freshly forked process; the exit status."""
     write_stacks_on_sigusr1(config.run_dir, "worker")
     random.seed()
@@ -44,7 +45,7 @@ def run(config: WorkerConfig, epoch: int) -> int:
     except FrontendGoneError as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1
-    lifecycle = Lifecycle(config)
+    lifecycle = Lifecycle(config, vocabulary=vocabulary)
     try:
         channel.send(ipc.Hello(epoch, os.getpid()))
         begun = time.monotonic()
@@ -147,7 +148,7 @@ class Worker:
         return ipc.Report(
             load=Load(
                 running=len(scheduler.running),
-                waiting=len(scheduler.waiting),
+                waiting=len(scheduler.waiting) + len(engine.grammars),
                 requests_total=counters.requests,
                 aborted_total=counters.aborted,
                 errors_total=counters.errors,

@@ -21,11 +21,13 @@ import socket
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from plimsoll_engine import zygote_ipc
+from plimsoll_engine.core.grammar import Vocabulary
 from plimsoll_engine.worker.framing import FrameReader
 from plimsoll_engine.worker.process import die_with_parent, threads
 from plimsoll_engine.zygote_ipc import Exited, Fork, Forked, ForkFailed, WorkerConfig, ZygoteReady
@@ -53,6 +55,7 @@ class Zygote:
     def __init__(self, control: socket.socket, config: WorkerConfig) -> None:
         self.control = control
         self.config = config
+        self.vocabulary = Vocabulary.load(Path(config.model))
         self.reader = FrameReader()
         self.workers: dict[int, tuple[int, int]] = {}
         """pidfd -> (epoch, pid)"""
@@ -118,7 +121,7 @@ class Zygote:
                 os.close(fd)
             from plimsoll_engine.worker import main
 
-            status = main.run(self.config, epoch)
+            status = main.run(self.config, epoch, self.vocabulary)
         except BaseException:  # noqa: BLE001 - a child must never run its parent's code
             sys.excepthook(*sys.exc_info())
         finally:
@@ -164,13 +167,13 @@ def main() -> None:
     control = socket.socket(fileno=arguments.control_fd)
     begun = time.monotonic()
     import_everything()
+    zygote = Zygote(control, config)
     # Python warns of any second thread; ours are checked by name before each fork.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     # Objects of before the fork are nobody's garbage: a collection in a worker need not look at
     # them, and so does not copy their pages.
     gc.collect()
     gc.freeze()
-    zygote = Zygote(control, config)
     zygote.send(ZygoteReady(os.getpid(), time.monotonic() - begun))
     zygote.serve()
     sys.stdout.flush()

@@ -58,15 +58,6 @@ def test_token_ids_are_a_prompt_and_a_stop(engine: Any) -> None:
     assert nested.choices[0].text == answer.choices[0].text
 
 
-def test_neutral_values_of_unsupported_fields_are_taken(engine: Any) -> None:
-    answer = engine.client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=2, n=1,
-        presence_penalty=0, frequency_penalty=0.0, logprobs=False, user="me",
-        response_format={"type": "text"},
-    )  # fmt: skip
-    assert answer.usage.completion_tokens == 2
-
-
 GOOD = {"model": MODEL, "prompt": "a", "max_tokens": 2}
 
 
@@ -75,7 +66,8 @@ GOOD = {"model": MODEL, "prompt": "a", "max_tokens": 2}
     [
         ({"prompt": ""}, "prompt", "empty_prompt"),
         ({"prompt": []}, "prompt", "empty_prompt"),
-        ({"prompt": ["a", "b"]}, "prompt", "unsupported_value"),
+        ({"prompt": ["a", ""]}, "prompt", "empty_prompt"),
+        ({"prompt": ["a"] * 40}, "prompt", "invalid_value"),
         ({"prompt": [1, "b"]}, "prompt", "invalid_value"),
         ({"prompt": [10**9]}, "prompt", "invalid_value"),
         ({"prompt": [-1]}, None, "invalid_value"),
@@ -93,9 +85,53 @@ GOOD = {"model": MODEL, "prompt": "a", "max_tokens": 2}
         ({"seed": 2**64}, "seed", "invalid_value"),
         ({"stop": ""}, "stop", "invalid_value"),
         ({"stop": ["a"] * 17}, "stop", "invalid_value"),
-        ({"n": 2}, "n", "unsupported_value"),
-        ({"logprobs": 0}, "logprobs", "unsupported_value"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 129}, "n", "invalid_value"),
+        ({"n": 40}, "prompt", "invalid_value"),
+        ({"best_of": 2}, "best_of", "unsupported_value"),
+        ({"logprobs": 21}, "logprobs", "invalid_value"),
+        ({"logprobs": True}, "logprobs", "invalid_value"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+        ({"frequency_penalty": "much"}, "frequency_penalty", "invalid_value"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"ship": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "invalid_value"),
+        ({"stop_token_ids": [10**7]}, "stop_token_ids", "invalid_value"),
+        ({"min_tokens": 9}, "min_tokens", "invalid_value"),
+        ({"priority": 2**40}, "priority", "invalid_value"),
+        ({"deadline_s": 0}, "deadline_s", "invalid_value"),
+        ({"user": "u" * 1000}, "user", "invalid_value"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema.schema",
+            "invalid_value",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+        (
+            {"structured_outputs": {"regex": "a", "json_object": True}},
+            "structured_outputs",
+            "invalid_value",
+        ),
+        ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json", "invalid_value"),
+        (
+            {"structured_outputs": {"regex": "(" * 300}},
+            "structured_outputs.regex",
+            "invalid_request",
+        ),
+        (
+            {"structured_outputs": {"json": {"type": "objct"}}},
+            "structured_outputs.json",
+            "invalid_request",
+        ),
+        (
+            {"structured_outputs": {"regex": "x" * (1 << 19)}},
+            "structured_outputs.regex",
+            "invalid_value",
+        ),
+        ({"guided_regex": "a"}, "guided_regex", "invalid_value"),
         ({"echo": True}, "echo", "unsupported_value"),
         ({"wings": 2}, "wings", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
@@ -137,16 +173,11 @@ def test_the_wrong_model_and_path(engine: Any) -> None:
     assert engine.get("/v1/completions")[0] == 405
 
 
-def test_images_and_tools_are_refused(engine: Any) -> None:
+def test_images_are_refused_by_a_text_model(engine: Any) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     with pytest.raises(openai.BadRequestError, match="reads text"):
         engine.client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": [image]}]
-        )
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    with pytest.raises(openai.BadRequestError, match="tools is not supported"):
-        engine.client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "a"}], tools=[tool]
         )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.grammar import Grammars
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.ipc import Sampling, Submit, Token
@@ -45,10 +46,11 @@ def make_engine(tiny_model: Any) -> Iterator[MakeEngine]:
         seqs: int = 8,
         budget: int = 64,
         length: int = 256,
+        grammars: Grammars | None = None,
     ) -> Engine:
         runner = Runner(tiny_model, num_blocks, block_size)
         pool = BlockPool(num_blocks, block_size)
-        engine = Engine(runner, Scheduler(pool, seqs, budget, length))
+        engine = Engine(runner, Scheduler(pool, seqs, budget, length), grammars)
         engines.append(engine)
         return engine
 

@@ -74,7 +74,12 @@ def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helper
     cycle.append(cycle)
     del cycle
     steps = {step.name: step for step in trim(engine, PythonObjects())}
-    assert list(steps) == ["prefix_cache_flush", "gc_collect", "malloc_trim"]
+    assert list(steps) == [
+        "prefix_cache_flush",
+        "grammar_cache_flush",
+        "gc_collect",
+        "malloc_trim",
+    ]
     flush, collect = steps["prefix_cache_flush"], steps["gc_collect"]
     assert (flush.before_bytes, flush.after_bytes) == (10 * 4 * 1024, 0)
     assert collect.before_bytes is not None

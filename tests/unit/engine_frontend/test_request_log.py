@@ -36,6 +36,25 @@ def test_a_full_log_refuses() -> None:
     log.admit(generation("b"))
 
 
+def test_the_choices_of_a_request_are_admitted_together_or_not() -> None:
+    log = RequestLog(3)
+    log.admit(generation("a"), generation("b"))
+    with pytest.raises(QueueFull):
+        log.admit(generation("c"), generation("d"))
+    assert len(log) == 2
+
+
+def test_no_stop_string_is_looked_for_before_min_tokens() -> None:
+    async def run() -> None:
+        sampling = Sampling(max_tokens=9, min_tokens=3)
+        one = Generation("a", [1], sampling, decode, ["b"])
+        for token in "abcdbe":
+            one.push(ord(token), None)
+        assert (await one.delta())[:2] == ("abcd", "stop")
+
+    asyncio.run(run())
+
+
 def test_what_is_carried_is_what_runs() -> None:
     log = RequestLog(9)
     for name in "abcd":
@@ -50,7 +69,9 @@ def test_what_is_carried_is_what_runs() -> None:
     failed.fail(RequestFailed("error", "why"))
     parked.parked = True
     assert [g.submission() for g in carry.to_resubmit(log)] == [
-        Submit("a", [1, 2], Sampling(max_tokens=9, seed=4), [ord("x")])
+        Submit(
+            "a", [1, 2], Sampling(max_tokens=9, seed=4), [ord("x")], arrived=running.times.arrived
+        )
     ]
 
 
@@ -59,7 +80,7 @@ def test_a_stop_string_over_two_tokens_ends_the_text_before_it() -> None:
         one = generation(stops=["lo w"])
         for token in "hello world":
             one.push(ord(token), None)
-        assert await one.delta() == ("hel", "stop")
+        assert await one.delta() == ("hel", "stop", [])
         assert one.output_ids == [ord(c) for c in "hello w"]
 
     asyncio.run(run())

@@ -1,0 +1,31 @@
+"""Small files of a checkpoint that both the frontend and the worker read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from plimsoll_engine.settings import UsageError
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in ``file``, empty where there is none; UsageError for anything else."""
+    try:
+        data = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{file}: expected a JSON object")
+    return data
+
+
+def eos_ids(model: Path) -> list[int]:
+    """The tokens that end a text: of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(model / name).get("eos_token_id")
+        if value is not None:
+            return list(value) if isinstance(value, list) else [int(value)]
+    return []

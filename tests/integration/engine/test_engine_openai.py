@@ -1,0 +1,329 @@
+"""The text features of the OpenAI API, as the real client sees them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+MODEL = "tiny"
+ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Where to?"}]}
+
+
+def test_many_prompts_and_choices_each_have_their_text(engine: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL, "prompt": ["The ship", "A harbour"], "n": 3, "max_tokens": 8,
+        "temperature": 2, "seed": 5, "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    whole = engine.client.completions.create(**asked)
+    assert [choice.index for choice in whole.choices] == list(range(6))
+    texts = [choice.text for choice in whole.choices]
+    assert len(set(texts)) == 6
+    assert whole.usage.completion_tokens == 48
+    prompts = [engine.client.completions.create(model=MODEL, prompt=p, max_tokens=1).usage
+               for p in asked["prompt"]]  # fmt: skip
+    assert whole.usage.prompt_tokens == sum(usage.prompt_tokens for usage in prompts)
+    streamed = [""] * 6
+    reasons: dict[int, str] = {}
+    for chunk in engine.client.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+        usage = chunk.usage
+    assert streamed == texts
+    assert reasons == dict.fromkeys(range(6), "length")
+    assert usage.completion_tokens == 48
+    alone = engine.client.completions.create(**{**asked, "prompt": "The ship", "n": 1})
+    assert alone.choices[0].text == texts[0]
+    engine.clean()
+
+
+def test_a_client_that_leaves_ends_all_choices(engine: Any) -> None:
+    stream = engine.client.chat.completions.create(**ASK, n=5, max_tokens=4000, stream=True)
+    next(iter(stream))
+    assert engine.status()["load"]["inflight"] == 5
+    stream.close()
+    engine.until(lambda: engine.status()["load"]["inflight"] == 0, "an end of all choices")
+    engine.clean()
+
+
+def test_logprobs_of_a_chat(engine: Any) -> None:
+    asked = {**ASK, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    whole = engine.client.chat.completions.create(**asked).choices[0]
+    tokens = whole.logprobs.content
+    assert len(tokens) == 6
+    assert "".join(token.token for token in tokens) == whole.message.content
+    for token in tokens:
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].token == token.token
+        assert bytes(token.bytes).decode() == token.token
+        assert -1 < token.logprob == token.top_logprobs[0].logprob <= 0
+        assert sum(math.exp(one.logprob) for one in token.top_logprobs) <= 1.0001
+    streamed = [
+        token
+        for chunk in engine.client.chat.completions.create(**asked, stream=True)
+        for choice in chunk.choices
+        if choice.logprobs is not None
+        for token in choice.logprobs.content
+    ]
+    assert [t.token for t in streamed] == [t.token for t in tokens]
+    assert [t.logprob for t in streamed] == pytest.approx([t.logprob for t in tokens], abs=1e-4)
+
+
+def test_logprobs_of_a_completion(engine: Any) -> None:
+    choice = engine.client.completions.create(
+        model=MODEL, prompt="Salt water", max_tokens=5, temperature=0, logprobs=2
+    ).choices[0]
+    told = choice.logprobs
+    assert "".join(told.tokens) == choice.text
+    for offset, token in zip(told.text_offset, told.tokens, strict=True):
+        assert choice.text[offset:].startswith(token)
+    assert [len(top) for top in told.top_logprobs] == [2] * 5
+    only = engine.client.completions.create(
+        model=MODEL, prompt="Salt water", max_tokens=5, temperature=0, logprobs=0
+    ).choices[0].logprobs  # fmt: skip
+    assert only.token_logprobs == pytest.approx(told.token_logprobs, abs=1e-4)
+    assert [len(top) for top in only.top_logprobs] == [1] * 5
+
+
+def test_penalties_and_bias_change_the_text(engine: Any) -> None:
+    def ask(**fields: Any) -> str:
+        extra = {k: fields.pop(k) for k in ("repetition_penalty", "min_tokens") if k in fields}
+        answer = engine.client.chat.completions.create(
+            **ASK, max_tokens=30, temperature=0, extra_body=extra, **fields
+        )
+        return str(answer.choices[0].message.content)
+
+    plain = ask()
+    assert ask(presence_penalty=2, frequency_penalty=2) == ask(
+        presence_penalty=2, frequency_penalty=2
+    )
+    assert ask(repetition_penalty=5.0) != plain
+    (token,) = tokens_of(engine, "x")
+    assert ask(logit_bias={str(token): 100}) == "x" * 30
+    word = plain.split()[1]
+    assert word in ask(stop=[word], min_tokens=30)
+    assert word not in ask(stop=[word])
+
+
+def tokens_of(engine: Any, text: str) -> list[int]:
+    status, body = engine.post("/tokenize", json.dumps({"prompt": text}).encode())
+    assert status == 200, body
+    return list(body["tokens"])
+
+
+def test_tokenize_and_detokenize(engine: Any) -> None:
+    text = "Plimsoll line — 吃水"
+    asked = {"model": MODEL, "prompt": text, "return_token_strs": True}
+    status, body = engine.post("/tokenize", json.dumps(asked).encode())
+    assert status == 200
+    assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
+    assert body["max_model_len"] > 0
+    back = engine.post("/detokenize", json.dumps({"tokens": body["tokens"]}).encode())
+    assert back == (200, {"prompt": text})
+    chat = {"messages": ASK["messages"]}
+    status, body = engine.post("/tokenize", json.dumps(chat).encode())
+    usage = engine.client.chat.completions.create(**ASK, max_tokens=1).usage
+    assert (status, body["count"]) == (200, usage.prompt_tokens)
+    for path, bad, param in (
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "model": "gpt"}, "model"),
+        ("/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+    ):
+        status, body = engine.post(path, json.dumps(bad).encode())
+        assert (status in (400, 404), body["error"]["param"]) == (True, param)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"port": {"enum": ["Hull", "Leith"]}, "deep": {"type": "boolean"}},
+    "required": ["port", "deep"],
+    "additionalProperties": False,
+}
+NO_BLANKS = {"temperature": 0.8, "seed": 3, "max_tokens": 400}
+
+
+def no_blanks(engine: Any) -> dict[str, int]:
+    """JSON allows any number of blanks, and a random model loves them."""
+    return {str(tokens_of(engine, blank)[0]): -100 for blank in " \n\t\r"}
+
+
+def test_json_schema_and_choices_hold(engine: Any) -> None:
+    bias = no_blanks(engine)
+    answer = engine.client.chat.completions.create(
+        **ASK, **NO_BLANKS, logit_bias=bias,
+        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+    )  # fmt: skip
+    found = json.loads(answer.choices[0].message.content)
+    assert set(found) == {"port", "deep"}
+    assert answer.choices[0].finish_reason == "stop"
+    for body, pattern in (
+        ({"choice": ["starboard", "larboard side"]}, "starboard|larboard side"),
+        ({"regex": "[0-9]{2}m"}, "[0-9]{2}m"),
+        ({"json": {"type": "boolean"}}, "true|false"),
+        ({"grammar": 'start: "deck" /[1-9]/'}, "deck[1-9]"),
+    ):
+        chunks = engine.client.completions.create(
+            model=MODEL, prompt="The", **NO_BLANKS, stream=True,
+            extra_body={"structured_outputs": body},
+        )  # fmt: skip
+        text = "".join(chunk.choices[0].text for chunk in chunks)
+        assert re.fullmatch(pattern, text), (body, text)
+    with pytest.raises(openai.BadRequestError, match="unknown name") as error:
+        engine.client.completions.create(
+            model=MODEL, prompt="The", extra_body={"structured_outputs": {"grammar": "start: a"}}
+        )
+    assert error.value.param == "structured_outputs.grammar"
+    engine.clean()
+
+
+TOOLS: Any = [
+    {"type": "function", "function": {
+        "name": name,
+        "description": "Says when the tide turns.",
+        "parameters": {
+            "type": "object", "properties": {"port": {"enum": ["Hull", "Leith"]}},
+            "required": ["port"], "additionalProperties": False,
+        },
+    }}
+    for name in ("get_tide", "get_wind")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_wind"}}]
+)
+def test_a_forced_tool_call_is_a_tool_call(engine: Any, choice: Any, stream: bool) -> None:
+    asked = {
+        **ASK, **NO_BLANKS, "logit_bias": no_blanks(engine), "tools": TOOLS, "tool_choice": choice,
+        "parallel_tool_calls": False, "stream": stream,
+    }  # fmt: skip
+    answer = engine.client.chat.completions.create(**asked)
+    if stream:
+        chunks = [chunk.choices[0] for chunk in answer]
+        calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+        assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
+        reason = chunks[-1].finish_reason
+    else:
+        calls, reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
+        assert answer.choices[0].message.content is None
+    (call,) = calls
+    assert reason == "tool_calls"
+    assert call.function.name in (
+        ("get_wind",) if choice != "required" else ("get_tide", "get_wind")
+    )
+    assert json.loads(call.function.arguments)["port"] in ("Hull", "Leith")
+    assert call.id.startswith("call_")
+
+
+def test_tools_that_are_not_called_change_nothing_else(engine: Any) -> None:
+    answer = engine.client.chat.completions.create(
+        **ASK, tools=TOOLS, tool_choice="auto", max_tokens=9, temperature=0
+    ).choices[0]  # fmt: skip
+    assert answer.message.tool_calls is None
+    assert answer.message.content
+    history: Any = [
+        *ASK["messages"],
+        {"role": "assistant", "content": "wait", "tool_calls": [
+            {"id": "call_1", "type": "function",
+             "function": {"name": "get_tide", "arguments": '{"port": "Hull"}'}}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "in an hour"},
+    ]  # fmt: skip
+    assert engine.client.chat.completions.create(
+        model=MODEL, messages=history, max_tokens=2
+    ).choices  # fmt: skip
+    for bad, param in (
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+         "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "two words"}}]},
+         "tools[0].function.name"),
+    ):  # fmt: skip
+        with pytest.raises(openai.BadRequestError) as error:
+            engine.client.chat.completions.create(**{**ASK, **bad})
+        assert error.value.param == param
+
+
+def test_a_deadline_is_a_typed_error_that_is_not_retried(engine: Any) -> None:
+    client = openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=3)
+    before = engine.status()["load"]["requests_total"]
+    with pytest.raises(openai.APIStatusError, match="deadline") as error:
+        client.completions.create(
+            model=MODEL, prompt="Tide", max_tokens=4000, extra_body={"deadline_s": 0.3}
+        )
+    assert (error.value.status_code, error.value.code) == (504, "deadline_exceeded")
+    assert engine.status()["load"]["requests_total"] == before + 1
+    engine.clean()
+
+
+def test_a_higher_priority_overtakes(start_engine: Any) -> None:
+    """One place in the batch, and the metrics of the wait."""
+    engine = start_engine("--max-num-seqs", "1").wait_ready()
+    ends: dict[str, float] = {}
+
+    def ask(name: str, priority: int, tokens: int) -> None:
+        engine.client.completions.create(
+            model=MODEL, prompt=name, max_tokens=tokens, user=name,
+            extra_body={"priority": priority},
+        )  # fmt: skip
+        ends[name] = time.monotonic()
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(ask, "runs", 5, 600)]
+        engine.until(lambda: engine.status()["load"].get("running") == 1, "a running request")
+        futures += [pool.submit(ask, name, 5, 5) for name in ("waits", "queues")]
+        engine.until(lambda: engine.status()["load"]["inflight"] == 3, "waiting requests")
+        futures.append(pool.submit(ask, "urgent", -1, 5))
+        for future in futures:
+            future.result(60)
+    assert min(ends, key=lambda name: ends[name]) == "urgent"
+    assert max(ends, key=lambda name: ends[name]) != "runs"
+    text = engine.get("/metrics")[1]
+    assert "plimsoll_engine_request_queue_time_seconds_count" in text
+    engine.clean()
+
+
+def test_api_keys_are_asked_for_and_rotate(start_engine: Any, tmp_path: Any) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first-key\nsecond-key\n")
+    engine = start_engine("--api-key-file", str(file)).wait_ready()
+
+    def models(key: str) -> Any:
+        client = openai.OpenAI(base_url=f"{engine.url}/v1", api_key=key, max_retries=0)
+        return client.models.list().data
+
+    assert engine.get("/health")[0] == engine.get("/ready")[0] == engine.get("/metrics")[0] == 200
+    for path in ("/v1/models", "/tokenize", "/unknown"):
+        assert engine.get(path)[0] == 401
+    for key in ("first-key", "second-key"):
+        assert models(key)
+    for key in ("first-ke", "first-key2", "none"):
+        with pytest.raises(openai.AuthenticationError, match="API key") as error:
+            models(key)
+        assert error.value.code == "invalid_api_key"
+    file.write_text("third-key\n")
+    assert models("third-key")
+    with pytest.raises(openai.AuthenticationError):
+        models("first-key")
+    file.write_text("\n")  # half-written: the last keys hold
+    assert models("third-key")
+
+
+def test_an_api_key_file_without_keys_is_a_usage_error(start_engine: Any, tmp_path: Any) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\n")
+    engine = start_engine("--api-key-file", str(file))
+    assert engine.process.wait(60) == 2
+    assert "--api-key-file" in engine.log_tail()
