@@ -1,0 +1,92 @@
+"""A client that leaves, at each stage of a request: nothing stays, and the next one is served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import time
+from typing import Any
+
+import pytest
+
+MODEL = "tiny"
+
+
+def request(path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps({"model": MODEL, **body}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: engine\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+@contextlib.contextmanager
+def connection(engine: Any, reset: bool) -> Any:
+    host, port = engine.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        if reset:  # a RST instead of a FIN when it is closed
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        yield client
+
+
+LONG = {"prompt": "Tide " * 400, "max_tokens": 3000, "stream": True}
+MANY = {"messages": [{"role": "user", "content": "hi"}], "n": 8, "max_tokens": 3000, "stream": True}
+GRAMMAR = {
+    "prompt": "a", "max_tokens": 3000,
+    "structured_outputs": {"regex": "|".join(f"[a-z]{{{n},900}}" for n in range(60))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "chunks"),
+    [
+        pytest.param(request("/v1/completions", LONG)[:30], 0, id="in-the-headers"),
+        pytest.param(request("/v1/completions", LONG)[:-9], 0, id="in-the-body"),
+        pytest.param(request("/v1/completions", LONG), 0, id="at-once"),
+        pytest.param(request("/v1/completions", LONG | {"stream": False}), 0, id="no-stream"),
+        pytest.param(request("/v1/completions", GRAMMAR), 0, id="while-compiling"),
+        pytest.param(request("/v1/completions", LONG), 1, id="first-chunk"),
+        pytest.param(request("/v1/completions", LONG), 20, id="in-the-stream"),
+        pytest.param(request("/v1/chat/completions", MANY), 9, id="several-choices"),
+        pytest.param(
+            request("/v1/completions", {"prompt": "a", "max_tokens": 1}), 1, id="after-the-answer"
+        ),
+        pytest.param(request("/tokenize", {"prompt": "word " * 9_000}), 0, id="tokenizing"),
+    ],
+)
+def test_nothing_stays_of_a_client_that_left(
+    engine: Any, sent: bytes, chunks: int, reset: bool
+) -> None:
+    with connection(engine, reset) as client:
+        client.sendall(sent)
+        seen = b""
+        while seen.count(b"\n\n") + seen.count(b"}") < chunks:
+            data = client.recv(4096)
+            assert data, seen
+            seen += data
+    engine.until(lambda: engine.status()["load"]["inflight"] == 0, "an end")
+    engine.clean()
+    answer = engine.client.completions.create(model=MODEL, prompt="Hull", max_tokens=2)
+    assert answer.usage.completion_tokens == 2
+
+
+@pytest.mark.long
+def test_ten_thousand_queued_requests(start_engine: Any) -> None:
+    """A full queue is told of, lets nobody else in, and goes away with its clients."""
+    engine = start_engine("--max-queued", "10240", "--max-num-seqs", "4").wait_ready()
+    full = MANY | {"n": 128}
+    with contextlib.ExitStack() as clients:
+        for _ in range(80):
+            clients.enter_context(connection(engine, False)).sendall(
+                request("/v1/chat/completions", full)
+            )
+        engine.until(lambda: engine.status()["load"]["inflight"] == 10240, "a full queue", 60)
+        status, body = engine.post("/v1/completions", b'{"model": "tiny", "prompt": "a"}')
+        assert (status, body["error"]["code"]) == (429, "queue_full")
+        begun = time.monotonic()
+        assert engine.get("/ready")[0] == 200
+        assert time.monotonic() - begun < 2
+    engine.until(lambda: engine.status()["load"]["inflight"] == 0, "an end of all", 60)
+    engine.clean()
+    assert engine.client.completions.create(model=MODEL, prompt="Hull", max_tokens=2).choices
