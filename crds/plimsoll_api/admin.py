@@ -133,6 +133,8 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
     ``hblkhd``; retained: ``fordblks``). ``py_blocks`` is ``sys.getallocatedblocks()``, a count.
     ``python_objects`` is the size of those blocks in bytes, which live in pymalloc's own arenas
     and so outside malloc. ``shared`` is shared memory mapped by the process and owned by it.
+    ``full_collections`` counts collections of the oldest generation since the process was warm,
+    ``full_collected`` the objects that they found: in steady state none.
     """
 
     role: Role
@@ -142,6 +144,8 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
     python_objects: int | None = None
     py_blocks: int | None = None
     shared: int | None = None
+    full_collections: int | None = None
+    full_collected: int | None = None
 
 
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
@@ -262,10 +266,12 @@ class RestartRequest(_Request, kw_only=True):
     """Renew the worker in place, or end the engine process so that its container restarts.
 
     With ``scope: engine`` running requests end before ``deadline_s`` or are aborted; with
-    ``scope: worker`` and ``carry`` they go on in the next epoch.
+    ``scope: worker`` and ``carry`` they go on in the next epoch. Without ``keep_weights`` the
+    weights are dropped as well and loaded from the checkpoint again.
     """
 
     scope: Scope = Scope.WORKER
+    keep_weights: bool = True
     carry: bool = True
     deadline_s: Seconds = 30.0
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from plimsoll_api.admin import ProcessMemory, Role
+from plimsoll_engine.collector import FullCollections
 
 _SAMPLE_OBJECTS = 20_000
 _PROBE_BYTES = 16 << 20
@@ -94,10 +95,17 @@ class PythonObjects:
         return blocks, int(blocks * self._bytes_per_block)
 
 
-def process_memory(role: Role, python: PythonObjects) -> ProcessMemory:
-    """This process's host memory by segment."""
+def process_memory(
+    role: Role,
+    python: PythonObjects,
+    collections: FullCollections | None = None,
+    borrowed: int = 0,
+) -> ProcessMemory:
+    """This process's host memory by segment. ``borrowed`` bytes of its shared memory belong to
+    another process; all of them are resident."""
     in_use, retained = malloc()
     blocks, size = python.measure()
+    shared = _status_bytes("RssShmem")
     return ProcessMemory(
         role=role,
         pid=os.getpid(),
@@ -105,7 +113,9 @@ def process_memory(role: Role, python: PythonObjects) -> ProcessMemory:
         malloc_retained=retained,
         python_objects=size,
         py_blocks=blocks,
-        shared=_status_bytes("RssShmem"),
+        shared=None if shared is None else max(0, shared - borrowed),
+        full_collections=None if collections is None else collections.runs,
+        full_collected=None if collections is None else collections.collected,
     )
 
 

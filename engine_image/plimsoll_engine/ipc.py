@@ -123,11 +123,15 @@ class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
     kind: str
 
 
+class TakeOver(msgspec.Struct, tag="take_over"):
+    """The predecessor is gone: allocate the KV pool, warm up, say Ready, serve."""
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """Finish the step under way, answer no more tokens, give everything back, say Stopped, exit."""
 
 
-ToWorker = Submit | Abort | Trim | AuditQuery | DiagnosticQuery | Stop
+ToWorker = Submit | Abort | Trim | AuditQuery | DiagnosticQuery | TakeOver | Stop
 
 
 # ---- worker to frontend
@@ -138,14 +142,24 @@ class Hello(msgspec.Struct, tag="hello"):
     pid: int
 
 
+class Prepared(msgspec.Struct, tag="prepared"):
+    """Context, weights and kernels are there; TakeOver is waited for. ``stages_s`` is how long each
+    took, in seconds."""
+
+    epoch: int
+    stages_s: dict[str, float] = {}
+
+
 class Ready(msgspec.Struct, tag="ready"):
-    """The model is loaded and warm. ``max_model_len`` bounds prompt and output together."""
+    """The engine is warm. ``max_model_len`` bounds prompt and output together; ``load_s`` is the
+    time from the fork, the wait for TakeOver included; ``stages_s`` how long each stage took."""
 
     epoch: int
     max_model_len: int
     num_blocks: int
     block_size: int
     load_s: float
+    stages_s: dict[str, float] = {}
 
 
 class Logprobs(msgspec.Struct, array_like=True):
@@ -242,13 +256,16 @@ class Stopped(msgspec.Struct, tag="stopped"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The worker cannot go on; it exits after this. ``message`` says what to do."""
+    """The worker cannot go on; it exits after this. ``message`` says what to do. ``permanent``: the
+    settings or the checkpoint are wrong, so another worker fails as well."""
 
     message: str
+    permanent: bool = False
 
 
 FromWorker = (
     Hello
+    | Prepared
     | Ready
     | Tokens
     | Dropped

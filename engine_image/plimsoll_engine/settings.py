@@ -16,6 +16,7 @@ from plimsoll_engine.zygote_ipc import WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
 WORKER_SOCKET = "worker.sock"
+WEIGHTS_SOCKET = "weights.sock"
 TOKEN_FILE = "admin-token"
 ENGINE_FILE = "engine.json"
 
@@ -54,6 +55,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.run_dir / WORKER_SOCKET
 
     @property
+    def weights_socket(self) -> Path:
+        return self.run_dir / WEIGHTS_SOCKET
+
+    @property
     def token_file(self) -> Path:
         return self.run_dir / TOKEN_FILE
 
@@ -70,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             inject=self.inject,
+            weights=str(self.weights_socket),
         )
 
 
@@ -141,7 +147,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         raise UsageError(f"--run-dir {flags.run_dir} is not writable by uid {os.getuid()}")
     run_dir = flags.run_dir.resolve()
     # sun_path holds 108 bytes with its terminator (unix(7)).
-    if len(os.fsencode(run_dir / WORKER_SOCKET)) > 107:
+    if len(os.fsencode(run_dir / WEIGHTS_SOCKET)) > 107:
         raise UsageError(f"--run-dir {run_dir}: too long for a Unix socket path (107 bytes)")
     return Settings(
         model=flags.model.resolve(),

@@ -4,8 +4,8 @@ The zygote is started as ``python -m plimsoll_engine.worker.zygote --control-fd 
 FD is its end of a Unix stream socketpair that it inherits; JSON is a :class:`WorkerConfig`. Each
 message is framed as in :mod:`plimsoll_engine.ipc`: a 4-byte big-endian length and a msgpack body.
 
-End of file on the socket means that the frontend is gone: the zygote kills its workers and exits.
-Its workers die with it (PR_SET_PDEATHSIG), and it dies with the frontend.
+End of file on the socket means that the frontend is gone: the zygote kills its workers, then the
+weight holder, and exits. All of them die with it (PR_SET_PDEATHSIG), and it dies with the frontend.
 
 Nothing here knows torch: the frontend imports it.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.admin import Role
 from plimsoll_engine.ipc import LENGTH
 
 STACKS_DIRECTORY = "stacks"
@@ -26,7 +27,8 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     ``dtype`` is ``auto``, ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu`` or ``cuda``.
     Null leaves a size to the worker. ``socket`` is the path of the frontend's Unix server socket;
-    ``inject`` is the text of ``PLIMSOLL_INJECT``, empty without faults.
+    ``inject`` is the text of ``PLIMSOLL_INJECT``, empty without faults. ``weights`` is the path of
+    the socket at which the weight holder lends them; empty, each worker loads its own.
     """
 
     model: str
@@ -40,6 +42,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     block_size: int | None = None
     num_blocks: int | None = None
     inject: str = ""
+    weights: str = ""
 
 
 def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
@@ -51,9 +54,11 @@ def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
 
 
 class Fork(msgspec.Struct, tag="fork"):
-    """Fork the worker of ``epoch``; it connects to the socket and says Hello with that number."""
+    """Fork the worker of epoch ``number``, which connects to the socket and says Hello with that
+    number; or the ``number``-th weight holder."""
 
-    epoch: int
+    number: int
+    role: Role = Role.WORKER
 
 
 ToZygote = Fork
@@ -70,23 +75,26 @@ class ZygoteReady(msgspec.Struct, tag="ready"):
 
 
 class Forked(msgspec.Struct, tag="forked"):
-    epoch: int
+    number: int
     pid: int
+    role: Role = Role.WORKER
 
 
 class ForkFailed(msgspec.Struct, tag="fork_failed"):
-    """No worker was made: a second thread in the zygote, or no memory. ``message`` says which."""
+    """Nothing was forked: a second thread in the zygote, or no memory. ``message`` says which."""
 
-    epoch: int
+    number: int
     message: str
+    role: Role = Role.WORKER
 
 
 class Exited(msgspec.Struct, tag="exited"):
-    """A worker is gone and reaped. ``status`` is its exit code, or minus the signal's number."""
+    """A child is gone and reaped. ``status`` is its exit code, or minus the signal's number."""
 
-    epoch: int
+    number: int
     pid: int
     status: int
+    role: Role = Role.WORKER
 
 
 FromZygote = ZygoteReady | Forked | ForkFailed | Exited

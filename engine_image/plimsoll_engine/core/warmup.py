@@ -1,17 +1,38 @@
-"""One throw-away round through the engine before it serves.
+"""Throw-away rounds through the engine before it serves.
 
-It runs the largest prefill and the widest decode step, so that every library, kernel and buffer
-exists and the process has its largest working memory before the baseline is taken.
+First on a pool of a few blocks, while a predecessor may still hold the memory of the real one: it
+loads libraries and kernels. Then on the real pool, with the largest prefill and the widest decode
+step, so that every buffer exists and the process has its largest working memory before the baseline
+is taken.
 """
 
 from __future__ import annotations
 
+from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.engine import Counters, Engine
+from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.models.interface import Model
+
+SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
+"""A pool of 512 tokens: 64 MiB for an 8B model."""
 
 
 class WarmUpError(RuntimeError):
     """The model cannot compute a throw-away request; the message is the model's."""
+
+
+def load_kernels(model: Model) -> None:
+    """Have ``model`` compute on a small pool of its own; raises :class:`WarmUpError`."""
+    runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE)
+    tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE
+    pool = BlockPool(SMALL_BLOCKS, SMALL_BLOCK_SIZE)
+    engine = Engine(runner, Scheduler(pool, 4, tokens // 2, tokens // 2))
+    try:
+        warm_up(engine)
+    finally:
+        engine.close()
 
 
 def warm_up(engine: Engine) -> None:

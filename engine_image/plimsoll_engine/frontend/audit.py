@@ -35,10 +35,8 @@ async def audit(engine: Engine) -> Audit:
         findings.append(
             AuditFinding(IDLE_WORKER, "the worker holds requests that no client waits for")
         )
-    if idle and len(engine.workers.link.outbox):
-        findings.append(
-            AuditFinding(IDLE_OUTBOX, f"{len(engine.workers.link.outbox)} messages unsent")
-        )
+    if idle and engine.workers.unsent:
+        findings.append(AuditFinding(IDLE_OUTBOX, f"{engine.workers.unsent} messages unsent"))
     return Audit(
         str(engine.epochs.current), idle and worker.idle, [*worker.rules, *RULES], findings
     )

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from plimsoll_api.admin import DrainMode, DrainRequest, EngineState
+from plimsoll_engine.frontend.engine import Engine
 from plimsoll_engine.frontend.operations import OperationFailed, Recorder
-
-if TYPE_CHECKING:
-    from plimsoll_engine.frontend.engine import Engine
 
 # Requests that were given an error only have to be answered.
 ANSWER_TIMEOUT_S = 5.0

@@ -1,12 +1,14 @@
 """The engine as its two APIs see it: requests in, text out, one worker behind.
 
 Everything here runs on one event loop. What a worker says arrives in :meth:`Engine._received`;
-its uninvited end in :meth:`Engine._lost`. The long calls are in restart.py, drain.py and trim.py.
+its uninvited end in :meth:`Engine._lost`. The long calls are in restart.py, drain.py and trim.py;
+keeper.py sees to it that there is a worker.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Iterator
@@ -15,8 +17,10 @@ from typing import TypeVar
 
 from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine import ipc
-from plimsoll_engine.frontend import carry, load, restart
-from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
+from plimsoll_engine.collector import FullCollections
+from plimsoll_engine.frontend import carry, load
+from plimsoll_engine.frontend.epochs import Epochs
+from plimsoll_engine.frontend.keeper import Keeper
 from plimsoll_engine.frontend.ledger import FrontendLedger
 from plimsoll_engine.frontend.lifecycle import Lifecycle
 from plimsoll_engine.frontend.metrics import Metrics
@@ -51,12 +55,14 @@ class Engine:
         self.tokenizer = tokenizer
         self.started_at = time.monotonic()
         self.epochs = Epochs()
-        self.crashes = CrashBudget()
         self.lifecycle = Lifecycle(self._state_changed)
         self.requests = RequestLog(settings.max_queued)
         self.operations = Operations(self.epochs)
         self.ledger = FrontendLedger(self.requests, tokenizer)
         self.workers = Workers(settings.worker_config(), self.epochs, self._received, self._lost)
+        self.keeper = Keeper(
+            self.workers, self.epochs, self.lifecycle, self, settings.startup_timeout_s
+        )
         self.metrics = Metrics(
             settings.served_model_name,
             lambda: self.lifecycle.state,
@@ -68,8 +74,6 @@ class Engine:
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.idle = asyncio.Event()
         self.idle.set()
-        # Held by whoever replaces the worker: a planned restart, or the recovery from a crash.
-        self.replacing = asyncio.Lock()
         # New requests wait for the next worker.
         self.holding = False
         self.ready: ipc.Ready | None = None
@@ -77,6 +81,7 @@ class Engine:
         self.counts = load.EpochCounts()
         self._report_at: float | None = None
         self._replies: dict[str, asyncio.Future[ipc.FromWorker]] = {}
+        self.collections = FullCollections()
         self._recovery: asyncio.Task[None] | None = None
 
     # ---- requests
@@ -121,12 +126,12 @@ class Engine:
 
     def _submit(self, generation: Generation) -> None:
         generation.with_worker = True
-        self.workers.link.send(generation.submission())
+        self.workers.send(generation.submission())
 
     def withdraw(self, generation: Generation) -> None:
         """The worker need not go on with this request."""
         if generation.with_worker and self.ready is not None:
-            self.workers.link.send(ipc.Abort(generation.request_id))
+            self.workers.send(ipc.Abort(generation.request_id))
         generation.with_worker = False
 
     def _release(self, generation: Generation) -> None:
@@ -171,6 +176,7 @@ class Engine:
                 "epoch": str(self.epochs.current),
                 "reason": reason,
                 "load_s": ready.load_s,
+                "stages_s": ready.stages_s,
                 "max_model_len": ready.max_model_len,
                 "num_blocks": ready.num_blocks,
             },
@@ -193,7 +199,7 @@ class Engine:
             raise NoAnswer("no worker is ready")
         waiting: asyncio.Future[ipc.FromWorker] = asyncio.get_running_loop().create_future()
         self._replies[reply_id] = waiting
-        self.workers.link.send(message)
+        self.workers.send(message)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await waiting
@@ -249,7 +255,7 @@ class Engine:
         log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
         self.epoch_ended()
         if not self.lifecycle.ended and self.lifecycle.state is not EngineState.STOPPING:
-            self._recovery = asyncio.create_task(restart.recover(self, reason), name="recovery")
+            self._recovery = asyncio.create_task(self.keeper.recover(reason), name="recovery")
 
     # ---- the whole
 
@@ -287,7 +293,11 @@ class Engine:
     async def start(self) -> None:
         """Start the first worker. On failure the engine is failed and ``exit_code`` is set."""
         self.lifecycle.move(EngineState.WARMING)
-        await restart.first_start(self)
+        await self.keeper.first_start()
+        # What exists by now lives as long as the engine: no collection need look at it.
+        gc.collect()
+        gc.freeze()
+        self.collections.start()
 
     def fail(self, message: str) -> None:
         """Give up: every request gets an error, the process ends with status 1."""
@@ -314,7 +324,7 @@ class Engine:
             self.requests.fail_all("unavailable", "the engine stops: send the request again")
         if self._recovery is not None:
             self._recovery.cancel()
-        async with self.replacing:
+        async with self.keeper.replacing:
             stop = await self.workers.stop()
             self.epoch_ended()
         if stop.stopped is not None:
@@ -325,6 +335,8 @@ class Engine:
                     "device_baseline": stop.stopped.device_baseline,
                 },
             )
+        self.collections.stop()
+        gc.unfreeze()
         self.lifecycle.move(EngineState.STOPPED)
         if not self.exit_code.done():
             self.exit_code.set_result(0)

@@ -1,107 +1,81 @@
-"""One worker for another: the first start, a planned restart, the recovery from a crash."""
+"""A planned restart of the worker, in two phases.
+
+The successor is forked and gets its context, the weights and its kernels while the old worker still
+serves. Only then the old one stops, the successor takes the KV pool and goes on with what ran.
+Whichever of the two dies on the way, one worker serves in the end, or the operation says why not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import time
-from typing import TYPE_CHECKING
 
 from plimsoll_api.admin import EngineState, RestartRequest
+from plimsoll_engine.frontend.engine import Engine
+from plimsoll_engine.frontend.keeper import GaveUp
 from plimsoll_engine.frontend.operations import OperationFailed, Recorder
 from plimsoll_engine.frontend.requests import RequestFailed
-from plimsoll_engine.frontend.workers import STOP_GRACE_S, WorkerLost
-
-if TYPE_CHECKING:
-    from plimsoll_engine.frontend.engine import Engine
+from plimsoll_engine.frontend.worker import Worker, WorkerLost
+from plimsoll_engine.frontend.workers import STOP_GRACE_S
 
 log = logging.getLogger(__name__)
 
 
-class GaveUp(Exception):
-    """No worker can be had; the engine has failed."""
-
-
-async def first_start(engine: Engine) -> None:
-    """A worker that says itself that it cannot go on ends the engine here: it is the settings."""
-    async with engine.replacing:
-        try:
-            await _start(engine, "initial", bear_final=False)
-        except GaveUp:
-            return
-        engine.resubmit()
-        if engine.lifecycle.state is EngineState.WARMING:
-            engine.lifecycle.move(EngineState.SERVING)
-
-
 async def restart_worker(engine: Engine, recorder: Recorder, request: RestartRequest) -> None:
     """End the worker, healthy or hung, start the next epoch and go on with what was running."""
-    async with engine.replacing:
+    async with engine.keeper.replacing:
+        successor = await _prepare(engine, recorder) if request.keep_weights else None
         engine.lifecycle.move(EngineState.RESTARTING)
         for generation in engine.requests.unfinished():
             generation.parked = False
-        if not request.carry:
-            with recorder.step("finish_requests") as step:
-                step.detail = await _finish(engine, request.deadline_s)
-        with recorder.step("stop_worker") as step:
-            stop = await engine.workers.stop(min(STOP_GRACE_S, max(0.1, request.deadline_s)))
-            step.detail = "stopped" if not stop.signals else f"killed by {stop.signals[-1]}"
-            if stop.stacks is not None:
-                step.detail += f", stacks in {stop.stacks}"
-            if stop.stopped is not None:
-                step.before_bytes = stop.stopped.device_baseline
-                step.after_bytes = stop.stopped.device_allocated
-        engine.epoch_ended()
-        with recorder.step("start_worker"):
-            try:
-                await _start(engine, "restart")
-            except GaveUp as error:
-                raise OperationFailed(str(error)) from None
+        try:
+            if not request.carry:
+                with recorder.step("finish_requests") as step:
+                    step.detail = await _finish(engine, request.deadline_s)
+            await _stop(engine, recorder, request)
+            with recorder.step("start_worker"):
+                await engine.keeper.replace(successor)
+        except GaveUp as error:
+            raise OperationFailed(str(error)) from None
+        except asyncio.CancelledError:
+            if successor is not None:
+                await engine.workers.abandon(successor)
+            raise
         with recorder.step("resubmit"):
             recorder.operation.carried_requests = engine.resubmit()
         if engine.lifecycle.state is EngineState.RESTARTING:
             engine.lifecycle.move(EngineState.SERVING)
 
 
-async def recover(engine: Engine, reason: str) -> None:
-    """Replace a worker that ended uninvited. A drained engine stays drained."""
-    lost = engine.epochs.current
-    async with engine.replacing:
-        if engine.epochs.current != lost:
-            return  # a planned restart that was about to begin has replaced it
-        if not engine.crashes.spend(time.monotonic()):
-            engine.fail(f"the worker crashes again and again; the last time: {reason}")
-            return
-        if engine.lifecycle.state is EngineState.SERVING:
-            engine.lifecycle.move(EngineState.RESTARTING)
-        await engine.workers.discard()
+async def _prepare(engine: Engine, recorder: Recorder) -> Worker | None:
+    """The successor; None where it can only be had once the old worker is gone, for example for
+    lack of memory. Raises OperationFailed where no worker could be started: the old one serves on.
+    """
+    with recorder.step("prepare_worker") as step:
         try:
-            await _start(engine, "crash")
-        except GaveUp:
-            return
-        log.info("requests carried over", extra={"count": engine.resubmit()})
-        if engine.lifecycle.state is EngineState.RESTARTING:
-            engine.lifecycle.move(EngineState.SERVING)
-
-
-async def _start(engine: Engine, reason: str, bear_final: bool = True) -> None:
-    while True:
-        try:
-            ready = await engine.workers.start(engine.settings.startup_timeout_s)
+            return await engine.keeper.prepare()
         except WorkerLost as error:
-            log.error(
-                "worker start failed",
-                extra={"epoch": str(engine.epochs.current), "reason": str(error)},
-            )
-            borne = engine.crashes.spend(time.monotonic())
-            if not borne or (error.final and not bear_final):
-                engine.fail(f"no worker can be started: {error}")
-                raise GaveUp(str(error)) from None
-            reason = "crash"
-            continue
-        engine.epoch_begun(ready, reason)
-        return
+            step.detail = str(error)
+            log.warning("no successor beside the worker", extra={"reason": str(error)})
+            if error.permanent and engine.ready is not None:
+                raise OperationFailed(f"{error}; the worker serves on") from None
+            return None
+
+
+async def _stop(engine: Engine, recorder: Recorder, request: RestartRequest) -> None:
+    with recorder.step("stop_worker") as step:
+        stop = await engine.workers.stop(min(STOP_GRACE_S, max(0.1, request.deadline_s)))
+        engine.epoch_ended()
+        step.detail = "stopped" if not stop.signals else f"killed by {stop.signals[-1]}"
+        if stop.stacks is not None:
+            step.detail += f", stacks in {stop.stacks}"
+        if stop.stopped is not None:
+            step.before_bytes = stop.stopped.device_baseline
+            step.after_bytes = stop.stopped.device_allocated
+    if not request.keep_weights:
+        with recorder.step("drop_weights"):
+            await engine.workers.drop_weights()
 
 
 async def _finish(engine: Engine, deadline_s: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from importlib.metadata import version
 
-from plimsoll_api.admin import Capability, ProcessMemory, Role, Status
+from plimsoll_api.admin import Capability, LedgerEntry, MemoryKind, ProcessMemory, Role, Status
 from plimsoll_engine.frontend.engine import Engine
 from plimsoll_engine.host_memory import PythonObjects, process_memory
 
@@ -42,12 +42,24 @@ class StatusReader:
 
     def _processes(self) -> list[ProcessMemory]:
         workers = self._engine.workers
-        processes = [process_memory(Role.FRONTEND, self._python)]
+        processes = [process_memory(Role.FRONTEND, self._python, self._engine.collections)]
         if workers.zygote_pid is not None:
             processes.append(ProcessMemory(role=Role.ZYGOTE, pid=workers.zygote_pid))
         report = self._engine.report
+        if workers.holder_pid is not None:
+            shared = None if report is None else _held_in_host_memory(report.ledger)
+            processes.append(ProcessMemory(role=Role.HOLDER, pid=workers.holder_pid, shared=shared))
         if report is not None and report.memory.pid == workers.pid:
             processes.append(report.memory)
         elif workers.pid is not None:
             processes.append(ProcessMemory(role=Role.WORKER, pid=workers.pid))
         return processes
+
+
+def _held_in_host_memory(ledger: list[LedgerEntry]) -> int:
+    """What the worker declares for the weight holder, which says nothing of itself."""
+    return sum(
+        entry.bytes
+        for entry in ledger
+        if entry.process is Role.HOLDER and entry.kind is MemoryKind.HOST
+    )

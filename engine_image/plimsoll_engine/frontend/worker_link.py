@@ -1,4 +1,4 @@
-"""The frontend's end of the worker socket: one worker at a time, the one of the present epoch."""
+"""The frontend's end of the worker socket: who may connect, and one connection for each worker."""
 
 from __future__ import annotations
 
@@ -21,119 +21,68 @@ log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
 _UCRED = struct.Struct("3i")  # pid, uid, gid: unix(7)
 
-OnMessage = Callable[[ipc.FromWorker], None]
-OnLost = Callable[[str], None]
-
 
 class WorkerLink:
-    """Accepts the worker that :meth:`expect` names and drops every other connection.
+    """The connection of the worker of one epoch.
 
-    ``on_message`` gets each message of the present worker; ``on_lost`` is told once when its
-    connection ends, which :meth:`drop` does not count as.
+    ``on_message`` gets each message; ``on_lost`` is told once when the connection ends, which
+    :meth:`drop` does not count as.
     """
 
-    def __init__(self, path: Path, on_message: OnMessage, on_lost: OnLost) -> None:
-        self._path = path
+    def __init__(
+        self,
+        number: int,
+        on_message: Callable[[ipc.FromWorker], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.outbox = Outbox()
         self._on_message = on_message
         self._on_lost = on_lost
-        self._server: asyncio.Server | None = None
-        self._expected: int | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._flusher: asyncio.Task[None] | None = None
-        self._readers: set[asyncio.Task[None]] = set()
         self._work = asyncio.Event()
-        self.outbox = Outbox()
+        self._dropped = False
 
-    async def listen(self) -> None:
-        """Once; a socket file that a killed predecessor left is taken over."""
-        if self._server is not None:
-            return
-        self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._accept, path=self._path)
-        self._path.chmod(0o600)
+    @property
+    def open(self) -> bool:
+        """A worker may still connect."""
+        return self._writer is None and not self._dropped
 
-    def expect(self, epoch: int) -> None:
-        """From now on only the worker of ``epoch`` is heard."""
-        self.drop()
-        self._expected = epoch
+    def send(self, message: ipc.ToWorker) -> None:
+        """Queue ``message``; a worker that does not read keeps nobody waiting."""
+        if not self._dropped:
+            self.outbox.put(message)
+            self._work.set()
 
     def drop(self) -> None:
-        """Hear and tell the present worker nothing more."""
-        self._expected = None
+        """Hear and tell the worker nothing more."""
+        self._dropped = True
         self.outbox = Outbox()
         if self._flusher is not None:
             self._flusher.cancel()
             self._flusher = None
         if self._writer is not None:
             self._writer.transport.abort()
-            self._writer = None
 
-    def send(self, message: ipc.ToWorker) -> None:
-        """Queue ``message``; a worker that does not read keeps nobody waiting."""
-        self.outbox.put(message)
-        self._work.set()
-
-    async def close(self) -> None:
-        self.drop()
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._readers):
-            task.cancel()
-        self._path.unlink(missing_ok=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._readers.add(task)
-        try:
-            if await self._is_expected(reader, writer):
-                self._writer = writer
-                self._flusher = asyncio.create_task(self._flush(writer), name="worker outbox")
-                await self._read(reader, writer)
-        except asyncio.CancelledError:
-            pass  # the link closes; asyncio's own callback would log the cancellation as an error
-        finally:
-            self._readers.discard(task)
-            writer.close()
-
-    async def _is_expected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
-        try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                body = await read_body(reader)
-            hello = ipc.from_worker.decode(body or b"")
-        except (TimeoutError, ValueError, msgspec.DecodeError) as error:
-            log.warning("connection without a Hello dropped", extra={"error": str(error)})
-            return False
-        peer: socket.socket = writer.get_extra_info("socket")
-        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        pid, _, _ = _UCRED.unpack(raw)
-        if not isinstance(hello, ipc.Hello) or hello.pid != pid or self._writer is not None:
-            log.warning("connection of a stranger dropped", extra={"pid": pid})
-            return False
-        if hello.epoch != self._expected:
-            log.warning(
-                "worker of another epoch dropped",
-                extra={"pid": pid, "worker_epoch": hello.epoch, "expected": self._expected},
-            )
-            return False
+    async def serve(
+        self, hello: ipc.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Until the connection ends."""
+        self._writer = writer
+        self._flusher = asyncio.create_task(self._flush(writer), name="worker outbox")
         self._on_message(hello)
-        return True
-
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reason = "the worker closed its socket"
         try:
             while (body := await read_body(reader)) is not None:
                 message = ipc.from_worker.decode(body)
-                if self._writer is not writer:
+                if self._dropped:
                     return
                 self._on_message(message)
         except (ValueError, msgspec.DecodeError) as error:
-            reason = f"the worker sent what is no message: {error}"
-        if self._writer is writer:
+            log.error("the worker sent what is no message", extra={"error": str(error)})
+        if not self._dropped:
             self.drop()
-            self._on_lost(reason)
+            self._on_lost()
 
     async def _flush(self, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -145,3 +94,78 @@ class WorkerLink:
                     continue
                 writer.write(ipc.frame(message))
                 await writer.drain()
+
+
+class WorkerSocket:
+    """Hands a connection to the link of the worker that says Hello; drops every other."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._server: asyncio.Server | None = None
+        self._links: dict[int, WorkerLink] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Once; a socket file that a killed predecessor left is taken over."""
+        if self._server is not None:
+            return
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._accept, path=self._path)
+        self._path.chmod(0o600)
+
+    def expect(self, link: WorkerLink) -> None:
+        self._links[link.number] = link
+
+    def forget(self, link: WorkerLink) -> None:
+        link.drop()
+        self._links.pop(link.number, None)
+
+    async def close(self) -> None:
+        for link in list(self._links.values()):
+            self.forget(link)
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._readers):
+            task.cancel()
+        self._path.unlink(missing_ok=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        try:
+            hello = await self._hello(reader, writer)
+            link = None if hello is None else self._links.get(hello.epoch)
+            if hello is None:
+                return
+            if link is None or not link.open:
+                log.warning(
+                    "worker of another epoch dropped",
+                    extra={"pid": hello.pid, "worker_epoch": hello.epoch},
+                )
+                return
+            await link.serve(hello, reader, writer)
+        except asyncio.CancelledError:
+            pass  # the socket closes; asyncio's own callback would log it as an error
+        finally:
+            self._readers.discard(task)
+            writer.close()
+
+    async def _hello(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> ipc.Hello | None:
+        """What the peer says of itself, where the kernel confirms its pid."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                body = await read_body(reader)
+            hello = ipc.from_worker.decode(body or b"")
+        except (TimeoutError, ValueError, msgspec.DecodeError) as error:
+            log.warning("connection without a Hello dropped", extra={"error": str(error)})
+            return None
+        peer: socket.socket = writer.get_extra_info("socket")
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, _, _ = _UCRED.unpack(raw)
+        if not isinstance(hello, ipc.Hello) or hello.pid != pid:
+            log.warning("connection of a stranger dropped", extra={"pid": pid})
+            return None
+        return hello

@@ -1,67 +1,55 @@
-"""The worker of the present epoch: started, told, stopped, and noticed when it dies."""
+"""The processes behind the frontend: the zygote, the weight holder, the worker that serves and, for
+a moment, its successor."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from plimsoll_api.admin import Role
 from plimsoll_engine import ipc
 from plimsoll_engine.frontend.epochs import Epochs
-from plimsoll_engine.frontend.worker_link import WorkerLink
+from plimsoll_engine.frontend.worker import (
+    REAP_TIMEOUT_S,
+    Stop,
+    Worker,
+    WorkerLost,
+    describe_exit,
+    send_signal,
+    within,
+)
+from plimsoll_engine.frontend.worker_link import WorkerSocket
 from plimsoll_engine.frontend.zygote import Zygote, ZygoteLost
-from plimsoll_engine.zygote_ipc import Exited, WorkerConfig, stacks_path
+from plimsoll_engine.zygote_ipc import Exited, WorkerConfig
 
 log = logging.getLogger(__name__)
 
+Stage = TypeVar("Stage")
+
 # A healthy worker stops after the step under way; one that does not within this is taken for hung.
 STOP_GRACE_S = 5.0
-TERM_GRACE_S = 1.0
-KILL_GRACE_S = 5.0
 # From a worker's last word to the end of its process.
 LEAVE_GRACE_S = 15.0
-STACKS_TIMEOUT_S = 1.0
-# A worker whose socket closed is about to be reaped; beyond this it is killed.
-REAP_TIMEOUT_S = 1.0
-
-
-class WorkerLost(Exception):
-    """A worker ended, or never became ready. ``final``: it said itself that it cannot go on."""
-
-    def __init__(self, message: str, final: bool = False) -> None:
-        super().__init__(message)
-        self.final = final
+# The weight holder frees tens of GiB in milliseconds; it waits for nobody but its workers.
+HOLDER_GRACE_S = 5.0
 
 
 @dataclass
-class _Worker:
-    epoch: int
-    ready: asyncio.Future[ipc.Ready]
-    stopped: asyncio.Future[ipc.Stopped]
-    exited: asyncio.Event
-    pid: int | None = None
+class _Holder:
+    number: int
+    pid: int
     stopping: bool = False
-    lost: bool = False
-
-
-@dataclass(frozen=True)
-class Stop:
-    """How a worker went. ``stopped`` is its last word, None where it gave none."""
-
-    stopped: ipc.Stopped | None
-    signals: tuple[str, ...] = ()
-    stacks: Path | None = None
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Workers:
-    """``on_message`` gets what the present worker says, ``on_lost`` why it ended uninvited."""
+    """``on_message`` gets what the serving worker says, ``on_lost`` why it ended uninvited."""
 
     def __init__(
         self,
@@ -75,234 +63,240 @@ class Workers:
         self._on_message = on_message
         self._on_lost = on_lost
         self._zygote: Zygote | None = None
-        self._worker: _Worker | None = None
-        self._reaping: asyncio.Task[None] | None = None
-        self._leaving: dict[int, tuple[_Worker, asyncio.Task[None]]] = {}
-        self.link = WorkerLink(Path(config.socket), self._received, self._disconnected)
+        self._holder: _Holder | None = None
+        self._holders = 0
+        self._living: dict[int, Worker] = {}
+        """Every worker that was not reaped yet, by the number of its epoch."""
+        self._serving: Worker | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._socket = WorkerSocket(Path(config.socket))
         self.starts = 0
 
     @property
     def pid(self) -> int | None:
-        worker = self._worker
-        gone = worker is None or worker.exited.is_set() or worker.epoch in self._leaving
-        return None if gone or worker is None else worker.pid
+        worker = self._serving
+        return None if worker is None or worker.gone else worker.pid
 
     @property
     def zygote_pid(self) -> int | None:
         return None if self._zygote is None else self._zygote.pid
 
+    @property
+    def holder_pid(self) -> int | None:
+        return None if self._holder is None else self._holder.pid
+
+    @property
+    def unsent(self) -> int:
+        """Messages that the serving worker has not taken yet."""
+        return 0 if self._serving is None else len(self._serving.link.outbox)
+
+    def send(self, message: ipc.ToWorker) -> None:
+        """To the serving worker."""
+        if self._serving is not None:
+            self._serving.link.send(message)
+
     async def start(self, timeout_s: float) -> ipc.Ready:
-        """The next epoch's worker, ready. Raises :class:`WorkerLost`; no worker is left then."""
-        loop = asyncio.get_running_loop()
-        epoch = self._epochs.advance()
-        worker = _Worker(epoch.number, loop.create_future(), loop.create_future(), asyncio.Event())
-        # Its failure may come while something else is awaited: that is then what is raised.
-        worker.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._worker = worker
-        self.starts += 1
+        """The next epoch's worker, serving. Raises :class:`WorkerLost`; nothing is left of it."""
+        worker = self._next()
+        self._enter(worker)
         deadline = time.monotonic() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                zygote = await self._running_zygote(deadline)
-                self.link.expect(epoch.number)
-                worker.pid = await zygote.fork(epoch.number)
-                log.info("worker forked", extra={"epoch": str(epoch), "pid": worker.pid})
-                return await worker.ready
-        except TimeoutError:
-            await self._kill(worker)
-            raise WorkerLost(
-                f"the worker of epoch {epoch} was not ready within {timeout_s:g} s "
-                "(--startup-timeout)"
-            ) from None
-        except (ZygoteLost, RuntimeError) as error:
-            await self._lose_zygote()
-            raise WorkerLost(str(error)) from None
-        except WorkerLost:
-            await self._kill(worker)
-            raise
+        await self._prepare(worker, timeout_s)
+        return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
+
+    async def prepare(self, timeout_s: float) -> Worker:
+        """A successor with context, weights and kernels, beside the worker that goes on serving.
+
+        Raises :class:`WorkerLost`; nothing is left of the successor then.
+        """
+        worker = self._next()
+        await self._prepare(worker, timeout_s)
+        return worker
+
+    async def take_over(self, worker: Worker, timeout_s: float) -> ipc.Ready:
+        """Let a prepared worker serve; its predecessor is stopped. Raises :class:`WorkerLost`."""
+        self._enter(worker)
+        worker.link.send(ipc.TakeOver())
+        return await self._reached(worker, worker.ready, timeout_s)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> Stop:
-        """End the worker: asked first, then with signals. Needs no cooperation of a hung one.
-
-        Its last word is enough: everything is given back by then, and the next worker need not wait
-        until the driver has taken the process's context down, which takes seconds on some machines.
-        """
-        worker = self._worker
-        if worker is None or worker.exited.is_set():
+        """End the serving worker: asked first, then with signals."""
+        worker = self._serving
+        if worker is None:
             return Stop(None)
-        if worker.epoch in self._leaving:
-            return Stop(worker.stopped.result())
-        worker.stopping = True
-        self.link.send(ipc.Stop())
-        if await _within(_either(worker.stopped, worker.exited), grace_s):
-            if not worker.stopped.done():
-                return Stop(None)
-            self.link.drop()
+        was_there = not worker.gone
+        stop = await worker.stop(grace_s)
+        if was_there and not worker.exited.is_set():
             leaving = asyncio.create_task(self._see_off(worker), name="worker leaving")
-            self._leaving[worker.epoch] = worker, leaving
-            return Stop(worker.stopped.result())
-        stacks = await self.dump_stacks()
-        signals = await self._kill(worker)
-        return Stop(None, signals, stacks)
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        return stop
 
-    async def _see_off(self, worker: _Worker) -> None:
-        """A worker that has said its last word is gone soon, or it is killed."""
-        if not await _within(worker.exited.wait(), LEAVE_GRACE_S):
-            log.warning("worker does not exit", extra={"pid": worker.pid})
-            await self._kill(worker)
-        del self._leaving[worker.epoch]
+    async def abandon(self, worker: Worker) -> None:
+        """A successor is not wanted after all."""
+        await self._kill(worker)
 
     async def discard(self) -> None:
         """See to it that a worker that was lost is gone: it may still be on its way out."""
-        worker = self._worker
-        if worker is not None and not await _within(worker.exited.wait(), REAP_TIMEOUT_S):
+        worker = self._serving
+        if worker is not None and not await within(worker.exited.wait(), REAP_TIMEOUT_S):
             await self._kill(worker)
 
+    async def drop_weights(self) -> None:
+        """End the weight holder; the next worker's weights are loaded from the checkpoint. Every
+        worker was stopped before."""
+        for worker in list(self._living.values()):
+            if not await within(worker.exited.wait(), LEAVE_GRACE_S):
+                await self._kill(worker)
+        holder = self._holder
+        if holder is None:
+            return
+        holder.stopping = True
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            send_signal(holder.pid, number)
+            if await within(holder.exited.wait(), HOLDER_GRACE_S):
+                return
+        log.error("weight holder not reaped: the zygote is replaced", extra={"pid": holder.pid})
+        await self._lose_zygote()
+
     async def dump_stacks(self) -> Path | None:
-        """The file with the worker's stacks as of now, also while it hangs; None where unknown."""
-        pid = self.pid
-        if pid is None:
-            return None
-        path = stacks_path(self._config.run_dir, "worker", pid)
-        before = path.stat().st_size if path.exists() else 0
-        if not path.exists() or not _signal(pid, signal.SIGUSR1):
-            return None  # no handler is installed before the file exists: the signal would kill
-        deadline = time.monotonic() + STACKS_TIMEOUT_S
-        while time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-            if path.stat().st_size > before:
-                return path
-        return None
+        """The file with the serving worker's stacks as of now; None where unknown."""
+        return None if self._serving is None else await self._serving.dump_stacks()
 
     async def close(self) -> None:
         """No process of ours is left after this."""
-        if self._reaping is not None:
-            self._reaping.cancel()
-        for _, leaving in self._leaving.values():
+        for leaving in self._leaving:
             leaving.cancel()
-        await self.link.close()
+        await self._socket.close()
         if self._zygote is not None:
             await self._zygote.close()
             self._zygote = None
+
+    # ---- steps
+
+    def _next(self) -> Worker:
+        return Worker(self._epochs.reserve(), self._config.run_dir, self._received, self._lost)
+
+    def _enter(self, worker: Worker) -> None:
+        if self._serving is not worker:
+            self._serving = worker
+            self._epochs.enter(worker.epoch)
+            self.starts += 1
+
+    async def _prepare(self, worker: Worker, timeout_s: float) -> None:
+        number = worker.epoch.number
+        self._living[number] = worker
+        deadline = time.monotonic() + timeout_s
+        try:
+            zygote = await self._running_zygote(deadline)
+            await self._running_holder(zygote)
+            self._socket.expect(worker.link)
+            worker.pid = await zygote.fork(number)
+        except (ZygoteLost, RuntimeError) as error:
+            await self._lose_zygote()
+            raise WorkerLost(str(error)) from None
+        log.info("worker forked", extra={"epoch": str(worker.epoch), "pid": worker.pid})
+        prepared = await self._reached(
+            worker, worker.prepared, max(0.1, deadline - time.monotonic())
+        )
+        log.info(
+            "worker prepared",
+            extra={"epoch": str(worker.epoch), "pid": worker.pid, "stages_s": prepared.stages_s},
+        )
+
+    async def _reached(
+        self, worker: Worker, stage: asyncio.Future[Stage], timeout_s: float
+    ) -> Stage:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(stage)
+        except TimeoutError:
+            await self._kill(worker)
+            if worker is self._serving:
+                await self.drop_weights()  # it may be the holder that hangs; nobody else uses it
+            raise WorkerLost(
+                f"the worker of epoch {worker.epoch} was not ready within {timeout_s:g} s "
+                "(--startup-timeout)"
+            ) from None
+        except (WorkerLost, asyncio.CancelledError):
+            await self._kill(worker)
+            raise
 
     async def _running_zygote(self, deadline: float) -> Zygote:
         if self._zygote is None:
             zygote = Zygote(self._config, self._exited, self._zygote_lost)
             self._zygote = zygote
-            await self.link.listen()
+            await self._socket.listen()
             ready = await zygote.start(max(0.1, deadline - time.monotonic()))
             log.info("zygote ready", extra={"pid": ready.pid, "import_s": ready.import_s})
         return self._zygote
 
-    async def _kill(self, worker: _Worker) -> tuple[str, ...]:
-        worker.stopping = True
-        sent: list[str] = []
-        for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_GRACE_S)):
-            if worker.exited.is_set() or worker.pid is None:
-                return tuple(sent)
-            if _signal(worker.pid, number):
-                sent.append(number.name)
-            await _within(worker.exited.wait(), grace_s)
-        if not worker.exited.is_set():
+    async def _running_holder(self, zygote: Zygote) -> None:
+        if self._config.weights and self._holder is None:
+            self._holders += 1
+            pid = await zygote.fork(self._holders, Role.HOLDER)
+            self._holder = _Holder(self._holders, pid)
+            log.info("weight holder forked", extra={"pid": pid})
+
+    async def _see_off(self, worker: Worker) -> None:
+        """A worker that has said its last word is gone soon, or it is killed."""
+        if not await within(worker.exited.wait(), LEAVE_GRACE_S):
+            log.warning("worker does not exit", extra={"pid": worker.pid})
+            await self._kill(worker)
+
+    async def _kill(self, worker: Worker) -> None:
+        await worker.kill()
+        self._socket.forget(worker.link)
+        if worker.pid is not None and not worker.exited.is_set():
             log.error("worker not reaped: the zygote is replaced", extra={"pid": worker.pid})
             await self._lose_zygote()
-        return tuple(sent)
 
     async def _lose_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
-        self.link.drop()
         if zygote is not None:
             await zygote.close()
-        if self._worker is not None:
-            self._worker.exited.set()
-        for worker, _ in self._leaving.values():
-            worker.exited.set()
+        self._all_gone("the zygote was ended")
 
     # ---- what happens to us
 
-    def _received(self, message: ipc.FromWorker) -> None:
-        worker = self._worker
-        assert worker is not None
-        if isinstance(message, ipc.Ready) and not worker.ready.done():
-            worker.ready.set_result(message)
-        elif isinstance(message, ipc.Stopped) and not worker.stopped.done():
-            worker.stopped.set_result(message)
-        elif isinstance(message, ipc.Failed):
-            self._lose(worker, message.message, final=True)
-        self._on_message(message)
+    def _received(self, worker: Worker, message: ipc.FromWorker) -> None:
+        if worker is self._serving:
+            self._on_message(message)
 
-    def _disconnected(self, reason: str) -> None:
-        worker = self._worker
-        if worker is not None and not worker.exited.is_set():
-            self._reaping = asyncio.create_task(self._reap(worker), name="worker reaper")
-
-    async def _reap(self, worker: _Worker) -> None:
-        """A worker without a socket is of no use: see it end, and say why only then."""
-        if worker.stopping:
-            return
-        if not await _within(worker.exited.wait(), REAP_TIMEOUT_S) and worker.pid is not None:
-            _signal(worker.pid, signal.SIGKILL)
+    def _lost(self, worker: Worker, reason: str) -> None:
+        if worker is self._serving:
+            self._on_lost(reason)
 
     def _exited(self, message: Exited) -> None:
-        if message.epoch in self._leaving:
-            self._leaving[message.epoch][0].exited.set()
+        if message.role is Role.HOLDER:
+            self._holder_exited(message)
             return
-        worker = self._worker
-        if worker is None or worker.epoch != message.epoch:
+        worker = self._living.pop(message.number, None)
+        if worker is not None:
+            worker.reaped(describe_exit(message))
+            self._socket.forget(worker.link)
+
+    def _holder_exited(self, message: Exited) -> None:
+        holder = self._holder
+        if holder is None or holder.number != message.number:
             return
-        worker.exited.set()
-        self._lose(worker, describe_exit(message))
+        self._holder = None
+        holder.exited.set()
+        if not holder.stopping:
+            reason = f"the weights are lost: {describe_exit(message)}"
+            log.error("weight holder lost", extra={"reason": reason})
+            for worker in list(self._living.values()):
+                worker.cut(reason)
 
     def _zygote_lost(self, reason: str) -> None:
         self._zygote = None
-        for leaving, _ in self._leaving.values():
-            leaving.exited.set()
-        worker = self._worker
-        if worker is not None and not worker.exited.is_set():
-            worker.exited.set()
-            self._lose(worker, reason)
+        self._all_gone(reason)
 
-    def _lose(self, worker: _Worker, reason: str, final: bool = False) -> None:
-        if worker.lost:
-            return
-        worker.lost = True
-        if not worker.ready.done():
-            worker.ready.set_exception(WorkerLost(reason, final))
-        elif not worker.stopping:
-            self._on_lost(reason)
-
-
-def describe_exit(message: Exited) -> str:
-    """``worker 71 was killed by SIGKILL`` or ``worker 71 exited with status 1``."""
-    if message.status < 0:
-        with contextlib.suppress(ValueError):
-            name = signal.Signals(-message.status).name
-            return f"worker {message.pid} was killed by {name}"
-    return f"worker {message.pid} exited with status {message.status}"
-
-
-def _signal(pid: int, number: signal.Signals) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-async def _either(future: asyncio.Future[ipc.Stopped], event: asyncio.Event) -> None:
-    """Returns when one of both is there; ``future`` itself is left as it is."""
-    waiting = asyncio.ensure_future(event.wait())
-    either: set[asyncio.Future[Any]] = {future, waiting}
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-
-
-async def _within(waiting: object, timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await waiting  # type: ignore[misc]
-    except TimeoutError:
-        return False
-    return True
+    def _all_gone(self, reason: str) -> None:
+        """Everything that the zygote forked has died with it."""
+        if self._holder is not None:
+            self._holder.exited.set()
+            self._holder = None
+        living, self._living = self._living, {}
+        for worker in living.values():
+            worker.reaped(reason)
+            self._socket.forget(worker.link)

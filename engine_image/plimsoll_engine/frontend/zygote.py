@@ -1,4 +1,4 @@
-"""The frontend's end of the zygote: start it, have it fork workers, hear of their ends."""
+"""The frontend's end of the zygote: start it, have it fork, hear of its children's ends."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from plimsoll_api.admin import Role
 from plimsoll_engine import zygote_ipc
 from plimsoll_engine.frontend.framing import read_body
 from plimsoll_engine.zygote_ipc import Exited, Forked, ForkFailed, WorkerConfig, ZygoteReady
@@ -30,7 +31,7 @@ class ZygoteLost(Exception):
 
 
 class Zygote:
-    """``on_exit`` is called for each worker that ended, ``on_lost`` once when the zygote did."""
+    """``on_exit`` is called for each child that ended, ``on_lost`` once when the zygote did."""
 
     def __init__(
         self,
@@ -77,13 +78,13 @@ class Zygote:
             await self.close()
             raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
 
-    async def fork(self, epoch: int) -> int:
-        """The pid of the new worker. Raises :class:`ZygoteLost`; RuntimeError when it refuses."""
+    async def fork(self, number: int, role: Role = Role.WORKER) -> int:
+        """The pid of the new process. Raises :class:`ZygoteLost`; RuntimeError when it refuses."""
         if self._writer is None or self._forked is not None:
             raise ZygoteLost("the zygote is not running")
         self._forked = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(zygote_ipc.frame(zygote_ipc.Fork(epoch)))
+            self._writer.write(zygote_ipc.frame(zygote_ipc.Fork(number, role)))
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await self._forked
         except TimeoutError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from plimsoll_api.admin import LedgerEntry, MemoryKind
+from plimsoll_api.admin import LedgerEntry, MemoryKind, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Owner:
     kind: MemoryKind
     count: Callable[[], int]
     bound: int | None
+    process: Role
 
 
 class Ledger:
@@ -27,16 +28,22 @@ class Ledger:
         self._owners: dict[str, Owner] = {}
 
     def register(
-        self, name: str, kind: MemoryKind, count: Callable[[], int], bound: int | None
+        self,
+        name: str,
+        kind: MemoryKind,
+        count: Callable[[], int],
+        bound: int | None,
+        process: Role = Role.WORKER,
     ) -> None:
-        """Add an owner; ``count`` gives its bytes now, ``bound`` the most, None where unknown."""
+        """Add an owner; ``count`` gives its bytes now, ``bound`` the most, None where unknown.
+        ``process`` is whose memory it is."""
         if name in self._owners:
             raise ValueError(f"ledger owner {name!r} is already registered")
-        self._owners[name] = Owner(name, kind, count, bound)
+        self._owners[name] = Owner(name, kind, count, bound, process)
 
     def entries(self) -> list[LedgerEntry]:
         return [
-            LedgerEntry(owner.name, owner.kind, owner.count(), owner.bound)
+            LedgerEntry(owner.name, owner.kind, owner.count(), owner.bound, owner.process)
             for owner in self._owners.values()
         ]
 

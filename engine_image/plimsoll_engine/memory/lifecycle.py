@@ -11,22 +11,28 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from plimsoll_api.admin import MemoryKind
+from plimsoll_api.admin import MemoryKind, Role
+from plimsoll_engine.collector import FullCollections
 from plimsoll_engine.core import settings as sizes
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.core.grammar import Grammars, Vocabulary
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.core.warmup import warm_up
+from plimsoll_engine.core.warmup import load_kernels, warm_up
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.interface import Model
+from plimsoll_engine.models.loader import OwnModel
+from plimsoll_engine.weights.lease import Lease
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 GC_THRESHOLDS = (20_000, 50, 1_000)
@@ -35,7 +41,12 @@ stops every stream, and no request of ours needs one to die."""
 
 
 class Lifecycle:
-    """One engine's memory, from the first byte to the last."""
+    """One engine's memory, from the first byte to the last.
+
+    A start has two halves. :meth:`prepare` needs little of the device, so that it can run beside a
+    predecessor that still serves; :meth:`take_over` takes the KV pool. Where a weight holder is
+    configured the weights are its own and only mapped here; otherwise they are loaded here.
+    """
 
     def __init__(
         self,
@@ -51,48 +62,109 @@ class Lifecycle:
         self.settings: sizes.Settings | None = None
         self.engine: Engine | None = None
         self.device_baseline: int | None = None
+        self.collections = FullCollections()
+        self.stages_s: dict[str, float] = {}
+        """How long each stage of the start took, in seconds."""
+        self._model_config: Any = None
         self._model: Model | None = None
+        self._lease: Lease | None = None
         self._runner: Runner | None = None
         self._thresholds: tuple[int, int, int] | None = None
 
     def start(self) -> Engine:
-        """Load, size, warm up. Whatever fails, everything is given back before it is raised."""
+        """Both halves. Whatever fails, everything is given back before it is raised."""
+        self.prepare()
+        return self.take_over()
+
+    def prepare(self) -> None:
+        """Context, weights and kernels. Gives everything back where it fails."""
+        with self._all_or_nothing():
+            folder = Path(self.config.model)
+            with self._stage("model_config"):
+                self._model_config = loader.load_config(folder)
+                self.device = loader.choose_device(self.config.device)
+                dtype = loader.choose_dtype(self.config.dtype, self._model_config, self.device)
+                # First, so that the holder loads while this process makes its context.
+                lent = self._ask_for_weights(folder, dtype)
+            with self._stage("context"):
+                torch.set_float32_matmul_precision("highest")
+                self.device_baseline = device_baseline(self.device)
+            with self._stage("weights"):
+                if lent is not None and self._lease is not None:
+                    self._model = lent
+                    loader.bind(lent, self._lease.tensors())
+                else:
+                    self._model = loader.load_model(folder, self._model_config, dtype, self.device)
+            with self._stage("kernels"):
+                load_kernels(self._model)
+
+    def take_over(self) -> Engine:
+        """The KV pool and the rest, warm. Gives everything back where it fails."""
+        with self._all_or_nothing():
+            assert self._model is not None
+            assert self.device is not None
+            with self._stage("kv_pool"):
+                self.settings = sizes.resolve(
+                    self.config,
+                    self._model.kv,
+                    loader.positions(self._model_config),
+                    self._model.dtype,
+                    self.device,
+                )
+                self._runner = Runner(
+                    self._model, self.settings.num_blocks, self.settings.block_size
+                )
+                pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
+                scheduler = Scheduler(
+                    pool,
+                    self.settings.max_num_seqs,
+                    self.settings.max_num_batched_tokens,
+                    self.settings.max_model_len,
+                )
+                self.engine = self.engine_type(self._runner, scheduler, Grammars(self.vocabulary))
+                self._register_owners()
+            with self._stage("warm_up"):
+                warm_up(self.engine)
+            with self._stage("freeze"):
+                self._thresholds = gc.get_threshold()
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(*GC_THRESHOLDS)
+                self.collections.start()
+            return self.engine
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
         try:
-            self._start()
+            yield
         except BaseException as error:
             self.shutdown()
             # The frames of the traceback hold what they were building.
             traceback.clear_frames(error.__traceback__)
             raise
-        assert self.engine is not None
-        return self.engine
 
-    def _start(self) -> None:
-        folder = Path(self.config.model)
-        self.device = loader.choose_device(self.config.device)
-        config = loader.load_config(folder)
-        dtype = loader.choose_dtype(self.config.dtype, config, self.device)
-        torch.set_float32_matmul_precision("highest")
-        self.device_baseline = device_baseline(self.device)
-        self._model = loader.load_model(folder, config, dtype, self.device)
-        self.settings = sizes.resolve(
-            self.config, self._model.kv, loader.positions(config), dtype, self.device
-        )
-        self._runner = Runner(self._model, self.settings.num_blocks, self.settings.block_size)
-        pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
-        scheduler = Scheduler(
-            pool,
-            self.settings.max_num_seqs,
-            self.settings.max_num_batched_tokens,
-            self.settings.max_model_len,
-        )
-        self.engine = self.engine_type(self._runner, scheduler, Grammars(self.vocabulary))
-        self._register_owners()
-        warm_up(self.engine)
-        self._thresholds = gc.get_threshold()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.stages_s[name] = round(time.monotonic() - begun, 4)
+
+    def _ask_for_weights(self, folder: Path, dtype: torch.dtype) -> OwnModel | None:
+        """A model without tensors whose weights the holder was asked for; None where this process
+        is to load them itself: no holder, or a model that only transformers can build."""
+        if not self.config.weights:
+            return None
+        model = loader.build(folder, self._model_config, dtype)
+        if model is not None:
+            self._lease = Lease(self.config.weights)
+        return model
+
+    @property
+    def borrowed_host_bytes(self) -> int:
+        """Shared memory of the weight holder that is mapped here."""
+        if self._lease is None or self.device is None or self.device.type == "cuda":
+            return 0
+        return self._lease.nbytes
 
     def _register_owners(self) -> None:
         assert self.engine is not None
@@ -100,8 +172,12 @@ class Lifecycle:
         assert self._model is not None
         tensors = MemoryKind.DEVICE if self.device.type == "cuda" else MemoryKind.HOST
         runner, pool = self.engine.runner, self.engine.pool
-        weights = sum(tensor.nbytes for tensor in self._model.parameters_by_name().values())
-        self.ledger.register("weights", tensors, lambda: weights, weights)
+        if self._lease is not None:
+            weights, process = self._lease.nbytes, Role.HOLDER
+        else:
+            weights = sum(tensor.nbytes for tensor in self._model.parameters_by_name().values())
+            process = Role.WORKER
+        self.ledger.register("weights", tensors, lambda: weights, weights, process)
         self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes)
         self.ledger.register(
             "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
@@ -115,6 +191,7 @@ class Lifecycle:
     def shutdown(self) -> None:
         """Give everything back. Again does nothing more."""
         self.ledger.clear()
+        self.collections.stop()
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)
             gc.unfreeze()
@@ -132,6 +209,9 @@ class Lifecycle:
         if self._model is not None:
             self._model.close()
             self._model = None
+        if self._lease is not None:
+            self._lease.end()
+            self._lease = None
         if has_compiled():
             torch.compiler.reset()
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):

@@ -258,3 +258,4 @@ class Decoder:
     def close(self) -> None:
         self._tensors = {}
         self._layers = []
+        self._inverse = self._inverse.to("meta")  # on a device it is memory as well

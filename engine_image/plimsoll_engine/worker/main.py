@@ -1,4 +1,4 @@
-"""One worker: connect, load, warm up, then serve until it is told to stop.
+"""One worker: connect, prepare, take over when told to, then serve until it is told to stop.
 
 One thread. Messages are read between steps, a step never waits for the frontend, and a report goes
 out at least once a second, also while idle.
@@ -26,12 +26,15 @@ from plimsoll_engine.memory.diagnostics import diagnose
 from plimsoll_engine.memory.lifecycle import Lifecycle
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.models.loader import LoadError
+from plimsoll_engine.weights.lending import LeaseCut
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
 from plimsoll_engine.worker.faults import Faults
 from plimsoll_engine.worker.process import write_stacks_on_sigusr1
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 REPORT_INTERVAL_S = 0.5
+PERMANENT = (inject.InjectError, LoadError, SettingsError)
+"""What another worker of the same settings and checkpoint meets as well."""
 
 
 def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
@@ -50,7 +53,13 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         channel.send(ipc.Hello(epoch, os.getpid()))
         begun = time.monotonic()
         faults = inject.parse(config.inject)
-        engine = lifecycle.start()
+        lifecycle.prepare()
+        channel.send(ipc.Prepared(epoch, lifecycle.stages_s))
+        if not _told_to_take_over(channel):
+            lifecycle.shutdown()
+            channel.send(ipc.Stopped(lifecycle.device_allocated(), lifecycle.device_baseline))
+            return 0
+        engine = lifecycle.take_over()
         settings = lifecycle.settings
         assert settings is not None
         channel.send(
@@ -60,13 +69,16 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
                 num_blocks=settings.num_blocks,
                 block_size=settings.block_size,
                 load_s=time.monotonic() - begun,
+                stages_s=lifecycle.stages_s,
             )
         )
         Worker(lifecycle, channel, Faults(faults, epoch, engine)).serve()
     except FrontendGoneError as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1
-    except (inject.InjectError, LoadError, SettingsError, WarmUpError, DeviceLostError) as error:
+    except PERMANENT as error:
+        return _fail(channel, str(error), permanent=True)
+    except (WarmUpError, DeviceLostError, LeaseCut) as error:
         return _fail(channel, str(error))
     except Exception as error:  # noqa: BLE001 - the last line of defence: say it, then exit
         sys.excepthook(*sys.exc_info())
@@ -78,10 +90,20 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         channel.close()
 
 
-def _fail(channel: Channel, message: str) -> int:
+def _told_to_take_over(channel: Channel) -> bool:
+    """Wait for the predecessor's end; False where this worker is not wanted after all."""
+    while True:
+        for message in channel.receive(REPORT_INTERVAL_S):
+            if isinstance(message, ipc.TakeOver):
+                return True
+            if isinstance(message, ipc.Stop):
+                return False
+
+
+def _fail(channel: Channel, message: str, permanent: bool = False) -> int:
     print(f"worker: {message}", file=sys.stderr)
     try:
-        channel.send(ipc.Failed(message))
+        channel.send(ipc.Failed(message, permanent))
     except FrontendGoneError as error:
         print(f"worker: {error}", file=sys.stderr)
     return 1
@@ -157,7 +179,12 @@ class Worker:
                 steps_total=counters.steps,
                 preemptions_total=scheduler.preemptions_total,
             ),
-            memory=process_memory(Role.WORKER, self.python),
+            memory=process_memory(
+                Role.WORKER,
+                self.python,
+                self.lifecycle.collections,
+                self.lifecycle.borrowed_host_bytes,
+            ),
             devices=device_memory(engine.runner.device),
             ledger=self.lifecycle.ledger.entries(),
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,

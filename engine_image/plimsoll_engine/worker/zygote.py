@@ -1,4 +1,5 @@
-"""The zygote: torch and the model code imported, no CUDA context, one thread; workers fork off it.
+"""The zygote: torch and the model code imported, no CUDA context, one thread; the weight holder
+and the workers fork off it.
 
 Started by the frontend as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``
 (:mod:`plimsoll_engine.zygote_ipc`). A fork copies one thread only, so a lock that another thread
@@ -26,6 +27,7 @@ from typing import NoReturn
 
 import msgspec
 
+from plimsoll_api.admin import Role
 from plimsoll_engine import zygote_ipc
 from plimsoll_engine.core.grammar import Vocabulary
 from plimsoll_engine.worker.framing import FrameReader
@@ -40,6 +42,7 @@ IMPORTS = (
     "transformers.modeling_utils",
     "transformers.masking_utils",
     "transformers.models.qwen3.modeling_qwen3",
+    "plimsoll_engine.weights.holder",
     "plimsoll_engine.worker.main",
 )
 OPTIONAL_IMPORTS = ("triton",)
@@ -50,15 +53,18 @@ FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 
 
 class Zygote:
-    """Forks workers on demand and reaps them."""
+    """Forks on demand and reaps."""
 
     def __init__(self, control: socket.socket, config: WorkerConfig) -> None:
         self.control = control
         self.config = config
         self.vocabulary = Vocabulary.load(Path(config.model))
         self.reader = FrameReader()
-        self.workers: dict[int, tuple[int, int]] = {}
-        """pidfd -> (epoch, pid)"""
+        self.children: dict[int, Forked] = {}
+        """By pidfd."""
+        # Bound here, not in a holder: a worker may connect before there is a holder, and no worker
+        # can meet the socket of a holder that is gone.
+        self.weights: socket.socket | None = listen(config.weights) if config.weights else None
 
     def serve(self) -> None:
         """Until the frontend is gone; then no worker is left."""
@@ -67,7 +73,7 @@ class Zygote:
         try:
             while True:
                 for fd, _ in poll.poll():
-                    if fd in self.workers:
+                    if fd in self.children:
                         poll.unregister(fd)
                         self._reap(fd)
                     elif not self._read_control(poll):
@@ -76,7 +82,7 @@ class Zygote:
             # The frontend went while it was written to.
             print(f"zygote: control socket: {error}", file=sys.stderr)
         finally:
-            self._kill_workers()
+            self._kill_children()
 
     def _read_control(self, poll: select.poll) -> bool:
         data = self.control.recv(65536)
@@ -94,7 +100,7 @@ class Zygote:
         others = [name for name in threads()[1:] if name not in FORK_SAFE_THREADS]
         if others:
             why = f"the zygote has more than one thread ({', '.join(others)}); a fork copies one"
-            self.send(ForkFailed(message.epoch, why))
+            self.send(ForkFailed(message.number, why, message.role))
             return None
         zygote = os.getpid()
         sys.stdout.flush()
@@ -102,26 +108,24 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            self.send(ForkFailed(message.epoch, f"fork: {error}"))
+            self.send(ForkFailed(message.number, f"fork: {error}", message.role))
             return None
         if pid == 0:
-            self._become_worker(message.epoch, zygote)
+            self._become(message, zygote)
         fd = os.pidfd_open(pid)
-        self.workers[fd] = (message.epoch, pid)
-        self.send(Forked(message.epoch, pid))
+        self.children[fd] = Forked(message.number, pid, message.role)
+        self.send(self.children[fd])
         return fd
 
-    def _become_worker(self, epoch: int, zygote: int) -> NoReturn:
+    def _become(self, message: Fork, zygote: int) -> NoReturn:
         """The child's whole life; it never returns into the zygote's code."""
         status = 1
         try:
             die_with_parent(zygote)
             self.control.close()
-            for fd in self.workers:
+            for fd in self.children:
                 os.close(fd)
-            from plimsoll_engine.worker import main
-
-            status = main.run(self.config, epoch, self.vocabulary)
+            status = self._run(message)
         except BaseException:  # noqa: BLE001 - a child must never run its parent's code
             sys.excepthook(*sys.exc_info())
         finally:
@@ -130,19 +134,42 @@ class Zygote:
                 sys.stderr.flush()
             os._exit(status)
 
-    def _reap(self, fd: int) -> None:
-        epoch, pid = self.workers.pop(fd)
-        os.close(fd)
-        _, status = os.waitpid(pid, 0)
-        self.send(Exited(epoch, pid, os.waitstatus_to_exitcode(status)))
+    def _run(self, message: Fork) -> int:
+        from plimsoll_engine.weights import holder
+        from plimsoll_engine.worker import main
 
-    def _kill_workers(self) -> None:
-        for fd, (_, pid) in self.workers.items():
+        if message.role is Role.HOLDER:
+            assert self.weights is not None
+            return holder.run(self.config, self.weights)
+        if self.weights is not None:
+            self.weights.close()
+        return main.run(self.config, message.number, self.vocabulary)
+
+    def _reap(self, fd: int) -> None:
+        child = self.children.pop(fd)
+        os.close(fd)
+        _, status = os.waitpid(child.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        self.send(Exited(child.number, child.pid, code, child.role))
+
+    def _kill_children(self) -> None:
+        """Workers before the holder: what it lends is not freed under them."""
+        for fd in sorted(self.children, key=lambda fd: self.children[fd].role is Role.HOLDER):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            os.waitpid(self.children[fd].pid, 0)
             os.close(fd)
-        self.workers.clear()
+        self.children.clear()
+
+
+def listen(path: str) -> socket.socket:
+    """The weight holder's socket; a file that a killed predecessor left is taken over."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    Path(path).unlink(missing_ok=True)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen()
+    return listener
 
 
 def import_everything() -> None:

@@ -144,7 +144,7 @@ def test_status_counts_from_the_beginning_of_the_epoch(engine: Any) -> None:
     load = engine.status()["load"]
     assert (load["requests_total"], load["generation_tokens_total"]) == (1, 7)
     roles = [process["role"] for process in engine.status()["processes"]]
-    assert roles == ["frontend", "zygote", "worker"]
+    assert roles == ["frontend", "zygote", "holder", "worker"]
 
 
 def test_clients_that_leave_at_any_moment_leave_nothing(engine: Any) -> None:

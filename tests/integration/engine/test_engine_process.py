@@ -82,7 +82,7 @@ def test_a_worker_that_cannot_start_ends_the_engine_with_its_reason(
 def test_sigterm_lets_requests_finish_and_exits_0(start_engine: Any) -> None:
     engine = start_engine().wait_ready()
     family = engine.family()
-    assert len(family) == 2
+    assert len(family) == 3  # zygote, weight holder, worker
     with engine.streams(4, 150) as futures:
         engine.process.send_signal(signal.SIGTERM)
         assert [future.result(60).usage.completion_tokens for future in futures] == [150] * 4
@@ -108,11 +108,11 @@ def test_kill_9_of_the_frontend_leaves_no_orphan_and_its_run_directory_serves_ag
     assert again.stream(1, 5, False).usage.completion_tokens == 5
 
     # The zygote's death takes the worker along; both are replaced and the stream goes on.
-    zygote, worker = again.family()
+    zygote, holder, worker = again.family()
     with again.streams(2, 200) as futures:
         zygote.kill()
         assert all(future.result(90).usage.completion_tokens == 200 for future in futures)
-    assert_gone([zygote, worker])
+    assert_gone([zygote, holder, worker])
     again.clean()
 
 

@@ -28,7 +28,7 @@ def test_the_same_id_is_the_same_operation_also_in_a_later_epoch() -> None:
         operations = Operations(epochs)
 
         async def restart(recorder: Recorder) -> None:
-            epochs.advance()
+            epochs.enter(epochs.reserve())
 
         first = operations.begin("a", "restart", "boot:0", restart)
         assert operations.begin("a", "restart", "boot:0", restart) is first

@@ -1,0 +1,172 @@
+"""How long a restart of the worker is felt, and a cold start.
+
+    python bench/restart.py --name restart-h200 --model /path/to/llama-8b --small /path/to/0.6b
+    python bench/restart.py --shape small --restarts 5 --loaded 2     # on a CPU
+
+Three parts, on one engine process with real HTTP clients: ``--restarts`` restarts while one stream
+runs (from the admin call to the first token that the new worker made, which is the one that ends
+the stream's longest pause); ``--loaded`` restarts under ``--streams`` streams of ``--context``
+prompt tokens each (the longest pause of every stream); and starts of the whole engine from nothing
+to ready, each the second of two, so that weights are in the page cache and kernels are compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import checkpoint
+import torch
+from result import publish
+from running import Engine, Stream, running
+
+SETTLE_S = 0.3
+"""Of undisturbed streaming before each restart."""
+LONG = 100_000
+"""Tokens: no stream ends by itself."""
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    if not values:
+        return None
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+class Load:
+    """Streams that run until the end of the block."""
+
+    def __init__(self, engine: Engine, count: int, context: int, limit: int, vocab: int) -> None:
+        draw = random.Random(0)
+        self.seen = [Stream() for _ in range(count)]
+        self._coroutines = [
+            engine.stream([draw.randrange(2, vocab) for _ in range(context)], limit, one)
+            for one in self.seen
+        ]
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in self._coroutines]
+        await self.flows()
+        return self
+
+    async def flows(self) -> None:
+        """Every stream has had several pieces since now."""
+        before = [len(one.times) for one in self.seen]
+        async with asyncio.timeout(120):
+            while any(len(s.times) < b + 3 for s, b in zip(self.seen, before, strict=True)):
+                if errors := [one.error for one in self.seen if one.error]:
+                    raise RuntimeError(errors[0])
+                await asyncio.sleep(0.01)
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any]]:
+    """Restarts under one stream of a few tokens of context."""
+    found = []
+    for number in range(flags.restarts):
+        async with Load(engine, 1, 16, flags.limit - 16, flags.vocab) as load:
+            await asyncio.sleep(SETTLE_S)
+            asked, operation = await engine.restart(number)
+            await load.flows()
+            gap, ended = load.seen[0].gap(asked)
+        found.append({
+            "first_token_s": round(ended - asked, 4), "gap_s": round(gap, 4),
+            "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
+        })  # fmt: skip
+    return found
+
+
+async def loaded(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any]]:
+    """Restarts under all streams."""
+    found = []
+    for number in range(flags.loaded):
+        async with Load(
+            engine, flags.streams, flags.context, flags.limit - flags.context, flags.vocab
+        ) as load:
+            await asyncio.sleep(SETTLE_S)
+            asked, operation = await engine.restart(1_000_000 + number)
+            await load.flows()
+            ends = [one.gap(asked) for one in load.seen]
+        tokens = [
+            flags.context + sum(time <= end - gap for time in one.times)
+            for one, (gap, end) in zip(load.seen, ends, strict=True)
+        ]
+        found.append({
+            "carried": operation["carried_requests"], "prefill_tokens": sum(tokens),
+            "gaps_s": [round(gap, 4) for gap, _ in ends],
+            "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
+        })  # fmt: skip
+    return found
+
+
+def cold(model: Path, folder: Path, *flags: str) -> tuple[float, list[dict[str, Any]]]:
+    """Seconds from nothing to ready, of the second of two starts; and its stages."""
+    for number in range(2):
+        with running(model, folder / f"cold-{model.name}-{number}", *flags) as engine:
+            took = engine.wait_ready()
+            stages = engine.stages()
+    return took, stages
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--name", default="restart", help="of the result file")
+    add("--model", type=Path, help="checkpoint; without it one of --shape is made")
+    add("--shape", default="small", choices=checkpoint.SHAPES)
+    add("--small", type=Path, help="a 0.6B checkpoint for its cold start")
+    add("--restarts", type=int, default=100)
+    add("--loaded", type=int, default=10)
+    add("--streams", type=int, default=32)
+    add("--context", type=int, default=1024)
+    add("--limit", type=int, default=4096, help="tokens of a stream, its prompt included")
+    add("--no-cold", action="store_true", help="no cold starts")
+    add("flags", nargs="*", help="for the engine, after --")
+    flags = parser.parse_args()
+    figures: dict[str, float | int | None] = {}
+    samples: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="plb-") as temporary:
+        folder = Path(temporary)
+        if flags.model is None:
+            flags.model = folder / flags.shape
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            checkpoint.write(flags.model, flags.shape, device)
+        flags.vocab = checkpoint.SHAPES[flags.shape]["vocab_size"]
+        with running(flags.model, folder / "run", *flags.flags) as engine:
+            engine.wait_ready()
+            quiet = asyncio.run(light(engine, flags))
+            busy = asyncio.run(loaded(engine, flags))
+            samples |= {"light": quiet, "loaded": busy, "stages": engine.stages()[-6:]}
+        first = [one["first_token_s"] for one in quiet]
+        gaps = [gap for one in busy for gap in one["gaps_s"]]
+        figures |= {
+            "restart_first_token_p50_s": statistics.median(first) if first else None,
+            "restart_first_token_p99_s": percentile(first, 0.99),
+            "restarts_count": len(first),
+            "light_stream_gap_p50_s": percentile([one["gap_s"] for one in quiet], 0.5),
+            "stream_gap_p50_s": statistics.median(gaps) if gaps else None,
+            "stream_gap_p99_s": percentile(gaps, 0.99),
+            "carried_prefill_tokens_count": (
+                round(statistics.mean(one["prefill_tokens"] for one in busy)) if busy else None
+            ),
+        }
+        if not flags.no_cold:
+            name = "8b" if flags.shape == "llama-8b" else flags.shape.replace("-", "_")
+            took, samples["cold"] = cold(flags.model, folder, *flags.flags)
+            figures[f"cold_start_{name}_s"] = round(took, 3)
+            if flags.small is not None:
+                took, samples["cold_06b"] = cold(flags.small, folder, *flags.flags)
+                figures["cold_start_06b_s"] = round(took, 3)
+    publish(flags.name, figures, samples)
+
+
+if __name__ == "__main__":
+    main()

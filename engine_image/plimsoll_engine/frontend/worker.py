@@ -1,0 +1,212 @@
+"""One worker as the frontend sees it: forked, prepared, ready, stopped, reaped.
+
+Each of these is a future or an event that is set once; what ends a worker early is raised from the
+first future that was not reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plimsoll_api.admin import Epoch
+from plimsoll_engine import ipc
+from plimsoll_engine.frontend.worker_link import WorkerLink
+from plimsoll_engine.zygote_ipc import Exited, stacks_path
+
+log = logging.getLogger(__name__)
+
+TERM_GRACE_S = 1.0
+KILL_GRACE_S = 5.0
+STACKS_TIMEOUT_S = 1.0
+# A worker whose socket closed is about to be reaped; beyond this it is killed.
+REAP_TIMEOUT_S = 1.0
+
+
+class WorkerLost(Exception):
+    """A worker ended, or never became ready. ``permanent``: it said that its settings or its
+    checkpoint are wrong, so that another one will fail as well."""
+
+    def __init__(self, message: str, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+
+
+@dataclass(frozen=True)
+class Stop:
+    """How a worker went. ``stopped`` is its last word, None where it gave none."""
+
+    stopped: ipc.Stopped | None
+    signals: tuple[str, ...] = ()
+    stacks: Path | None = None
+
+
+class Worker:
+    """``on_message`` gets what it says; ``on_lost`` why a ready one ended uninvited."""
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        run_dir: str,
+        on_message: Callable[[Worker, ipc.FromWorker], None],
+        on_lost: Callable[[Worker, str], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.epoch = epoch
+        self.pid: int | None = None
+        self.link = WorkerLink(epoch.number, self._received, self._disconnected)
+        self.prepared: asyncio.Future[ipc.Prepared] = loop.create_future()
+        self.ready: asyncio.Future[ipc.Ready] = loop.create_future()
+        self.stopped: asyncio.Future[ipc.Stopped] = loop.create_future()
+        self.exited = asyncio.Event()
+        self._run_dir = run_dir
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._stopping = False
+        self._lost = False
+        self._reaping: asyncio.Task[None] | None = None
+        for reached in (self.prepared, self.ready):
+            # Its failure may come while something else is awaited: that is then what is raised.
+            reached.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def gone(self) -> bool:
+        """It serves nobody any more: reaped, or it said its last word."""
+        return self.exited.is_set() or self.stopped.done()
+
+    async def stop(self, grace_s: float) -> Stop:
+        """Ask it to end, then make it. Needs no cooperation of a hung one.
+
+        Its last word is enough: everything is given back by then, and the next worker need not wait
+        until the driver has taken the process's context down, which takes seconds on some machines.
+        """
+        if self.stopped.done():
+            return Stop(self.stopped.result())
+        if self.exited.is_set():
+            return Stop(None)
+        self._stopping = True
+        self.link.send(ipc.Stop())
+        if await within(either(self.stopped, self.exited), grace_s):
+            self.link.drop()
+            return Stop(self.stopped.result() if self.stopped.done() else None)
+        stacks = await self.dump_stacks()
+        signals = await self.kill()
+        return Stop(None, signals, stacks)
+
+    async def kill(self) -> tuple[str, ...]:
+        """SIGTERM, then SIGKILL; which of them were sent. ``exited`` says whether it helped."""
+        self._stopping = True
+        sent: list[str] = []
+        for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_GRACE_S)):
+            if self.exited.is_set() or self.pid is None:
+                break
+            if send_signal(self.pid, number):
+                sent.append(number.name)
+            await within(self.exited.wait(), grace_s)
+        self.link.drop()
+        return tuple(sent)
+
+    async def dump_stacks(self) -> Path | None:
+        """The file with the worker's stacks as of now, also while it hangs; None where unknown."""
+        if self.pid is None or self.exited.is_set():
+            return None
+        path = stacks_path(self._run_dir, "worker", self.pid)
+        before = path.stat().st_size if path.exists() else 0
+        if not path.exists() or not send_signal(self.pid, signal.SIGUSR1):
+            return None  # no handler is installed before the file exists: the signal would kill
+        deadline = time.monotonic() + STACKS_TIMEOUT_S
+        while time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+            if path.stat().st_size > before:
+                return path
+        return None
+
+    def cut(self, reason: str) -> None:
+        """It cannot go on, for a reason that it does not know: end it at once."""
+        self.lose(reason)
+        if self.pid is not None and not self.exited.is_set():
+            send_signal(self.pid, signal.SIGKILL)
+
+    def reaped(self, reason: str) -> None:
+        self.exited.set()
+        self.lose(reason)
+        self.link.drop()
+
+    def lose(self, reason: str, permanent: bool = False) -> None:
+        """Once; a worker that was told to stop is not lost."""
+        if self._lost:
+            return
+        self._lost = True
+        if not self.ready.done():
+            for reached in (self.prepared, self.ready):
+                if not reached.done():
+                    reached.set_exception(WorkerLost(reason, permanent))
+        elif not self._stopping:
+            self._on_lost(self, reason)
+
+    def _received(self, message: ipc.FromWorker) -> None:
+        match message:
+            case ipc.Prepared() if not self.prepared.done():
+                self.prepared.set_result(message)
+            case ipc.Ready() if not self.ready.done():
+                self.ready.set_result(message)
+            case ipc.Stopped() if not self.stopped.done():
+                self.stopped.set_result(message)
+            case ipc.Failed():
+                self.lose(message.message, message.permanent)
+        self._on_message(self, message)
+
+    def _disconnected(self) -> None:
+        if not self.exited.is_set() and not self._stopping:
+            self._reaping = asyncio.create_task(self._reap(), name="worker reaper")
+
+    async def _reap(self) -> None:
+        """A worker without a socket is of no use: see it end, and say why only then."""
+        if not await within(self.exited.wait(), REAP_TIMEOUT_S) and self.pid is not None:
+            send_signal(self.pid, signal.SIGKILL)
+
+
+def describe_exit(message: Exited) -> str:
+    """``worker 71 was killed by SIGKILL`` or ``worker 71 exited with status 1``."""
+    who = f"{message.role} {message.pid}"
+    if message.status < 0:
+        with contextlib.suppress(ValueError):
+            return f"{who} was killed by {signal.Signals(-message.status).name}"
+    return f"{who} exited with status {message.status}"
+
+
+def send_signal(pid: int, number: signal.Signals) -> bool:
+    """False where there is no such process."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def either(future: asyncio.Future[Any], event: asyncio.Event) -> None:
+    """Returns when one of both is there; ``future`` itself is left as it is."""
+    waiting = asyncio.ensure_future(event.wait())
+    both: set[asyncio.Future[Any]] = {future, waiting}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def within(waiting: Any, timeout_s: float) -> bool:
+    """Whether ``waiting`` was over in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waiting
+    except TimeoutError:
+        return False
+    return True

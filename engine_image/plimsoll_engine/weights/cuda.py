@@ -1,0 +1,117 @@
+"""Plain device memory by the CUDA driver: allocated, lent to another process, mapped, freed.
+
+Not torch's allocator: its segments are shared by many tensors, and what it lends expects exactly
+one consumer. ``cuMemAlloc`` is what ``cudaMalloc`` calls; a handle of it may be opened by any
+number of processes, one after the other or at once (CUDA Driver API, "Memory Management").
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+HANDLE_BYTES = 64
+"""CU_IPC_HANDLE_SIZE of cuda.h."""
+LAZY_PEER_ACCESS = 1
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the only flag that cuIpcOpenMemHandle takes."""
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
+
+
+class CudaError(RuntimeError):
+    """A driver call that failed; the message names the call and the driver's reason."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+
+
+class DeviceBuffer:
+    """Bytes on the current device, this process's own or another's. Shaped for torch, which reads
+    ``__cuda_array_interface__`` (version 3) and keeps this object alive as long as the tensor."""
+
+    def __init__(self, pointer: int, nbytes: int, own: bool) -> None:
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self._own = own
+
+    @classmethod
+    def allocate(cls, nbytes: int) -> DeviceBuffer:
+        """Memory of our own. Raises torch.OutOfMemoryError as torch's own allocation would."""
+        _ensure_context()
+        pointer = ctypes.c_uint64()
+        status = _driver().cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(nbytes))
+        if status == OUT_OF_MEMORY:
+            free, total = torch.cuda.mem_get_info()
+            raise torch.OutOfMemoryError(
+                f"weights of {nbytes} bytes: the device has {free} of {total} bytes free"
+            )
+        _check(status, "cuMemAlloc")
+        return cls(pointer.value, nbytes, own=True)
+
+    @classmethod
+    def map(cls, handle: bytes, nbytes: int) -> DeviceBuffer:
+        """The memory that another process, not this one, exported as ``handle``."""
+        _ensure_context()
+        pointer = ctypes.c_uint64()
+        opened = _driver().cuIpcOpenMemHandle_v2(
+            ctypes.byref(pointer), _Handle.from_buffer_copy(handle), LAZY_PEER_ACCESS
+        )
+        _check(opened, "cuIpcOpenMemHandle")
+        return cls(pointer.value, nbytes, own=False)
+
+    def export(self) -> bytes:
+        """The handle by which other processes map this memory."""
+        handle = _Handle()
+        status = _driver().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(self.pointer))
+        _check(status, "cuIpcGetMemHandle")
+        return bytes(handle)
+
+    def tensor(self) -> torch.Tensor:
+        """All of it as uint8, [nbytes]."""
+        return torch.as_tensor(self, device="cuda")
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (self.pointer, False),
+            "strides": None,
+            "version": 3,
+        }
+
+    def close(self) -> None:
+        """Free or unmap, once no kernel uses it any more. Again does nothing more."""
+        if not self.pointer:
+            return
+        pointer, self.pointer = ctypes.c_uint64(self.pointer), 0
+        if self._own:
+            _check(_driver().cuMemFree_v2(pointer), "cuMemFree")
+        else:
+            _check(_driver().cuIpcCloseMemHandle(pointer), "cuIpcCloseMemHandle")
+
+
+def _driver() -> ctypes.CDLL:
+    # Loaded already, by torch; dlopen only counts a reference.
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuIpcOpenMemHandle_v2.argtypes = [
+        ctypes.POINTER(ctypes.c_uint64), _Handle, ctypes.c_uint
+    ]  # fmt: skip
+    return driver
+
+
+def _ensure_context() -> None:
+    """Make torch's context of the current device current in this thread, as the driver needs."""
+    torch.cuda.synchronize()
+
+
+def _check(status: int, call: str) -> None:
+    if status == 0:
+        return
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(status, ctypes.byref(text))
+    reason = (text.value or b"unknown error").decode()
+    raise CudaError(f"{call}: {reason} (CUresult {status})")

@@ -1,0 +1,188 @@
+"""The weight holder: a process that keeps the weights on the device while workers come and go.
+
+Forked from the zygote like a worker. It loads the checkpoint once, into one buffer, when the first
+worker asks; lends it to every worker after that; and frees it only when all of them are gone.
+A worker's mapping is writable on CUDA, so after a worker that crashed the sums of all tensors are
+compared with those of the load: weights that changed are loaded again.
+
+One thread. SIGTERM ends it as soon as no lease is left.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from plimsoll_engine.models import loader
+from plimsoll_engine.models.loader import LoadError
+from plimsoll_engine.weights import lending
+from plimsoll_engine.weights.cuda import DeviceBuffer
+from plimsoll_engine.weights.layout import Manifest, checksums, lay_out, views
+from plimsoll_engine.weights.lending import Lent, Refused
+from plimsoll_engine.weights.memory import HostBuffer, allocate
+from plimsoll_engine.worker.process import write_stacks_on_sigusr1
+from plimsoll_engine.zygote_ipc import WorkerConfig
+
+SEND_TIMEOUT_S = 10.0
+
+
+class WeightsLost(Exception):
+    """Weights that a worker uses are damaged: all workers must go, and so must this process."""
+
+
+class Weights:
+    """The loaded buffer and how it looked when it was loaded."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._folder = Path(config.model)
+        self.device = loader.choose_device(config.device)
+        self._config = loader.load_config(self._folder)
+        self._dtype = loader.choose_dtype(config.dtype, self._config, self.device)
+        self.manifest, self.buffer = self._load()
+        self._sums = self._checksums()
+
+    def _load(self) -> tuple[Manifest, HostBuffer | DeviceBuffer]:
+        model = loader.build(self._folder, self._config, self._dtype)
+        if model is None:
+            raise LoadError(f"{self._folder}: only transformers has this model; a worker loads it")
+        manifest = lay_out(model.parameters_by_name())
+        buffer = allocate(self.device, manifest.nbytes)
+        try:
+            loader.bind(model, views(buffer.tensor(), manifest))
+            loader.fill(model, self._folder)
+        except BaseException:
+            buffer.close()
+            raise
+        return manifest, buffer
+
+    def damaged(self) -> list[str]:
+        """The tensors whose bytes are no longer those of the load."""
+        now = self._checksums()
+        return [name for name, value in self._sums.items() if now[name] != value]
+
+    def _checksums(self) -> dict[str, int]:
+        with torch.inference_mode():
+            return checksums(self.buffer.tensor(), self.manifest)
+
+    def lend(self) -> tuple[Lent, int | None]:
+        """The answer to a worker, and the descriptor to send with it."""
+        if isinstance(self.buffer, HostBuffer):
+            return Lent(self.manifest), self.buffer.fd
+        return Lent(self.manifest, self.buffer.export()), None
+
+    def close(self) -> None:
+        self.buffer.close()
+
+
+class Holder:
+    """Answers workers on ``listener``; a lease is a connection that is open."""
+
+    def __init__(self, config: WorkerConfig, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._weights: Weights | None = None
+        self._leases: dict[int, socket.socket] = {}
+        self._doubt = False
+        """A worker ended without returning its lease: it may have written anywhere."""
+
+    def serve(self) -> None:
+        """Until SIGTERM and the end of the last lease. Raises :class:`WeightsLost`."""
+        woken, waker = os.pipe()
+        signal.signal(signal.SIGTERM, lambda *_: os.write(waker, b"T"))
+        poll = select.poll()
+        for fd in (woken, self._listener.fileno()):
+            poll.register(fd, select.POLLIN)
+        stopping = False
+        while not stopping or self._leases:
+            for fd, _ in poll.poll():
+                if fd == woken:
+                    stopping = True
+                    poll.unregister(woken)
+                    poll.unregister(self._listener.fileno())
+                elif fd == self._listener.fileno():
+                    lease = self._answer()
+                    if lease is not None:
+                        poll.register(lease, select.POLLIN)
+                else:
+                    poll.unregister(fd)
+                    self._end(fd)
+        if self._weights is not None:
+            self._weights.close()
+
+    def _answer(self) -> socket.socket | None:
+        """Lend the weights to the worker that has connected; None where nothing was lent."""
+        connection, _ = self._listener.accept()
+        connection.settimeout(SEND_TIMEOUT_S)
+        fd = None
+        answer: lending.Answer
+        try:
+            answer, fd = self._sound_weights().lend()
+        except LoadError as error:
+            answer = Refused(str(error), permanent=True)
+        except (OSError, RuntimeError) as error:
+            answer = Refused(f"weights: {type(error).__name__}: {error}", permanent=False)
+        try:
+            lending.send(connection, answer, fd)
+        except OSError as error:  # it went meanwhile, or it hangs
+            print(f"holder: worker: {error}", file=sys.stderr)
+            connection.close()
+            return None
+        if isinstance(answer, Refused):
+            print(f"holder: {answer.message}", file=sys.stderr)
+            connection.close()
+            return None
+        self._leases[connection.fileno()] = connection
+        return connection
+
+    def _sound_weights(self) -> Weights:
+        if self._weights is None:
+            began = time.monotonic()
+            self._weights = Weights(self._config)
+            size_mib = self._weights.manifest.nbytes >> 20
+            print(f"holder: {size_mib} MiB loaded in {time.monotonic() - began:.3f} s")
+            sys.stdout.flush()
+        elif self._doubt:
+            damaged = self._weights.damaged()
+            if damaged:
+                self._replace(damaged)
+        self._doubt = False
+        assert self._weights is not None
+        return self._weights
+
+    def _replace(self, damaged: list[str]) -> None:
+        text = f"{len(damaged)} weights changed under a worker that crashed, {damaged[0]} first"
+        if self._leases:
+            raise WeightsLost(f"{text}; another worker uses them")
+        print(f"holder: {text}: loading them again", file=sys.stderr)
+        assert self._weights is not None
+        self._weights.close()
+        self._weights = None
+        self._weights = Weights(self._config)
+
+    def _end(self, fd: int) -> None:
+        lease = self._leases.pop(fd)
+        try:
+            returned = lease.recv(64) == lending.RETURNED
+        except OSError:
+            returned = False
+        self._doubt = self._doubt or not returned
+        lease.close()
+
+
+def run(config: WorkerConfig, listener: socket.socket) -> int:
+    """The whole life of a holder in a freshly forked process; the exit status."""
+    write_stacks_on_sigusr1(config.run_dir, "holder")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        Holder(config, listener).serve()
+    except WeightsLost as error:
+        print(f"holder: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,64 @@
+"""The worker's end: weights borrowed from the holder, as views of its buffer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import torch
+
+from plimsoll_engine.models.loader import LoadError
+from plimsoll_engine.weights import lending
+from plimsoll_engine.weights.cuda import CudaError, DeviceBuffer
+from plimsoll_engine.weights.layout import views
+from plimsoll_engine.weights.lending import LeaseCut
+from plimsoll_engine.weights.memory import Buffer, HostBuffer
+
+
+class Lease:
+    """Connects at once, so that the holder loads while the worker makes its context."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._buffer: Buffer | None = None
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise LeaseCut(f"weight holder's socket {path}: {error}") from None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._buffer is None else self._buffer.nbytes
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The weights by name, read-only by contract: every worker sees the same bytes.
+
+        Waits for the holder to load them; the frontend bounds the wait by its startup timeout.
+        Raises LoadError, LeaseCut and RuntimeError.
+        """
+        answer, fd = lending.receive(self._socket)
+        if isinstance(answer, lending.Refused):
+            raise LoadError(answer.message) if answer.permanent else RuntimeError(answer.message)
+        if answer.handle is not None:
+            self._buffer = DeviceBuffer.map(answer.handle, answer.manifest.nbytes)
+        elif fd is not None:
+            self._buffer = HostBuffer.map(fd)
+        else:
+            raise LeaseCut("weight holder: neither a handle nor a descriptor came")
+        return views(self._buffer.tensor(), answer.manifest)
+
+    def end(self) -> None:
+        """Unmap, then tell the holder. No view may be used after this. Again does nothing more."""
+        if self._buffer is not None:
+            # A device that is lost takes no calls; the mapping then ends with the process, and the
+            # lease is cut, not returned.
+            with contextlib.suppress(CudaError):
+                self._buffer.close()
+                self._returned()
+            self._buffer = None
+        self._socket.close()
+
+    def _returned(self) -> None:
+        with contextlib.suppress(OSError):  # the holder is gone: nobody to tell
+            self._socket.sendall(lending.RETURNED)

@@ -1,0 +1,80 @@
+"""One flat buffer of weights that two processes can see.
+
+On CUDA it is plain device memory, lent by its IPC handle; on a CPU an anonymous file in shared
+memory (memfd), lent by its descriptor and mapped read-only by the borrower.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+from typing import Protocol
+
+import torch
+
+from plimsoll_engine.weights.cuda import DeviceBuffer
+
+
+class Buffer(Protocol):
+    """Close it only when no tensor over it is used any more."""
+
+    nbytes: int
+
+    def tensor(self) -> torch.Tensor:
+        """All of it as uint8, [nbytes]."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HostBuffer:
+    """Shared host memory. ``fd`` is open for the buffer's life in the process that made it."""
+
+    def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        # Populated, so that the mapping has its full resident size at once: pages that come in
+        # while it serves would look like growth.
+        self._map: mmap.mmap | None = mmap.mmap(
+            fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=protection
+        )
+
+    @classmethod
+    def allocate(cls, nbytes: int) -> HostBuffer:
+        """Raises OSError where the memory is not there."""
+        fd = os.memfd_create("plimsoll-weights", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+            return cls(fd, nbytes, writable=True)
+        except OSError:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def map(cls, fd: int) -> HostBuffer:
+        """The buffer behind ``fd``, which this takes over; a write to it is a fault."""
+        return cls(fd, os.fstat(fd).st_size, writable=False)
+
+    def tensor(self) -> torch.Tensor:
+        assert self._map is not None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*not writable.*")  # that is the point
+            return torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Again does nothing more. Tensors that still live keep the mapping, not the descriptor."""
+        if self._map is None:
+            return
+        held, self._map = self._map, None
+        os.close(self.fd)
+        try:
+            held.close()
+        except BufferError:  # a tensor exports it: it goes with the last one
+            return
+
+
+def allocate(device: torch.device, nbytes: int) -> HostBuffer | DeviceBuffer:
+    """Raises OSError or torch.OutOfMemoryError where the memory is not there."""
+    return DeviceBuffer.allocate(nbytes) if device.type == "cuda" else HostBuffer.allocate(nbytes)

@@ -1,0 +1,85 @@
+"""Weights on the device: lent to another process by their handle, guarded by sums, freed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from plimsoll_engine.weights.cuda import CudaError, DeviceBuffer
+from plimsoll_engine.weights.layout import checksums, lay_out, views
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
+)
+MIB = 1 << 20
+BORROW = """
+import sys, torch
+from plimsoll_engine.weights.cuda import DeviceBuffer
+torch.zeros(1, device="cuda")
+allocated = torch.cuda.memory_allocated()
+buffer = DeviceBuffer.map(bytes.fromhex(sys.argv[1]), int(sys.argv[2]))
+flat = buffer.tensor()
+assert torch.cuda.memory_allocated() == allocated, "a mapping is nobody's allocation"
+print(int(flat.view(torch.int64).sum()))
+if sys.argv[3] == "write":
+    flat[12345] += 1
+    torch.cuda.synchronize()
+del flat
+buffer.close()
+buffer.close()
+"""
+
+
+def borrow(buffer: DeviceBuffer, act: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", BORROW, buffer.export().hex(), str(buffer.nbytes), act],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_two_processes_see_one_buffer_and_stray_writes_are_found() -> None:
+    shapes = {"a": torch.empty(1000, 33, device="meta"), "b": torch.empty(77, device="meta")}
+    manifest = lay_out(shapes)
+    buffer = DeviceBuffer.allocate(manifest.nbytes)
+    flat = buffer.tensor()
+    tensors = views(flat, manifest)
+    flat.zero_()
+    for tensor in tensors.values():
+        tensor.normal_()
+    before = checksums(flat, manifest)
+    whole = int(flat.view(torch.int64).sum())
+    assert borrow(buffer, "read") == whole
+    assert checksums(flat, manifest) == before
+    borrow(buffer, "write")
+    after = checksums(flat, manifest)
+    assert [name for name in before if before[name] != after[name]] == ["a"]
+    buffer.close()
+
+
+def test_memory_comes_back_when_the_buffer_is_closed() -> None:
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    free, _ = torch.cuda.mem_get_info()
+    buffer = DeviceBuffer.allocate(512 * MIB)
+    held, _ = torch.cuda.mem_get_info()
+    assert free - held >= 512 * MIB
+    buffer.tensor().fill_(1)
+    torch.cuda.synchronize()
+    buffer.close()
+    buffer.close()
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_what_cannot_be_is_an_error_that_names_it() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="bytes free"):
+        DeviceBuffer.allocate(1 << 45)
+    with pytest.raises(CudaError, match="cuIpcOpenMemHandle"):
+        DeviceBuffer.map(b"\x01" * 64, MIB)
