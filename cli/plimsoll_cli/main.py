@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from plimsoll_cli import commands, options
+from plimsoll_cli import commands, options, tools
 from plimsoll_cli.errors import RunError, UsageError
 
 app = typer.Typer(
@@ -106,6 +106,7 @@ def replay(
 
 
 commands.register(app)
+tools.register(app)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from tests.lab.kube import Kube
 from tests.lab.lab import Lab, namespace
 
 COUNT = 12
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +148,25 @@ def test_the_rule_that_is_printed_is_the_one_that_helps(kube: Kube, tmp_path: Pa
          "subjects": [subject]},
     )  # fmt: skip
     assert plimsoll(kube, "incidents", kubeconfig=kubeconfig).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["vllm-deployment", "sglang-deployment"])
+def test_the_api_server_takes_what_inject_writes(kube: Kube, name: str) -> None:
+    file = EXAMPLES / "inject" / f"{name}.yaml"
+    done = CliRunner().invoke(app, ["inject", str(file), "--supervisor-image", "supervisor:1"])
+    assert done.exit_code == 0, done.output
+    everything = [one for one in yaml.safe_load_all(done.stdout) if one]
+    for one in everything:
+        one["metadata"].pop("namespace", None)
+    text = yaml.safe_dump_all(everything)
+    applied = kube("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
+    assert applied.count("(server dry run)") == len(everything)
+
+
+def test_the_api_server_takes_what_init_writes(kube: Kube) -> None:
+    done = CliRunner().invoke(app, ["init", "qwen", "--model", "pvc://models/qwen", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert "(server dry run)" in kube("apply", "--dry-run=server", "-f", "-", stdin=done.stdout)
 
 
 def test_an_action_needs_pods_exec(kube: Kube, tmp_path: Path) -> None:

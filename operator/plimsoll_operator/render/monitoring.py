@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService, MemoryBudget
@@ -21,7 +22,13 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
     wanted = service.spec.observability.pod_monitor
     if not wanted.enabled:
         return []
-    endpoint = {"path": "/metrics", "interval": wanted.interval}
+    # Which service a series belongs to is what alerts and dashboards ask first.
+    label = f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', names.SERVICE_LABEL)}"
+    endpoint = {
+        "path": "/metrics",
+        "interval": wanted.interval,
+        "relabelings": [{"sourceLabels": [label], "targetLabel": "service"}],
+    }
     return [
         {
             "apiVersion": f"{GROUP}/v1",
@@ -29,8 +36,6 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
             "metadata": {"name": service.metadata.name, "labels": dict(wanted.labels)},
             "spec": {
                 "selector": {"matchLabels": names.selector(service.metadata.name)},
-                # Which service a series belongs to is what alerts and dashboards ask first.
-                "podTargetLabels": [names.SERVICE_LABEL],
                 "podMetricsEndpoints": [
                     {"port": "http"} | endpoint,
                     {"port": "metrics"} | endpoint,

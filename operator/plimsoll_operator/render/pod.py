@@ -44,7 +44,10 @@ def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
                 **_group(service),
             },
             # Downloads come first: the supervisor's clock would run during them.
-            "initContainers": [*model.download(service, images), _supervisor(service, images)],
+            "initContainers": [
+                *model.download(service, images),
+                supervisor_container(service, images),
+            ],
             "containers": [engine_container(service, images)],
             "volumes": _volumes(service),
         },
@@ -70,7 +73,8 @@ def grace_period(service: InferenceService) -> int:
     return math.ceil(parse_duration(service.spec.supervision.drain.deadline)) + STOP_S
 
 
-def _supervisor(service: InferenceService, images: Images) -> dict[str, Any]:
+def supervisor_container(service: InferenceService, images: Images) -> dict[str, Any]:
+    """The native sidecar, as it stands in ``initContainers``."""
     supervisor = service.spec.supervisor
     return {
         "name": names.SUPERVISOR,

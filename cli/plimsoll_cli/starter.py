@@ -1,0 +1,92 @@
+"""``plimsoll init``: an InferenceService by flags or by questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_cli.errors import UsageError
+from plimsoll_cli.manifest import field_path
+
+Ask = Callable[[str, str], str]
+"""A question and its default: the answer."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a manifest needs; empty is left out."""
+
+    name: str
+    model: str
+    replicas: int = 1
+    gpus: int = 1
+    memory: str = "24Gi"
+    host_budget: str = "2Gi"
+    device_budget: str = "1Gi"
+    window: str = "24h"
+    mode: str = "Observe"
+
+
+QUESTIONS = {
+    "name": "Name of the service",
+    "model": "Where the model is (pvc://CLAIM/PATH or file:///PATH)",
+    "replicas": "Replicas",
+    "gpus": "GPUs a replica (0 for the CPU)",
+    "memory": "Host memory limit of the engine",
+    "host_budget": "Host memory that may leak within the window",
+    "device_budget": "Device memory that may leak within the window",
+    "window": "The window",
+    "mode": "Mode (Observe records, Recover acts)",
+}
+
+
+def ask_all(given: dict[str, Any], ask: Ask) -> Answers:
+    """Asks for what is not given. UsageError for a number that is none."""
+    values = dict(given)
+    for field, question in QUESTIONS.items():
+        if values.get(field) is None:
+            default = Answers.__dataclass_fields__[field].default
+            shown = "" if not isinstance(default, str | int) else str(default)
+            values[field] = ask(question, shown)
+    for field in ("replicas", "gpus"):
+        try:
+            values[field] = int(values[field])
+        except ValueError:
+            raise UsageError(f"{field}: {values[field]!r} is not a number") from None
+    return Answers(**values)
+
+
+def manifest(answers: Answers) -> str:
+    """YAML that the API server takes. UsageError names the field that is wrong."""
+    limits: dict[str, str | int] = {"memory": answers.memory}
+    args = ["--device=cpu", "--dtype=float32"] if answers.gpus == 0 else []
+    if answers.gpus:
+        limits["nvidia.com/gpu"] = answers.gpus
+    memory: dict[str, Any] = {
+        "host": {"growthBudget": answers.host_budget, "window": answers.window}
+    }
+    if answers.gpus and answers.device_budget:
+        memory["device"] = {"growthBudget": answers.device_budget, "window": answers.window}
+    document = {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": answers.name},
+        "spec": {
+            "replicas": answers.replicas,
+            "model": {"uri": answers.model},
+            "engine": {**({"args": args} if args else {}), "resources": {"limits": limits}},
+            "memory": memory,
+            "supervision": {"mode": answers.mode},
+        },
+    }
+    try:
+        InferenceService.model_validate(document)
+    except ValidationError as error:
+        lines = [f"{field_path(one['loc'])}: {one['msg']}" for one in error.errors()]
+        raise UsageError("\n".join(lines)) from None
+    return yaml.safe_dump(document, sort_keys=False)

@@ -1,0 +1,96 @@
+"""init and bench: what they write, what they say of bad input, and that flags are complete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_cli import bench, starter
+from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.main import app
+
+
+def test_questions_are_asked_only_for_what_no_flag_says() -> None:
+    asked: list[str] = []
+
+    def ask(question: str, default: str) -> str:
+        asked.append(question)
+        return default or "file:///m"
+
+    answers = starter.ask_all({"name": "x", "gpus": 0, "mode": "Recover"}, ask)
+    assert len(asked) == len(starter.QUESTIONS) - 3
+    spec = InferenceService.model_validate(yaml.safe_load(starter.manifest(answers))).spec
+    assert spec.supervision.mode.value == "Recover"
+    assert spec.engine.args == ["--device=cpu", "--dtype=float32"]
+    assert spec.memory.device is None
+    with pytest.raises(UsageError, match="replicas: 'two' is not a number"):
+        starter.ask_all({"replicas": "two"}, ask)
+
+
+def test_a_manifest_that_would_be_refused_names_its_fields() -> None:
+    with pytest.raises(UsageError, match=r"spec\.model\.uri"):
+        starter.manifest(starter.Answers(name="x", model="nowhere"))
+    with pytest.raises(UsageError, match="growthBudget"):
+        starter.manifest(starter.Answers(name="x", model="file:///m", memory="1Gi"))
+
+
+def test_init_without_a_terminal_says_which_flag() -> None:
+    done = CliRunner().invoke(app, ["init", "x"])
+    assert isinstance(done.exception, UsageError)
+    assert "nobody is there to answer" in str(done.exception)
+    done = CliRunner().invoke(app, ["init", "x", "--model", "file:///m", "--yes"])
+    assert yaml.safe_load(done.stdout)["metadata"]["name"] == "x"
+
+
+def test_figures_of_a_bench() -> None:
+    found = [
+        bench.Seen(sent=0.0, chunks=[1.0, 1.5, 2.0], tokens=3),
+        bench.Seen(sent=0.0, error="HTTP 500"),
+        bench.Seen(sent=1.0, chunks=[1.2], tokens=1),
+    ]
+    values = bench.figures(found, took_s=2.0)
+    assert values["request_count"] == 3
+    assert values["failed_count"] == 1
+    assert values["output_tok_s"] == 2.0
+    assert values["ttft_p99_s"] == 1.0
+    assert values["itl_p50_s"] == 0.5
+    assert bench.figures([bench.Seen(0.0, error="x")], 1.0)["ttft_p50_s"] is None
+
+
+def test_an_endpoint_that_is_away_is_named() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    with pytest.raises(RunError, match=url):
+        asyncio.run(bench.run(bench.Load(url, "m", 2, 1, 1), lambda: None))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion_is_there(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_PLIMSOLL_COMPLETE", f"source_{shell}")
+    done = CliRunner().invoke(app, [], prog_name="plimsoll")
+    assert "plimsoll" in done.output
+
+
+def test_every_command_has_help_and_every_flag_a_meaning() -> None:
+    listed = CliRunner().invoke(app, ["--help"]).stdout
+    for command in (
+        "run", "demo", "record", "replay", "top", "incidents", "explain", "doctor", "trim",
+        "drain", "restart", "resume", "inject", "init", "bench", "version",
+    ):  # fmt: skip
+        assert f"\n  {command} " in listed
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_json_of_local_incidents_is_a_list(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    done = CliRunner().invoke(app, ["incidents", "--local", "-o", "json"])
+    assert json.loads(done.stdout) == []
