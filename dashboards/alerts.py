@@ -141,14 +141,13 @@ def _operator() -> list[dict[str, Any]]:
     return [
         _alert(
             "PlimsollOperatorWatchStale",
-            # A quiet cluster sends no events; a new incident does.
-            "plimsoll_operator_canary_age_seconds > 120\n"
-            "or (plimsoll_operator_watch_age_seconds > 900\n"
-            "    and on () sum(increase(plimsoll_incidents_total[10m])) > 0)",
+            # A quiet cluster sends no events; a list that knows more than the watch is proof.
+            "max by (namespace, pod) (plimsoll_operator_canary_age_seconds) > 120\n"
+            "or sum by (namespace, pod) (increase(plimsoll_operator_watch_missed_total[15m])) > 0",
             "warning",
             "The operator does not hear from the API server",
-            "Its canary read failed for two minutes, or no watch event came although an incident"
-            " was opened. Supervisors go on without it; status and PodReplace wait.",
+            "Its canary read failed for two minutes, or a full list showed changes of which no"
+            " watch had told. Supervisors go on without it; status and PodReplace wait.",
             wait="2m",
             dashboard="operator",
         )
