@@ -20,6 +20,7 @@ from plimsoll_sidecar.act.slots import LeaseSlots, LocalSlots, Slots
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.launcher import TOKEN_FILE
+from plimsoll_sidecar.page.html import page
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.record.kube import KubeClient
 from plimsoll_sidecar.record.metrics import Metrics
@@ -85,7 +86,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         supervisor, metrics = build(arguments, KubeClient.in_cluster())
         server = StateServer(
-            arguments.host, arguments.metrics_port, metrics.text, lambda: supervisor.state
+            arguments.host,
+            arguments.metrics_port,
+            metrics.text,
+            lambda: supervisor.state,
+            lambda live: page(supervisor.state, supervisor.history.points(), live),
         )
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"{error}\n")

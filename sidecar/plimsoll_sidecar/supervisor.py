@@ -28,9 +28,11 @@ from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.launcher import RESET_FILE
+from plimsoll_sidecar.page.history import History
 from plimsoll_sidecar.record.journal import Engine, Journal, JournalError
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher, describe
+from plimsoll_sidecar.record.view import View
 from plimsoll_sidecar.signals import known as signals
 from plimsoll_sidecar.trace import Sample
 
@@ -55,24 +57,6 @@ class Judge(Protocol):
     def remembered(self) -> Remembered: ...
 
     def resume(self, remembered: Remembered) -> None: ...
-
-
-class View(msgspec.Struct, kw_only=True):
-    """``/state``: what a terminal view or a page shows. Times are Unix seconds."""
-
-    time: float
-    service: str
-    mode: str
-    engine_state: str | None
-    epoch: str | None
-    assessment: Assessment
-    budgets: msgspec.Raw
-    open: list[Incident]
-    recent: list[Incident]
-    restarts_left: int
-    restart_budget_exhausted: bool
-    journal_error: str | None
-    config_error: str | None
 
 
 class Supervisor:
@@ -104,6 +88,7 @@ class Supervisor:
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
         self._actuator = new_actuator(self._frontend)
         self.state = b"{}"
+        self.history = History()
         metrics.budgets(config.current.memory)
 
     def run(self, stopped: Callable[[float], bool]) -> None:
@@ -320,6 +305,8 @@ class Supervisor:
         self._metrics.standing(
             len(governor.state.incidents), left, backlog, governor.state.exhausted
         )
+        self.history.add(now, assessment)
+        status = self._source.status
         view = View(
             time=now,
             service=config.service.name,
@@ -334,6 +321,8 @@ class Supervisor:
             restart_budget_exhausted=governor.state.exhausted,
             journal_error=self._hold,
             config_error=self._config.error,
+            ladder=list(config.supervision.ladder),
+            ledger=status.ledger if status is not None else [],
         )
         self.state = msgspec.json.encode(view)
 

@@ -33,6 +33,7 @@ def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) 
         say(f"starting {service.metadata.name}; logs and journal in {its_plan.root}")
         async with runner.running(its_plan, say):
             say(f"ready: OpenAI API {its_plan.serving_url}/v1, {its_plan.supervisor_url}/metrics")
+            say(f"the page: {its_plan.supervisor_url}/")
             poller = Poller(its_plan)
             coroutines = [poller.run()]
             if view and console.is_terminal:

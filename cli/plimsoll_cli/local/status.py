@@ -13,7 +13,7 @@ import msgspec
 from plimsoll_api import admin
 from plimsoll_cli.local.plan import Plan
 from plimsoll_sidecar.launcher import TOKEN_FILE
-from plimsoll_sidecar.supervisor import View
+from plimsoll_sidecar.record.view import View
 
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0

@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus and ``/state`` for the terminal view, both read-only."""
+"""``/metrics`` for Prometheus, ``/state`` for the terminal view, ``/`` for a browser: read-only."""
 
 from __future__ import annotations
 
@@ -9,18 +9,29 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 
 REQUEST_S = 10.0
+SECURITY = "default-src 'none'; style-src 'unsafe-inline'"
+"""No script runs and nothing is fetched."""
 
 
 class StateServer:
-    """Serves what the two callables return, from a thread of its own.
+    """Serves what the callables return, from a thread of its own.
 
+    ``page`` is told whether the browser shall load it again.
     Raises OSError with host and port where the port is taken.
     """
 
     def __init__(
-        self, host: str, port: int, metrics: Callable[[], bytes], state: Callable[[], bytes]
+        self,
+        host: str,
+        port: int,
+        metrics: Callable[[], bytes],
+        state: Callable[[], bytes],
+        page: Callable[[bool], bytes],
     ) -> None:
-        pages = {
+        html = "text/html; charset=utf-8"
+        pages: dict[str, tuple[str, Callable[[], bytes]]] = {
+            "/": (html, lambda: page(False)),
+            "/live": (html, lambda: page(True)),
             "/metrics": (CONTENT_TYPE, metrics),
             "/state": ("application/json", state),
             "/healthz": ("text/plain", lambda: b"ok\n"),
@@ -39,6 +50,8 @@ class StateServer:
                 self.send_response(200)
                 self.send_header("Content-Type", content)
                 self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Security-Policy", SECURITY)
+                self.send_header("X-Content-Type-Options", "nosniff")
                 self.end_headers()
                 self.wfile.write(body)
 

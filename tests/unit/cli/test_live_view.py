@@ -21,7 +21,7 @@ from plimsoll_sidecar.govern.incident import (
     Step,
     StepOutcome,
 )
-from plimsoll_sidecar.supervisor import View
+from plimsoll_sidecar.record.view import View
 
 MIB = 1 << 20
 WIDTHS = (60, 100, 160)

@@ -1,0 +1,81 @@
+"""Memory over time, in a bounded number of points however long the supervisor runs."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from dataclasses import dataclass
+
+from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Segment
+
+POINTS = 240
+SEGMENTS = tuple(Segment)
+UNKNOWN = -1
+_HOST, _DEVICE = len(SEGMENTS), len(SEGMENTS) + 1
+WIDTH = len(SEGMENTS) + 2
+
+
+@dataclass(frozen=True)
+class Point:
+    """``baseline`` is of host and device; what is unknown is absent or None."""
+
+    at: float
+    segments: dict[Segment, int]
+    host_baseline: int | None
+    device_baseline: int | None
+
+
+class History:
+    """Written by one thread, read by others.
+
+    When it is full every other point goes and the spacing doubles: the whole run stays visible.
+    """
+
+    def __init__(self, points: int = POINTS) -> None:
+        self._points = points
+        self._every, self._skipped = 1, 0
+        self._times = array("d")
+        self._values = array("q")
+        self._lock = threading.Lock()
+
+    def add(self, at: float, seen: Assessment) -> None:
+        """One sample; most are skipped once the run is long."""
+        self._skipped += 1
+        if self._skipped < self._every:
+            return
+        self._skipped = 0
+        row = [seen.segments.get(segment, UNKNOWN) for segment in SEGMENTS]
+        row += [_baseline(seen.host), _baseline(seen.device)]
+        with self._lock:
+            self._times.append(at)
+            self._values.extend(row)
+            if len(self._times) >= self._points:
+                self._halve()
+
+    def points(self) -> list[Point]:
+        """All points, oldest first."""
+        with self._lock:
+            times, values = list(self._times), list(self._values)
+        rows = [values[start : start + WIDTH] for start in range(0, len(values), WIDTH)]
+        return [_point(at, row) for at, row in zip(times, rows, strict=True)]
+
+    def _halve(self) -> None:
+        kept = range(0, len(self._times), 2)  # the begin of the run stays
+        self._values = array(
+            "q", [v for i in kept for v in self._values[i * WIDTH : (i + 1) * WIDTH]]
+        )
+        self._times = array("d", [self._times[i] for i in kept])
+        self._every *= 2
+
+
+def _baseline(state: BudgetState | None) -> int:
+    return UNKNOWN if state is None or state.baseline is None else state.baseline
+
+
+def _point(at: float, row: list[int]) -> Point:
+    return Point(
+        at=at,
+        segments={s: v for s, v in zip(SEGMENTS, row, strict=False) if v != UNKNOWN},
+        host_baseline=None if row[_HOST] == UNKNOWN else row[_HOST],
+        device_baseline=None if row[_DEVICE] == UNKNOWN else row[_DEVICE],
+    )
