@@ -46,6 +46,10 @@ def operator() -> Dashboard:
                           (_rate("elections_total"), "election"),
                           (_rate("refusals_total"), "refused for now (429)"),
                           (_rate("throttled_seconds_total"), "own limit, seconds a second")))
+        .with_panel(lines("Circuit breaker", COUNT, "Slots in use and kept shut; bad revisions.",
+                          ("max(plimsoll_operator_slots_held)", "held"),
+                          ("max(plimsoll_operator_slots_shut)", "shut"),
+                          ("max(plimsoll_operator_suspect_revisions)", "suspect revisions")))
         .with_panel(lines("Deafness", COUNT, "Changes that no event told of.",
                           ("sum by (kind) (plimsoll_operator_watch_missed_total) or vector(0)",
                            "missed {{kind}}"),

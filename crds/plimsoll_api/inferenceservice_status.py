@@ -20,6 +20,9 @@ class ConditionType(StrEnum):
     RESTART_BUDGET_EXHAUSTED = "RestartBudgetExhausted"
     PROGRESSING = "Progressing"
     STALLED = "Stalled"
+    OUT_OF_MEMORY_KILLED = "OutOfMemoryKilled"
+    CRASH_LOOPING = "CrashLooping"
+    SUSPECT_REVISION = "SuspectRevision"
     OBJECTS_COMPLETE = "ObjectsComplete"
 
 
@@ -59,6 +62,37 @@ class MemoryStatus(Model):
     replica: str | None = Field(default=None, description="Pod that consumed most.")
 
 
+class Revisions(Model):
+    """Revisions of the pods, by hash: the names of ControllerRevisions end in it."""
+
+    update: str | None = Field(default=None, description="That of the present spec.")
+    current: str | None = Field(
+        default=None, description="The last one that was rolled out completely."
+    )
+    previous: str | None = Field(default=None, description="The one before `current`.")
+
+
+class SuspectRevision(Model):
+    """A revision that leaks in most of its replicas."""
+
+    revision: str = Field(description="Its hash.")
+    leak: str = Field(description="Which leak: kind and segment.")
+    since: str = Field(
+        description="When it had begun in most replicas.", json_schema_extra={"format": "date-time"}
+    )
+    leaking_replicas: int = Field(description="Replicas that have it.")
+    replicas: int = Field(description="Replicas of this revision.")
+    action: Literal["None", "Reported", "Held", "RolledBack"] = Field(
+        description="What was done about the roll-out."
+    )
+    changed: Annotated[
+        list[Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=16)
+    ] = Field(
+        default_factory=list,
+        description="What differs from the last good revision, field by field.",
+    )
+
+
 class InferenceServiceStatus(Model):
     """The observed state."""
 
@@ -84,6 +118,10 @@ class InferenceServiceStatus(Model):
         },
     )
     memory: MemoryStatus | None = Field(default=None, description="Memory of the worst replica.")
+    revisions: Revisions | None = Field(default=None, description="Revisions of the pods.")
+    suspect_revision: SuspectRevision | None = Field(
+        default=None, description="Set when most replicas of the present revision leak the same."
+    )
     restarts: int | None = Field(
         default=None,
         description="Restarts by supervisors that succeeded, in the incidents still kept.",

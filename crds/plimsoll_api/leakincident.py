@@ -27,6 +27,7 @@ class IncidentKind(StrEnum):
     STALL = "Stall"
     OUT_OF_MEMORY_KILL = "OutOfMemoryKill"
     CAPACITY_LOSS = "CapacityLoss"
+    CRASH_LOOP = "CrashLoop"
 
 
 class IncidentPhase(StrEnum):

@@ -81,7 +81,7 @@ def engine() -> list[Family]:
 
 def operator() -> list[Family]:
     nothing: Any = _Nothing()
-    parts = Parts(nothing, nothing, nothing, nothing, nothing, lambda: 0.0, nothing)
+    parts = Parts(nothing, nothing, nothing, nothing, nothing, nothing, lambda: 0.0, nothing)
     return _families([*_collectors(OperatorMetrics().registry), parts])
 
 

@@ -33,6 +33,7 @@ class Config:
     burst: int = 800
     lease: tuple[str, str] | None = None
     identity: str = ""
+    max_disruptions: int = 10
     resync_s: float = 600.0
     scrape_s: float = 15.0
     request_timeout_s: float = 30.0
@@ -68,6 +69,13 @@ def parse(
     )
     add("--burst", type=_positive, default=800, metavar="N", help="requests at once")
     add(
+        "--max-disruptions",
+        type=_positive,
+        default=10,
+        metavar="N",
+        help="replicas of the whole cluster that may be in a remediation at once",
+    )
+    add(
         "--leader-election",
         default=env.get("PLIMSOLL_LEADER_ELECTION"),
         metavar="NAMESPACE/NAME",
@@ -87,6 +95,7 @@ def parse(
         http_port=flags.http_port,
         workers=flags.workers,
         qps=flags.qps,
+        max_disruptions=flags.max_disruptions,
         burst=flags.burst,
         lease=_lease(parser, flags.leader_election),
         identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",

@@ -12,8 +12,10 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.api import Api, ApiError, Conflict
 from plimsoll_operator.compare import needs_apply, with_replicas
 from plimsoll_operator.config import Config
+from plimsoll_operator.fleet.pods import examine
 from plimsoll_operator.kinds import (
     BY_KIND,
+    INCIDENT,
     OPTIONAL,
     SERVICE,
     WATCHED,
@@ -23,7 +25,7 @@ from plimsoll_operator.kinds import (
     owner_uid,
     ref,
 )
-from plimsoll_operator.reconcile import InvalidSpec, parse, reconcile
+from plimsoll_operator.reconcile import InvalidSpec, Plan, parse, reconcile
 from plimsoll_operator.render.autoscaler import first_replicas
 from plimsoll_operator.scrape import Scraper
 from plimsoll_operator.status.build import status
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 EVENT_S = 5.0
 """An event that is later than this behind a list is missing."""
+EVICT_AGAIN_S = 15.0
 TELLING = 3
 """A refusal that may pass is told in the status when it came this often."""
 
@@ -62,10 +65,12 @@ class Controller:
         store: Store,
         scraper: Scraper,
         config: Config,
+        later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = now,
     ) -> None:
+        """``later`` asks for another turn of a service after some seconds."""
         self._api, self._store, self._scraper = api, store, scraper
-        self._config, self._clock = config, clock
+        self._config, self._later, self._clock = config, later, clock
         self._served: frozenset[str] = frozenset()
         self._synced = False
         self._refused: Counter[Key] = Counter()
@@ -110,9 +115,11 @@ class Controller:
         service: InferenceService | None = None
         failure: Failure | None = None
         error: Exception | None = None
+        plan: Plan | None = None
         try:
             service = parse(item)
-            await self._carry_out(key, service)
+            plan = await self._carry_out(key, service)
+            await self._look_at_pods(key, item)
         except InvalidSpec as problem:
             failure = Failure("InvalidSpec", str(problem), lasting=True)
         except NameConflict as problem:
@@ -125,11 +132,11 @@ class Controller:
             error = problem
         else:
             self._refused.pop(key, None)
-        await self._report(key, item, service, failure)
+        await self._report(key, item, service, failure, plan)
         if error:
             raise error
 
-    async def _carry_out(self, key: Key, service: InferenceService) -> None:
+    async def _carry_out(self, key: Key, service: InferenceService) -> Plan:
         owned = {ref(item): item for item in self._store.of(key) if item["kind"] not in _NOT_OWNED}
         plan = reconcile(
             service,
@@ -138,6 +145,7 @@ class Controller:
             self._incidents(key),
             self._config.images,
             self._config.kept_incidents,
+            (self._store.service(key) or {}).get("status"),
         )
         for desired in plan.desired:
             if self._available(desired["kind"]):
@@ -146,6 +154,24 @@ class Controller:
             log.info("%s: delete %s", key, " ".join(ref(item)))
             if await self._api.delete(BY_KIND[item["kind"]], item):
                 self._store.drop(item)
+        return plan
+
+    async def _look_at_pods(self, key: Key, item: Object) -> None:
+        """Incidents that only pods tell of, and replacements that supervisors ask for."""
+        pods = [one for one in self._store.of(key) if one["kind"] == "Pod"]
+        found = examine(item, pods, self._incidents(key), self._clock())
+        for incident in found.new:
+            identity = {name: value for name, value in incident.items() if name != "status"}
+            self._store.put(await self._api.apply(INCIDENT, identity))
+        for incident in (*found.new, *found.updates):
+            status = {name: value for name, value in incident.items() if name != "spec"}
+            self._store.put(await self._api.apply(INCIDENT, status, "status"))
+        for pod in found.evict:
+            log.info("%s: evict %s, as its supervisor asks", key, pod)
+            if not await self._api.evict(key.namespace, pod):
+                self._later(key, EVICT_AGAIN_S)
+        if found.again_s is not None:
+            self._later(key, found.again_s + 1.0)
 
     async def _apply(self, key: Key, service: InferenceService, desired: Object) -> None:
         """Makes one object what it should be. What is not ours carries no label of ours and is in
@@ -173,7 +199,12 @@ class Controller:
         return BY_KIND[kind].watched or kind in self._served
 
     async def _report(
-        self, key: Key, item: Object, service: InferenceService | None, failure: Failure | None
+        self,
+        key: Key,
+        item: Object,
+        service: InferenceService | None,
+        failure: Failure | None,
+        plan: Plan | None,
     ) -> None:
         item = self._store.service(key) or item
         wanted = status(
@@ -186,6 +217,7 @@ class Controller:
             failure,
             self._clock(),
             [kind.kind for kind in OPTIONAL if not self._available(kind.kind)],
+            plan,
         )
         if wanted == item.get("status"):
             return

@@ -14,6 +14,7 @@ import kopf
 
 from plimsoll_operator import logs, watch
 from plimsoll_operator.api import Api, ApiError
+from plimsoll_operator.breaker import Breaker
 from plimsoll_operator.config import Config, parse
 from plimsoll_operator.controller import Controller
 from plimsoll_operator.health import Health
@@ -41,14 +42,15 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.reconciled)
     scraper = Scraper(store, queue.add)
     watches = watch.Watches(store, queue)
-    controller = Controller(api, store, scraper, config)
+    controller = Controller(api, store, scraper, config, queue.add_later)
     health = Health(api, watches, metrics)
     election = voting = None
     if config.lease:
         # Of its own, so that a flood of work cannot hold back a renewal.
         voting = await Api.connect(config.kubeconfig, VOTING_TIMEOUT_S, RateLimit(5.0, 10))
         election = Election(voting, *config.lease, config.identity)
-    parts = Parts(api, store, queue, watches, scraper, health.canary_age_s, voting)
+    breaker = Breaker(api, store, config.max_disruptions)
+    parts = Parts(api, store, queue, watches, scraper, breaker, health.canary_age_s, voting)
     metrics.registry.register(parts)
     server = await health.serve(config.http_port)
     try:
@@ -66,6 +68,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             stop,
             queue.run(controller.handle),
             scraper.run(config.scrape_s),
+            breaker.run(),
             health.canary(config),
             _resync(controller, watches, queue, config.resync_s),
             *([election.keep()] if election else []),

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from plimsoll_operator.api import Api, ApiError
+from plimsoll_operator.breaker import Breaker
 from plimsoll_operator.scrape import Scraper
 from plimsoll_operator.store import Key, Store
 from plimsoll_operator.watch import Watches
@@ -72,10 +73,11 @@ class Parts(Collector):
         queue: WorkQueue[Key],
         watches: Watches,
         scraper: Scraper,
+        breaker: Breaker,
         canary_age_s: Callable[[], float],
         voting: Api | None,
     ) -> None:
-        self._voting = voting
+        self._voting, self._breaker = voting, breaker
         self._api, self._store, self._queue = api, store, queue
         self._watches, self._scraper = watches, scraper
         self._canary_age_s = canary_age_s
@@ -101,6 +103,16 @@ class Parts(Collector):
         yield _gauge("queue_length", "Services that wait for a worker.", len(self._queue))
         known = len(self._store.services())
         yield _gauge("services", "InferenceServices known.", known)
+        turns = self._breaker.last
+        yield _gauge("slots_held", "Restart slots that supervisors hold.", turns.held)
+        text = "Restart slots that the circuit breaker keeps shut."
+        yield _gauge("slots_shut", text, len(turns.take))
+        suspects = sum(
+            bool((one.get("status") or {}).get("suspectRevision"))
+            for one in self._store.of_kind("InferenceService")
+        )
+        text = "InferenceServices whose present revision leaks in most replicas."
+        yield _gauge("suspect_revisions", text, suspects)
         yield _counter("reconciles", "Reconciles, failed ones included.", self._queue.handled)
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
         yield _counter("watch_events", "Events of all watches.", self._watches.events)

@@ -6,16 +6,19 @@ Pure: no cluster, no clock. The same observation always gives the same plan.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_operator.fleet import history
+from plimsoll_operator.fleet.history import Course
+from plimsoll_operator.fleet.pods import ENDED
+from plimsoll_operator.fleet.suspect import Suspect, changes, find
 from plimsoll_operator.kinds import Object, Ref, owner_uid, ref
 from plimsoll_operator.render import Images, names, render
 from plimsoll_operator.render.deployment import pod_hash
-
-ENDED = frozenset({"Resolved", "Unresolved", "Suppressed"})
 
 
 class InvalidSpec(ValueError):
@@ -24,10 +27,14 @@ class InvalidSpec(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """``desired`` in the order of application; ``surplus`` is removed afterwards."""
+    """``desired`` in the order of application; ``surplus`` is removed afterwards. ``changed`` is
+    what a suspect revision differs in from the last good one."""
 
     desired: list[Object]
-    surplus: list[Object] = field(default_factory=list)
+    surplus: list[Object]
+    course: Course
+    suspect: Suspect | None
+    changed: list[str]
 
 
 def parse(item: Object) -> InferenceService:
@@ -46,12 +53,6 @@ def parse(item: Object) -> InferenceService:
         raise InvalidSpec("; ".join(problems)) from None
 
 
-def revision_ref(service: InferenceService) -> Ref:
-    """Where the pinned pod template of the present spec is kept."""
-    name = names.revision(service.metadata.name, pod_hash(service))
-    return Ref("ControllerRevision", name)
-
-
 def reconcile(
     service: InferenceService,
     owned: Mapping[Ref, Object],
@@ -59,21 +60,34 @@ def reconcile(
     incidents: list[Object],
     images: Images,
     kept_incidents: int,
+    status: Object | None = None,
 ) -> Plan:
-    """What there should be, and what of the service's own objects should not be there any more."""
-    revision = owned.get(revision_ref(service))
-    mine = revision is not None and owner_uid(revision) == service.metadata.uid
-    pinned = revision["data"] if revision and mine else None
+    """What there should be, and what of the service's own objects should not be there any more.
+
+    ``pods`` are those that are not on their way out, ``status`` is what the last one said.
+    """
+    before = status or {}
+    update = pod_hash(service)
+    templates = _templates(service, owned)
+    suspect = find(update, pods, incidents)
+    course = history.course(service, before, update, suspect, set(templates))
+    instead = None if course.revision == update else (course.revision, templates[course.revision])
     present = {pod["metadata"]["name"] for pod in pods}
     held = [where.name for where, item in owned.items() if _held(item, present)]
+    pinned = templates.get(update)
     try:
-        desired = render(service, images, pinned, held)
+        desired = render(service, images, pinned, held, instead, course.paused)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if service.spec.pod_template is None:
             raise
         # Its schema is open: what is no pod template at all shows here, the rest to the server.
         raise InvalidSpec(f"spec.podTemplate: this is not a pod template: {error}") from error
+    remembered = before.get("revisions") or {}
     wanted = {ref(item) for item in desired}
+    wanted |= {
+        Ref("ControllerRevision", names.revision(service.metadata.name, revision))
+        for revision in remembered.values()
+    }
     surplus = [
         item
         for where, item in owned.items()
@@ -81,7 +95,21 @@ def reconcile(
         and owner_uid(item) == service.metadata.uid
         and where.name not in held
     ]
-    return Plan(desired, surplus + _old_incidents(incidents, kept_incidents))
+    good = templates.get(history.last_good(remembered, update))
+    changed = changes(good, pinned) if suspect and good and pinned else []
+    return Plan(
+        desired, surplus + _old_incidents(incidents, kept_incidents), course, suspect, changed
+    )
+
+
+def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
+    """Pod templates of the service's own revisions, by hash."""
+    prefix = names.revision(service.metadata.name, "")
+    return {
+        where.name.removeprefix(prefix): item["data"]
+        for where, item in owned.items()
+        if where.kind == "ControllerRevision" and owner_uid(item) == service.metadata.uid
+    }
 
 
 def _held(item: Object, pods: set[str]) -> bool:

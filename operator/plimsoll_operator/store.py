@@ -107,6 +107,13 @@ class Store:
         """All objects of a service."""
         return list(self._objects.get(key, {}).values())
 
+    def of_kind(self, kind: str) -> list[Object]:
+        """All objects of a kind, of all services."""
+        return [
+            item for known in self._objects.values() for where, item in known.items()
+            if where.kind == kind
+        ]  # fmt: skip
+
     def keys(self) -> list[Key]:
         """All services, also those of which only leftovers are known."""
         return list(self._objects)

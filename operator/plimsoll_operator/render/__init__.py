@@ -14,7 +14,7 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.autoscaler import autoscaler
 from plimsoll_operator.render.configmap import config_map
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.deployment import deployment, digest, revision
+from plimsoll_operator.render.deployment import deployment, digest, pod_hash, revision
 from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, plain_env
 from plimsoll_operator.render.leases import slot_leases
 from plimsoll_operator.render.monitoring import pod_monitor, prometheus_rule
@@ -46,14 +46,17 @@ def render(
     images: Images,
     pinned: dict[str, Any] | None = None,
     held: Sequence[str] = (),
+    instead: tuple[str, dict[str, Any]] | None = None,
     paused: bool = False,
 ) -> list[dict[str, Any]]:
     """All objects of ``service``, in the order in which they are to be applied.
 
     ``pinned`` is the pod template of the spec's revision where one exists already,
-    ``held`` names slot Leases that supervisors hold, ``paused`` stops a roll-out.
+    ``held`` names slot Leases that supervisors hold, ``instead`` is another revision that runs in
+    place of the spec's, by its hash and template, ``paused`` stops a roll-out.
     """
     template = pinned or pod_template(service, images)
+    of, running = instead or (pod_hash(service), template)
     objects = [
         service_account(service),
         role(service, held),
@@ -65,7 +68,7 @@ def render(
         service_object(service),
         *headless_service(service),
         revision(service, template),
-        deployment(service, template, paused),
+        deployment(service, running, of, paused),
         *autoscaler(service),
         *pod_monitor(service),
         *prometheus_rule(service),

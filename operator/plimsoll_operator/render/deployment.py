@@ -52,15 +52,15 @@ def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, A
 
 
 def deployment(
-    service: InferenceService, template: dict[str, Any], paused: bool = False
+    service: InferenceService, template: dict[str, Any], of: str, paused: bool = False
 ) -> dict[str, Any]:
-    """The Deployment with ``template``; ``paused`` holds a roll-out where it is."""
+    """The Deployment with the template ``of`` a revision; ``paused`` holds a roll-out."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {
             "name": service.metadata.name,
-            "annotations": {names.POD_HASH: pod_hash(service)},
+            "annotations": {names.POD_HASH: of},
         },
         "spec": {
             # What an autoscaler set is not ours to say: see compare.with_replicas.

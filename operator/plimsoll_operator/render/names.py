@@ -15,6 +15,9 @@ APPLIED_HASH = "plimsoll.dev/applied-hash"
 POD_HASH = "plimsoll.dev/pod-hash"
 """Hash of the parts of the spec that concern pods; names the pinned revision."""
 
+REVISION_LABEL = "plimsoll.dev/revision"
+"""On pods: the hash of the spec that their template was first rendered for."""
+
 ENGINE = "engine"
 SUPERVISOR = "supervisor"
 

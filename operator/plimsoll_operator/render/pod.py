@@ -9,6 +9,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.units import parse_duration
 from plimsoll_operator.render import model, names, paths
 from plimsoll_operator.render.containers import Images, probe, resources, restricted
+from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.engine_container import engine_container
 from plimsoll_operator.render.merge import merge_template
 from plimsoll_operator.render.supervisor import supervisor_args
@@ -55,9 +56,8 @@ def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
     if service.spec.pod_template:
         template = merge_template(template, service.spec.pod_template)
     # What the Service, the watches and the supervisor rely on is not for a merge to lose.
-    template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | names.labels(
-        meta.name
-    )
+    own = names.labels(meta.name) | {names.REVISION_LABEL: pod_hash(service)}
+    template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | own
     return template
 
 

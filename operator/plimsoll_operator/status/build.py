@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_operator.fleet.history import advanced, told
+from plimsoll_operator.fleet.pods import ENDED
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.reconcile import ENDED
+from plimsoll_operator.reconcile import Plan
 from plimsoll_operator.render import names
 from plimsoll_operator.render.autoscaler import first_replicas
+from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.service import url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Failure, Verdict
@@ -28,16 +31,17 @@ def status(
     failure: Failure | None,
     now: str,
     missing: Sequence[str] = (),
+    plan: Plan | None = None,
 ) -> Object:
     """The status that ``item`` should have.
 
     ``service`` is None where the spec is invalid. ``figures`` is None until the supervisors were
     asked for the first time: then what the status says about memory stays. ``now`` is RFC 3339,
-    ``missing`` names kinds that the cluster does not have.
+    ``missing`` names kinds that the cluster does not have; ``plan`` is None where there is none.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
-    verdicts: list[Verdict] = conditions.containers(pods)
+    verdicts: list[Verdict] = conditions.containers(pods) + conditions.ends(pods)
     if failure is None and service is not None:
         verdicts += conditions.rollout(
             deployment,
@@ -46,6 +50,8 @@ def status(
             conditions.troubles(pods),
         )
         verdicts += conditions.completeness(service, missing)
+    if plan is not None:
+        verdicts += conditions.suspicion(plan.suspect, plan.course)
     if failure is not None:
         verdicts += conditions.failed(failure)
     if figures is not None:
@@ -59,12 +65,33 @@ def status(
         "conditions": _conditions(before, verdicts, generation, now),
         **_incidents(incidents),
     }
+    after |= _revisions(before, deployment, verdicts, plan, service)
     if service is not None:
         after["url"] = url(service)
     elif "url" in before:
         after["url"] = before["url"]
     shown = before.get("memory") if figures is None else memory(figures)
     return after | ({"memory": shown} if shown else {})
+
+
+def _revisions(
+    before: Object,
+    deployment: Object | None,
+    verdicts: list[Verdict],
+    plan: Plan | None,
+    service: InferenceService | None,
+) -> Object:
+    """``revisions`` and ``suspectRevision``; without a plan what was known of them."""
+    if plan is None or service is None:
+        kept = ("revisions", "suspectRevision")
+        return {key: before[key] for key in kept if key in before}
+    update = pod_hash(service)
+    done = any(one.reason == "RolloutComplete" for one in verdicts)
+    annotations = ((deployment or {}).get("metadata") or {}).get("annotations") or {}
+    done = done and annotations.get(names.POD_HASH) == update
+    found: Object = {"revisions": advanced(before.get("revisions") or {}, update, done)}
+    suspect = told(plan.suspect, before, update, plan.course.action, plan.changed)
+    return found | ({"suspectRevision": suspect} if suspect else {})
 
 
 def _wanted(service: InferenceService, deployment: Object | None) -> int:
@@ -78,9 +105,10 @@ def _wanted(service: InferenceService, deployment: Object | None) -> int:
 def _conditions(
     before: Object, verdicts: list[Verdict], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """The verdicts, with the time of the last change; what nobody judged stays as it was."""
+    """The verdicts, with the time of the last change; what nobody judged stays as it was, and of
+    two verdicts on one condition the later counts."""
     known: dict[str, Any] = {one["type"]: one for one in before.get("conditions") or ()}
-    for verdict in verdicts:
+    for verdict in {one.type: one for one in verdicts}.values():
         word = {True: "True", False: "False", None: "Unknown"}[verdict.status]
         old = known.get(verdict.type)
         same = old is not None and old["status"] == word

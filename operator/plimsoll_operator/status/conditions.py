@@ -8,6 +8,9 @@
 ``RestartBudgetExhausted``   a supervisor may restart nothing any more until a person resets it
 ``Progressing``              a rollout is under way
 ``Stalled``                  nothing will move until somebody changes something
+``OutOfMemoryKilled``        the last end of a replica's container was a kill for memory
+``CrashLooping``             a replica's container ends again and again
+``SuspectRevision``          the same leak is in most replicas of the present revision
 ``ObjectsComplete``          everything asked for exists; False where the cluster lacks an API
 ===========================  ==================================================================
 """
@@ -19,6 +22,8 @@ from dataclasses import dataclass
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
+from plimsoll_operator.fleet.history import Course
+from plimsoll_operator.fleet.suspect import Suspect
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
 from plimsoll_operator.status.figures import Figures
@@ -174,6 +179,58 @@ def _why(pod: Object, found: list[Object]) -> str:
     if "terminated" in state:
         return str(state["terminated"].get("reason") or "terminated")
     return "running, not ready" if "running" in state else "not started"
+
+
+def ends(pods: list[Object]) -> list[Verdict]:
+    """``OutOfMemoryKilled`` and ``CrashLooping`` by what containers last ended with."""
+    killed, looping = set(), set()
+    for pod in pods:
+        name, status = pod["metadata"]["name"], pod.get("status") or {}
+        for field in ("containerStatuses", "initContainerStatuses"):
+            for one in status.get(field) or ():
+                states = [one.get("state") or {}, one.get("lastState") or {}]
+                if any((s.get("terminated") or {}).get("reason") == "OOMKilled" for s in states):
+                    killed.add(name)
+                if (states[0].get("waiting") or {}).get("reason") == "CrashLoopBackOff":
+                    looping.add(name)
+    return [
+        Verdict(
+            Type.OUT_OF_MEMORY_KILLED,
+            bool(killed),
+            "KilledForMemory" if killed else "NoKill",
+            _pods("the kernel killed a container of", sorted(killed)),
+        ),
+        Verdict(
+            Type.CRASH_LOOPING,
+            bool(looping),
+            "CrashLoopBackOff" if looping else "NoCrashLoop",
+            _pods("containers end again and again in", sorted(looping)),
+        ),
+    ]
+
+
+def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
+    """``SuspectRevision``; while a roll-out is held or rolled back it is stalled for that."""
+    acts = course.action in ("Held", "RolledBack")
+    if suspect is None and not acts:
+        return [Verdict(Type.SUSPECT_REVISION, False, "NoSuspect")]
+    evidence = (
+        f"{suspect.leak} in {suspect.leaking} of {suspect.replicas} replicas of revision "
+        f"{suspect.revision} since {suspect.since}"
+        if suspect
+        else "its leaking replicas are gone by now"
+    )
+    found = [Verdict(Type.SUSPECT_REVISION, True, "SameLeakInMostReplicas", evidence)]
+    if course.paused or course.action == "RolledBack":
+        text = (
+            f"rolled back to revision {course.revision}: {evidence}; change the spec to go on"
+            if course.action == "RolledBack"
+            else f"the roll-out is held: {evidence}; change the spec, or rollout.onLeak, to go on"
+        )
+        reason = f"{course.action}ForLeak"
+        found.append(Verdict(Type.PROGRESSING, False, reason, text))
+        found.append(Verdict(Type.STALLED, True, reason, text))
+    return found
 
 
 def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:

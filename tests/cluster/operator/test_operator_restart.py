@@ -75,6 +75,7 @@ def test_an_upgrade_rolls_no_pods_until_it_is_asked_for(
 
     kubectl.patch("plinf", "tiny", {"spec": {"restart": {"id": "1"}}})
     eventually(lambda: image() == "engine:2")
+    # Neither was rolled out completely, so there is none to go back to.
     eventually(lambda: len(kubectl.list("controllerrevisions", "plimsoll.dev/service=tiny")) == 1)
 
 
