@@ -71,11 +71,7 @@ def local(service: str | None, run_dir: Path | None) -> list[Told]:
         journals = [root.of(service) / STATE_DIR / FILE]
     else:
         journals = sorted(root.base().glob(f"*/{STATE_DIR}/{FILE}"))
-    return [
-        of_journal(incident, service or journal.parents[1].name)
-        for journal in journals
-        for incident in read(journal)
-    ]
+    return [of_journal(incident) for journal in journals for incident in read(journal)]
 
 
 def listing(found: Iterable[Told], wanted: Filter, limit: int | None) -> list[Told]:

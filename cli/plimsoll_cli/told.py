@@ -61,8 +61,9 @@ def of_object(item: dict[str, Any]) -> Told:
         raise UnreadableError(f"LeakIncident {name}: {error}") from None
 
 
-def of_journal(incident: Incident, service: str) -> Told:
-    """From a replica that runs on this machine."""
+def of_journal(incident: Incident) -> Told:
+    """From a replica that runs on this machine: service and replica have one name there."""
+    service = incident.name.rpartition("-")[0]
     return Told(
         name=incident.name,
         namespace="",

@@ -22,6 +22,7 @@ SAME_AS = {
     "plimsoll_engine_num_preemptions_total": "`vllm:num_preemptions_total`",
     "plimsoll_engine_prefix_cache_hits_total": "`vllm:prefix_cache_hits_total`",
     "plimsoll_engine_prefix_cache_queries_total": "`vllm:prefix_cache_queries_total`",
+    "plimsoll_engine_request_queue_time_seconds": "`vllm:request_queue_time_seconds`",
     "plimsoll_engine_time_to_first_token_seconds": (
         "`vllm:time_to_first_token_seconds`, OTel `gen_ai.server.time_to_first_token`"
     ),

@@ -26,7 +26,8 @@ from plimsoll_cli.local import ports
 ROOT = Path(__file__).resolve().parents[2]
 SCRAPE_S = 2
 START_S, LEAK_S, SETTLE_S = 240.0, 240.0, 40.0
-STREAMS = 4
+STREAMS = 2
+TOKENS = 160
 READY = re.compile(r"ready: OpenAI API (http://\S+)/v1, (http://\S+)/metrics")
 
 
@@ -159,8 +160,8 @@ def _until(check: Callable[[], Any], limit_s: float, process: subprocess.Popen[b
 
 
 def _ask(engine: str, number: int, ending: threading.Event) -> None:
-    """One client: completions of a few dozen tokens, one after the other."""
-    body = {"model": "leaky", "prompt": f"A line on a hull, {number}:", "max_tokens": 48}
+    """One client: completions of some hundred tokens, one after the other."""
+    body = {"model": "leaky", "prompt": f"A line on a hull, {number}:", "max_tokens": TOKENS}
     with httpx.Client(timeout=60, trust_env=False) as client:
         while not ending.is_set():
             try:

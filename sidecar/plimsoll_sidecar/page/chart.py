@@ -39,7 +39,7 @@ def svg(band: Band, points: Sequence[Point]) -> str:
     top = _ceiling(max([*(sum(row) for row in sums), baseline or 0, line or 0]))
     box = _Box(times[0], max(times[-1], times[0] + 1.0), top)
     parts = [*_grid(box), *_areas(box, band, times, sums)]
-    parts += _level(box, baseline, "baseline") + _level(box, line, "budget")
+    parts += _level(box, baseline, "baseline", 12) + _level(box, line, "budget", -4)
     newest, text = sum(sums[-1]), f"{band.name} memory by segment over time"
     level = f", the budget's line is at {format_bytes(line)}" if line is not None else ""
     return (
@@ -83,13 +83,14 @@ def _areas(
     return made
 
 
-def _level(box: _Box, size: int | None, name: str) -> list[str]:
+def _level(box: _Box, size: int | None, name: str, offset: int) -> list[str]:
+    """A line and its name, ``offset`` below it: two lines that are near keep their names apart."""
     if size is None:
         return []
-    y = box.y(size)
+    y, right = box.y(size), WIDTH - RIGHT
     return [
-        f'<line class="{name}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>',
-        f'<text class="{name}" x="{WIDTH - RIGHT - 4}" y="{y - 4}" text-anchor="end">{name}</text>',
+        f'<line class="{name}" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>',
+        f'<text class="{name}" x="{right - 4}" y="{y + offset}" text-anchor="end">{name}</text>',
     ]
 
 

@@ -31,7 +31,7 @@ table{border-collapse:collapse;width:100%}caption{text-align:left;color:var(--di
 th,td{padding:.2rem .7rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);
 font-weight:400}
 thead th{color:var(--dim);font-size:.85rem}.n,thead .n{text-align:right;
-font-variant-numeric:tabular-nums}
+font-variant-numeric:tabular-nums;white-space:nowrap}
 meter{width:12rem}svg{width:100%;height:auto}svg text{fill:var(--dim);font-size:11px}
 .grid{stroke:var(--line)}.baseline{stroke:var(--good);fill:var(--good)}
 .budget{stroke:var(--bad);fill:var(--bad);stroke-width:2;stroke-dasharray:6 3}

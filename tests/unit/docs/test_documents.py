@@ -1,0 +1,63 @@
+"""The documents say what is: their checks pass, and the checks find what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs import check
+from docs.tools import blocks, commands, links, manifests
+
+
+@pytest.mark.parametrize("name", ["links", "commands", "manifests"])
+def test_documents_are_right(name: str) -> None:
+    assert list(check.CHECKS[name]()) == []
+
+
+def test_every_document_is_reachable_from_the_index() -> None:
+    index = (blocks.ROOT / "docs" / "README.md").read_text()
+    for path in (blocks.ROOT / "docs").glob("*.md"):
+        assert path.name == "README.md" or f"]({path.name})" in index, path.name
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("plimsoll top --once", None),
+        ("kubectl plimsoll explain X -o json", None),
+        ("NO_COLOR=1 plimsoll incidents --open | cat", None),
+        ("plimsoll fly", "plimsoll has no command fly"),
+        ("plimsoll top --fast", "plimsoll top has no flag --fast"),
+        ("make demo", None),
+        ("make coffee", "make has no target coffee"),
+        ("python -m docs.check", None),
+        ("python -m docs.absent", "there is no module ['docs.absent']"),
+        ("kubectl apply -f examples/absent.yaml", "examples/absent.yaml: there is no such file"),
+        ("frobnicate", "frobnicate is not known here"),
+    ],
+)
+def test_commands_are_parsed(line: str, problem: str | None) -> None:
+    assert commands.problem_of(line) == problem
+
+
+def test_a_broken_link_and_a_bad_manifest_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A page\n[a](absent.md) [b](#a-page) [c](#absent) [d](https://example.com)\n"
+        "```yaml\napiVersion: plimsoll.dev/v1alpha1\nkind: InferenceService\n"
+        "metadata: {name: x}\nspec: {model: {uri: 'ftp://x'}}\n```\n"
+        "<!-- run -->\n```sh\ntrue\n```\n"
+    )
+    for module in (links, manifests, blocks):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert [one.split(": ", 1)[1] for one in links.broken(page)] == [
+        "absent.md: there is no such file",
+        "#absent: there is no such heading",
+    ]
+    (problem,) = manifests.wrong(page)
+    assert problem.startswith("page.md:4: spec.model.uri")
+    (block,) = blocks.blocks(page, "sh")
+    assert (block.run, block.line) == ("local", 11)
