@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat
 from grafana_foundation_sdk.builders import timeseries as graph
-from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.common import (
     BarGaugeDisplayMode,
     BigValueColorMode,
     BigValueGraphMode,
     LegendDisplayMode,
+    LegendPlacement,
     StackingMode,
     TooltipDisplayMode,
     VizOrientation,
@@ -18,7 +20,7 @@ from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
     DataSourceRef,
-    Panel,
+    DynamicConfigValue,
     Threshold,
     ThresholdsMode,
     VariableRefresh,
@@ -29,7 +31,9 @@ HEIGHT = 8
 FULL, HALF, THIRD = 24, 12, 8
 BYTES, SECONDS, SHARE, COUNT, RATE = "bytes", "s", "percentunit", "short", "ops"
 TAG = "plimsoll"
+LEVELS = {"baseline": "green", "budget": "red"}
 
+P = TypeVar("P", graph.Panel, bargauge.Panel, stat.Panel)
 Query = tuple[str, str]
 """An expression and the legend of its series."""
 
@@ -39,23 +43,26 @@ def lines(
 ) -> graph.Panel:
     """Series over time; ``stacked`` fills them on top of one another."""
     panel = _dressed(graph.Panel(), title, unit, text, width, queries)
-    panel.legend(common.VizLegendOptions().display_mode(LegendDisplayMode.LIST))
+    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST)
+    panel.legend(legend.placement(LegendPlacement.BOTTOM).show_legend(True))
     panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
     panel.fill_opacity(25 if stacked else 5).line_width(1)
     if stacked:
         panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
-        # Budget and baseline are levels to compare with, not parts of the stack.
-        apart = common.StackingConfig().mode(StackingMode.NONE).build()
-        panel.override_by_regexp(
-            "/^(budget|baseline)/",
-            [
-                _value("custom.stacking", apart),
-                _value("custom.fillOpacity", 0),
-                _value("custom.lineWidth", 2),
-                _value("color", {"mode": "fixed", "fixedColor": "red"}),
-            ],
-        )
+        for name, colour in LEVELS.items():
+            panel.override_by_name(name, _level(colour))
     return panel
+
+
+def _level(colour: str) -> list[DynamicConfigValue]:
+    """Budget and baseline are levels to compare with, not parts of the stack."""
+    apart = common.StackingConfig().mode(StackingMode.NONE).build()
+    return [
+        _value("custom.stacking", apart),
+        _value("custom.fillOpacity", 0),
+        _value("custom.lineWidth", 2),
+        _value("color", {"mode": "fixed", "fixedColor": colour}),
+    ]
 
 
 def bars(title: str, unit: str, text: str, *queries: Query, width: int = HALF) -> bargauge.Panel:
@@ -114,14 +121,14 @@ def board(uid: str, title: str, text: str, *variables: str) -> dashboard.Dashboa
 
 
 def _dressed(
-    panel: Builder[Panel],
+    panel: P,
     title: str,
     unit: str,
     text: str,
     width: int,
     queries: tuple[Query, ...] | list[Query],
     instant: bool = False,
-) -> Builder[Panel]:
+) -> P:
     panel.title(title).description(text).unit(unit).datasource(SOURCE)
     panel.span(width).height(HEIGHT)
     for index, (expression, legend) in enumerate(queries):
@@ -141,7 +148,5 @@ def _traffic_light() -> dashboard.ThresholdsConfig:
     )
 
 
-def _value(name: str, value: object) -> object:
-    from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
-
+def _value(name: str, value: object) -> DynamicConfigValue:
     return DynamicConfigValue(id_val=name, value=value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.annotations import remediations
@@ -79,7 +80,7 @@ def service() -> Dashboard:
     )  # fmt: skip
 
 
-def _segments(kind: str, name: str):  # type: ignore[no-untyped-def]
+def _segments(kind: str, name: str) -> timeseries.Panel:
     at = f'{AT},kind="{kind}"'
     level = (
         f"max(plimsoll_memory_baseline_bytes{{{at}}}) + max(plimsoll_memory_budget_bytes{{{at}}})"
@@ -87,7 +88,7 @@ def _segments(kind: str, name: str):  # type: ignore[no-untyped-def]
     return lines(
         f"{name} memory by segment",
         BYTES,
-        "The fullest replica's segments, stacked, against its baseline and baseline plus budget.",
+        "The largest of each segment over the replicas, against baseline and baseline plus budget.",
         (f"max by (segment) (plimsoll_memory_segment_bytes{{{at}}})", "{{segment}}"),
         (f"max(plimsoll_memory_baseline_bytes{{{at}}})", "baseline"),
         (level, "budget"),

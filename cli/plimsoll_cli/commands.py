@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -129,7 +130,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _action(what: str, text: str):  # type: ignore[no-untyped-def]
+def _action(what: str, text: str) -> Callable[..., None]:
+    """The command of one action; ``text`` is its help."""
+
     def command(
         pod: Annotated[str, typer.Argument(help="The replica.")],
         kubeconfig: options.Kubeconfig = None,

@@ -152,9 +152,9 @@ def _until(check: Callable[[], Any], limit_s: float, process: subprocess.Popen[b
     deadline = time.monotonic() + limit_s
     while not (value := check()):
         if process.poll() is not None:
-            raise RuntimeError(f"{process.args}: ended with status {process.returncode}")
+            raise RuntimeError(f"{process.args!r}: ended with status {process.returncode}")
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{process.args}: not within {limit_s:.0f} s")
+            raise RuntimeError(f"{process.args!r}: not within {limit_s:.0f} s")
         time.sleep(0.5)
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -82,3 +83,15 @@ def test_the_prometheus_rule_holds_the_same_rules() -> None:
     resource = yaml.safe_load((queries.FOLDER / "prometheusrule.yaml").read_text())
     plain = yaml.safe_load((queries.FOLDER / "alerts.yaml").read_text())
     assert resource["spec"] == plain
+
+
+def test_every_panel_has_a_unit_a_description_and_a_legend() -> None:
+    for name in queries.NAMES:
+        panels = json.loads((queries.FOLDER / f"{name}.json").read_text())["panels"]
+        assert len({panel["title"] for panel in panels if panel["gridPos"]["h"] > 4}) > 5
+        for panel in panels:
+            assert panel["description"], panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+            if panel["type"] == "timeseries":
+                assert panel["options"]["legend"]["showLegend"] is True, panel["title"]
+                assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
