@@ -8,14 +8,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.tools import crds, metrics
+from docs.tools import crds, injections, metrics
 
 FOLDER = Path(__file__).resolve().parent
 
 
 def pages() -> dict[str, str]:
     """File name -> text."""
-    return {"metrics.md": metrics.page(), "api.md": crds.page()}
+    return {
+        "metrics.md": metrics.page(),
+        "api.md": crds.page(),
+        "injections.md": injections.page(),
+    }
 
 
 def drift() -> list[str]:

@@ -3,75 +3,24 @@
     name:key=value,key=value;name2
 
 Sizes take Kubernetes quantities (``4Mi``). Each fault takes ``epochs=first`` (the default: a
-restarted worker is healthy) or ``epochs=all``. What the faults do is in
-:mod:`plimsoll_engine.worker.faults`; nothing here knows torch, the frontend checks the text too.
+restarted worker is healthy) or ``epochs=all``; one of the frontend lasts as long as its process.
+The faults are in :mod:`plimsoll_engine.fault_kinds`. Nothing here knows torch: the frontend checks
+the text too.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_type_hints
-
-import msgspec
+from typing import Any, get_type_hints
 
 from plimsoll_api.units import parse_bytes
-
-MIB = 1 << 20
-FIRST_EPOCH = 1
-"""The frontend numbers the workers of an engine start from 1."""
+from plimsoll_engine.fault_kinds import KINDS, Fault, MmapGrowth
 
 
 class InjectError(ValueError):
     """The text cannot be understood; the message says what there is."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """``epochs`` says in which workers of an engine start the fault is."""
-
-    epochs: Literal["first", "all"] = "first"
-
-    def in_epoch(self, epoch: int) -> bool:
-        return self.epochs == "all" or epoch == FIRST_EPOCH
-
-
-class RequestCycle(Fault, frozen=True, tag="request_cycle"):
-    """A request stores its own block hasher, so it is garbage that only a collection frees, with
-    ``payload_bytes`` of multimodal-sized data. ``freeze_every`` N: after every N finished requests
-    ``gc.freeze()`` hides the garbage from all collections; 0 never, then a trim cures it."""
-
-    payload_bytes: int = 4 * MIB
-    freeze_every: int = 1
-
-
-class AppendList(Fault, frozen=True, tag="append_list"):
-    """A list keeps ``bytes_per_request`` of Python objects of each finished request."""
-
-    bytes_per_request: int = 64 << 10
-
-
-class MmapGrowth(Fault, frozen=True, tag="mmap_growth"):
-    """Anonymous mappings outside malloc, touched and never unmapped."""
-
-    bytes_per_request: int = 0
-    bytes_per_s: int = 0
-
-
-class DeviceDict(Fault, frozen=True, tag="device_dict"):
-    """A dictionary keeps a tensor of ``bytes_per_request`` on the model's device per request."""
-
-    bytes_per_request: int = 1 * MIB
-
-
-class EvictionLoop(Fault, frozen=True, tag="eviction_loop"):
-    """After ``after_requests`` finished requests a key that is in the prefix cache's order and not
-    in its data makes an eviction loop for ever: the worker hangs, the frontend looks healthy."""
-
-    after_requests: int = 8
-
-
-FAULTS: dict[str, type[Fault]] = {
-    str(fault.__struct_config__.tag): fault
-    for fault in (RequestCycle, AppendList, MmapGrowth, DeviceDict, EvictionLoop)
-}
+FAULTS: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for kind in KINDS}
 
 
 def parse(text: str) -> list[Fault]:

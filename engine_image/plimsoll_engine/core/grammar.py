@@ -167,6 +167,14 @@ class Grammars:
             self._cache.touch(key)
         if compiled is not None:
             return compiled
+        compiled = self.compile(grammar)
+        if size <= self._cache.capacity:
+            with self._lock:
+                self._cache.put(key, compiled, size)
+        return compiled
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """A new matcher, past the cache. Raises :class:`GrammarError`."""
         if self._vocabulary is None:
             raise GrammarError(
                 grammar.field,
@@ -178,9 +186,6 @@ class Grammars:
         )
         if compiled.is_error():
             raise GrammarError(grammar.field, f"{grammar.field}: {compiled.get_error()}")
-        if size <= self._cache.capacity:
-            with self._lock:
-                self._cache.put(key, compiled, size)
         return compiled
 
 

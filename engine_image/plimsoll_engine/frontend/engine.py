@@ -20,12 +20,13 @@ from plimsoll_engine import ipc
 from plimsoll_engine.collector import FullCollections
 from plimsoll_engine.frontend import carry, load
 from plimsoll_engine.frontend.epochs import Epochs
+from plimsoll_engine.frontend.faults import FrontendFaults
 from plimsoll_engine.frontend.keeper import Keeper
 from plimsoll_engine.frontend.ledger import FrontendLedger
 from plimsoll_engine.frontend.lifecycle import Lifecycle
 from plimsoll_engine.frontend.metrics import Metrics
 from plimsoll_engine.frontend.operations import Operations
-from plimsoll_engine.frontend.requests import Generation, RequestFailed, RequestLog
+from plimsoll_engine.frontend.requests import Generation, RequestFailed
 from plimsoll_engine.frontend.tokenizer import Tokenizer
 from plimsoll_engine.frontend.workers import Workers
 from plimsoll_engine.settings import Settings
@@ -52,11 +53,12 @@ class Engine:
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
-        self.tokenizer = tokenizer
+        self.faults = FrontendFaults(settings.inject)
+        self.tokenizer = tokenizer = self.faults.tokenizer(tokenizer)
         self.started_at = time.monotonic()
         self.epochs = Epochs()
         self.lifecycle = Lifecycle(self._state_changed)
-        self.requests = RequestLog(settings.max_queued)
+        self.requests = self.faults.request_log(settings.max_queued)
         self.operations = Operations(self.epochs)
         self.ledger = FrontendLedger(self.requests, tokenizer)
         self.workers = Workers(settings.worker_config(), self.epochs, self._received, self._lost)
@@ -277,7 +279,7 @@ class Engine:
     def injections(self) -> list[str]:
         """The names of the faults switched on, known before a worker reports them."""
         if self.report is not None and self.report.injections:
-            return self.report.injections
+            return self.faults.names + self.report.injections
         parts = (part.partition(":")[0].strip() for part in self.settings.inject.split(";"))
         return [name for name in parts if name]
 

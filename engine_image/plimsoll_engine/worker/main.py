@@ -127,7 +127,8 @@ class Worker:
         while not self.stopping:
             wait_s = 0.0 if self.engine.has_work else self._next_report - time.monotonic()
             for message in self.channel.receive(max(0.0, wait_s)):
-                self._handle(message)
+                if not self.faults.lose(message):
+                    self._handle(message)
             if self.stopping:
                 break
             if self.engine.has_work:

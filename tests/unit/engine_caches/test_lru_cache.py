@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_engine.worker.faults import GhostKeyCache
+from plimsoll_engine.worker.faults.caches import GhostKeyCache
 
 KEYS = st.integers(0, 9)
 

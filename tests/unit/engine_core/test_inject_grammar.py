@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plimsoll_engine import inject
-from plimsoll_engine.inject import AppendList, EvictionLoop, InjectError, MmapGrowth, RequestCycle
+from plimsoll_engine.fault_kinds import AppendList, EvictionLoop, Fault, MmapGrowth, RequestCycle
+from plimsoll_engine.inject import InjectError
 
 
 @pytest.mark.parametrize(
@@ -25,14 +26,14 @@ from plimsoll_engine.inject import AppendList, EvictionLoop, InjectError, MmapGr
         ("mmap_growth:bytes_per_s=1Mi", [MmapGrowth(bytes_per_s=1 << 20)]),
     ],
 )
-def test_understood(text: str, faults: list[inject.Fault]) -> None:
+def test_understood(text: str, faults: list[Fault]) -> None:
     assert inject.parse(text) == faults
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("leak", "no fault 'leak'; there are request_cycle, append_list, mmap_growth"),
+        ("leak", "no fault 'leak'; there are request_cycle, stored_exception, abort_choices"),
         ("append_list:size=3", "append_list has no key 'size'; it has bytes_per_request, epochs"),
         ("append_list:bytes_per_request", "'bytes_per_request' is not key=value"),
         ("append_list:bytes_per_request=lots", "bytes_per_request=lots is not a whole number or a"),

@@ -14,7 +14,7 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.ipc import Submit
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.worker.faults import CyclicRequest
+from plimsoll_engine.worker.faults.requests import CyclicRequest
 
 Scenario = Callable[[Engine, Any], None]
 
