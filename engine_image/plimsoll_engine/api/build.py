@@ -54,6 +54,7 @@ async def completion(engine: Engine, body: CompletionRequest, tenant: str = "") 
     for prompt in prompts:
         if not prompt:
             raise invalid("prompt is empty: give text or token ids", "prompt", "empty_prompt")
+        await asyncio.sleep(0)  # a thousand prompts must not hold up the streams
         if isinstance(prompt, str):
             ids.append(await encode(engine, prompt, engine.tokenizer.encode, "prompt"))
         else:
@@ -153,7 +154,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):  # as our answers have it; templates write objects
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise invalid("the arguments of a tool call are not JSON", "messages") from None
     return call | {"function": function | {"arguments": arguments or {}}}
 
@@ -168,6 +169,7 @@ def _asked(
 ) -> Asked:
     param = "prompt" if prefix == "cmpl" else "messages"
     stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
+    # A request is of its API key where several tell tenants apart, else of the user it names.
     admission = Admission(
         priority=body.priority,
         tenant=tenant or body.user or "",

@@ -16,7 +16,9 @@ from plimsoll_engine.api.protocol import (
 from plimsoll_engine.api.tool_calls import CLOSE, OPEN
 from plimsoll_engine.ipc import Grammar
 
-MAX_CHARACTERS = 1 << 18
+MAX_CHARACTERS = {"regex": 8 << 10, "lark": 64 << 10, "json_schema": 64 << 10, "json_object": 0}
+"""The compiler's time grows with the square of a regular expression's length, and its depth with
+the length of the others (see plimsoll_engine.core.grammar)."""
 
 
 def of(body: CompletionRequest | ChatRequest) -> Grammar | None:
@@ -31,9 +33,8 @@ def of(body: CompletionRequest | ChatRequest) -> Grammar | None:
         fields = " and ".join(one.field.partition(".")[0] for one in given)
         raise invalid(f"{fields} exclude each other", given[1].field)
     (grammar,) = given
-    if len(grammar.text) > MAX_CHARACTERS:
-        raise invalid(f"{len(grammar.text)} characters, the most are {MAX_CHARACTERS}",
-                      grammar.field)  # fmt: skip
+    if len(grammar.text) > (most := MAX_CHARACTERS[grammar.kind]):
+        raise invalid(f"{len(grammar.text)} characters, the most are {most}", grammar.field)
     return grammar
 
 
@@ -69,7 +70,7 @@ def _structured(given: StructuredOutputs | None) -> Grammar | None:
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise invalid(f"the schema is not JSON: {error}", field) from None
             if not isinstance(schema, dict):
                 raise invalid("the schema is not a JSON object", field)

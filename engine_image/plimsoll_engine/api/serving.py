@@ -32,6 +32,15 @@ def app(engine: Engine) -> FastAPI:
     api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
     created = int(time.time())
 
+    def card() -> dict[str, Any]:
+        return {
+            "id": engine.settings.served_model_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "plimsoll",
+            "max_model_len": engine.max_model_len,
+        }
+
     @api.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await _decode(request, protocol.CompletionRequest)
@@ -62,14 +71,12 @@ def app(engine: Engine) -> FastAPI:
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
-        card = {
-            "id": engine.settings.served_model_name,
-            "object": "model",
-            "created": created,
-            "owned_by": "plimsoll",
-            "max_model_len": engine.max_model_len,
-        }
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [card()]}
+
+    @api.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        build.check_model(engine, name)
+        return card()
 
     @api.get("/health")
     async def health() -> dict[str, str]:

@@ -3,7 +3,8 @@
 llguidance does the parsing. Its work is bounded by counts of items and automaton states and not by
 time, so the same request is accepted or refused on every machine. One thread compiles, replays the
 tokens that a carried request has already made, and keeps the compiled grammars; it holds the
-interpreter's lock only between these, so streams go on meanwhile.
+interpreter's lock only between these, so streams go on meanwhile. The longest compilation known
+(an adversary's 64 KiB of optional characters) takes nine seconds, a common schema milliseconds.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ BASE_BYTES, BYTES_PER_CHARACTER = 96 << 10, 128
 vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes for each character of the text."""
 TOKENIZER_BYTES_PER_FILE_BYTE = 20
 """Of the token trie, measured the same way: 97 MB for a tokenizer.json of 4.9 MB."""
+
+STACK_BYTES = 256 << 20
+"""The compiler recurses once for each step in a chain of rules or references, and a thread whose
+stack overflows ends the process. 64 KiB of text chain 8,000 rules, which overflow 8 MiB and fit
+into 32 MiB. Address space only: pages come with use, and go with the thread."""
 
 LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
@@ -99,6 +105,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._jobs: dict[str, Future[Matcher]] = {}
+        self._unfinished: set[Future[Matcher]] = set()  # also of requests that were aborted
 
     def __len__(self) -> int:
         """Requests whose grammar is being compiled."""
@@ -111,12 +118,21 @@ class Grammars:
         """Compile ``grammar``, for a request that has ``output_ids`` already."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grammar")
-        self._jobs[request_id] = self._thread.submit(self._match, grammar, list(output_ids))
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            job = self._thread.submit(self._match, grammar, list(output_ids))
+        finally:
+            threading.stack_size(before)
+        self._jobs[request_id] = job
+        self._unfinished.add(job)
+        job.add_done_callback(self._unfinished.discard)
 
     def drop(self, request_id: str) -> bool:
         """The request ended; False where nothing is compiled for it."""
         job = self._jobs.pop(request_id, None)
-        return job is not None and (job.cancel() or True)
+        if job is not None:
+            job.cancel()
+        return job is not None
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
         """The requests whose grammar is ready or wrong; waits so long for the first of them."""
@@ -124,7 +140,10 @@ class Grammars:
             return []
         wait(self._jobs.values(), wait_s, FIRST_COMPLETED)
         done = [request_id for request_id, job in self._jobs.items() if job.done()]
-        return [(request_id, _outcome(self._jobs.pop(request_id))) for request_id in done]
+        outcomes = [(request_id, _outcome(self._jobs.pop(request_id))) for request_id in done]
+        if not self._jobs and not self._unfinished:
+            self._end_thread()  # it has nothing to do, so this does not wait
+        return outcomes
 
     def flush(self) -> int:
         """Forget every compiled grammar; the bytes given back."""
@@ -144,11 +163,14 @@ class Grammars:
     def close(self) -> None:
         """End the thread and forget everything. Again does nothing more."""
         self._jobs.clear()
+        self._end_thread()
+        self.flush()
+        self._vocabulary = None
+
+    def _end_thread(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
             self._thread = None
-        self.flush()
-        self._vocabulary = None
 
     def _match(self, grammar: Grammar, output_ids: list[int]) -> Matcher:
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)

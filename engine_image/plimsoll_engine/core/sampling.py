@@ -144,7 +144,7 @@ def _mask(logits: torch.Tensor, made: Plan) -> None:
         return
     words = torch.frombuffer(bytearray(b"".join(made.masks)), dtype=torch.int32)
     words = words.view(len(made.masks), -1, 1).to(logits.device, non_blocking=True)
-    bits = (words >> torch.arange(INT32_BITS, device=logits.device)) & 1
+    bits = (words >> torch.arange(INT32_BITS, dtype=torch.int32, device=logits.device)) & 1
     allowed = bits.flatten(start_dim=1)[:, : logits.shape[-1]].bool()
     # Logits beyond the tokenizer's vocabulary are padding: no grammar allows them.
     padding = logits.shape[-1] - allowed.shape[-1]

@@ -213,4 +213,6 @@ class RequestLog:
     def bytes(self) -> int:
         """Memory of the tokens held: a list slot and, above the small integers, an object each."""
         each = 8 + sys.getsizeof(1 << 20)
-        return each * sum(len(g.prompt_ids) + len(g.output_ids) for g in self._running.values())
+        running = self._running.values()
+        prompts = {id(g.prompt_ids): len(g.prompt_ids) for g in running}  # choices share theirs
+        return each * (sum(prompts.values()) + sum(len(g.output_ids) for g in running))

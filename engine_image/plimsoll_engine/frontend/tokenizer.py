@@ -82,7 +82,9 @@ class Tokenizer:
                 tools=tools,
                 add_generation_prompt=True,
             )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+        except (
+            jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError
+        ) as error:  # fmt: skip
             raise TemplateError(f"the chat template refuses these messages: {error}") from None
 
 

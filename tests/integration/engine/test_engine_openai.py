@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -113,6 +115,18 @@ def test_penalties_and_bias_change_the_text(engine: Any) -> None:
     word = plain.split()[1]
     assert word in ask(stop=[word], min_tokens=30)
     assert word not in ask(stop=[word])
+
+
+def test_the_prefix_cache_is_told_of_and_kept_apart_by_salt(engine: Any) -> None:
+    def cached(salt: str) -> int:
+        usage = engine.client.completions.create(
+            model=MODEL, prompt="ballast " * 60, max_tokens=1, extra_body={"cache_salt": salt}
+        ).usage
+        return int(usage.prompt_tokens_details.cached_tokens)
+
+    assert cached("mine") == 0
+    assert cached("mine") > 0
+    assert cached("yours") == 0
 
 
 def tokens_of(engine: Any, text: str) -> list[int]:
@@ -265,6 +279,21 @@ def test_a_deadline_is_a_typed_error_that_is_not_retried(engine: Any) -> None:
         )
     assert (error.value.status_code, error.value.code) == (504, "deadline_exceeded")
     assert engine.status()["load"]["requests_total"] == before + 1
+    engine.clean()
+
+
+def test_a_deadline_holds_while_the_worker_hangs(engine: Any) -> None:
+    pid = engine.worker_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(openai.APIStatusError, match="deadline"):
+            engine.client.completions.create(
+                model=MODEL, prompt="Tide", extra_body={"deadline_s": 0.2}
+            )
+        assert time.monotonic() - begun < 5
+    finally:
+        os.kill(pid, signal.SIGCONT)
     engine.clean()
 
 

@@ -15,6 +15,9 @@ MODEL = "tiny"
 def test_models(engine: Any) -> None:
     models = engine.client.models.list().data
     assert [model.id for model in models] == [MODEL]
+    assert engine.client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        engine.client.models.retrieve("org/other")
 
 
 def test_chat_streams_what_it_answers_at_once(engine: Any) -> None:
@@ -127,7 +130,7 @@ GOOD = {"model": MODEL, "prompt": "a", "max_tokens": 2}
             "invalid_request",
         ),
         (
-            {"structured_outputs": {"regex": "x" * (1 << 19)}},
+            {"structured_outputs": {"regex": "x" * (1 << 14)}},
             "structured_outputs.regex",
             "invalid_value",
         ),
@@ -158,6 +161,21 @@ def test_bad_values_name_their_field(
         (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "invalid_json"),
         (b'{"model": "tiny", "prompt": "\xff"}', "invalid_utf8"),
         (b"[]", "invalid_value"),
+        (b"[" * 200_000, "invalid_value"),
+        (
+            b'{"model": "tiny", "prompt": "a", "structured_outputs": {"json": "'
+            + b"[" * 200_000
+            + b'"}}',
+            "invalid_value",
+        ),
+        (
+            b'{"model": "tiny", "prompt": "a", "structured_outputs": {"json": '
+            + b'{"a":' * 200_000
+            + b"1"
+            + b"}" * 200_000
+            + b"}}",
+            "invalid_json",
+        ),
         (b'{"model": "tiny"}', "invalid_value"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -136,6 +137,32 @@ def test_a_bad_grammar_is_refused_by_its_field(
     ]
     assert message in dropped[0].message
     assert len(dropped[0].message) < 2_000
+
+
+def chain(rules: int, rule: str, last: str) -> str:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = ["".join(name) for name in itertools.product(letters, repeat=3)][: rules + 1]
+    if rule == "lark":
+        lines = [f"{a}:{b}" for a, b in itertools.pairwise(names)]
+        return "\n".join(["start: aaa", *lines, f"{names[-1]}: {last}"])
+    defs = {a: {"items": {"$ref": f"#/$defs/{b}"}} for a, b in itertools.pairwise(names)}
+    return json.dumps({"$ref": "#/$defs/aaa", "$defs": defs | {names[-1]: {"type": last}}})
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("lark", chain(8_000, "lark", '"z"')),
+        Grammar("json_schema", chain(1_500, "json", "null")),
+    ],
+)
+def test_a_deep_grammar_does_not_overflow_the_stack(
+    grammar: Grammar, engine: Engine, helpers: Any
+) -> None:
+    engine.submit(helpers.submit("deep", [5] * 9, 3, grammar=grammar))
+    tokens, dropped = run(engine)
+    assert dropped == []
+    assert tokens["deep"]
 
 
 def test_without_a_vocabulary_grammars_alone_are_refused(make_engine: Any, helpers: Any) -> None:
