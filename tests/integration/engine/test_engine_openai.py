@@ -314,14 +314,22 @@ def test_keys_are_tenants_and_a_higher_priority_overtakes(start_engine: Any, tmp
         ends[name] = time.monotonic()
 
     with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(ask, "runs", "first-key", 5, 900)]
+        futures = [pool.submit(ask, "runs", "first-key", 5, 300)]
         engine.until(lambda: engine.status()["load"].get("running") == 1, "a running request")
-        for count, (name, key) in enumerate(
-            (("second", "first-key"), ("third", "first-key"), ("other", "second-key")), 2
+        worker = engine.worker_pid()
+        os.kill(worker, signal.SIGSTOP)  # it sees the others all at once
+        for count, (name, key, priority) in enumerate(
+            (
+                ("second", "first-key", 5),
+                ("third", "first-key", 5),
+                ("other", "second-key", 5),
+                ("urgent", "first-key", -1),
+            ),
+            2,
         ):
-            futures.append(pool.submit(ask, name, key, 5, 40))
+            futures.append(pool.submit(ask, name, key, priority, 40))
             engine.until(lambda n=count: engine.status()["load"]["inflight"] == n, "a queue")
-        futures.append(pool.submit(ask, "urgent", "first-key", -1, 5))
+        os.kill(worker, signal.SIGCONT)
         for future in futures:
             future.result(60)
     # The running one was stopped for the urgent one; of those that began later, the tenant that
