@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from plimsoll_api.units import format_bytes
-from plimsoll_cli.errors import UsageError
+from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import root
 from plimsoll_cli.output import Output, console, show, write
 from plimsoll_cli.told import Told, of_journal
@@ -101,7 +101,11 @@ def watch(read_all: Callable[[], list[Told]], wanted: Filter, output: Output) ->
     known: dict[str, str] = {}
     out = console()
     while True:
-        fresh = listing(read_all(), wanted, None)
+        try:
+            fresh = listing(read_all(), wanted, None)
+        except RunError as error:
+            out.print(f"{time.strftime('%H:%M:%S')}  {error}", style="red", soft_wrap=True)
+            fresh = []
         for told in reversed(fresh):
             state = f"{told.status.phase} {told.status.outcome or ''}"
             if known.get(told.name) != state:

@@ -3,6 +3,7 @@ operator."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ def test_every_panel_shows_something(cluster: Any, tmp_path: Path) -> None:
     kube = cluster.kube
     operator = Operator(operator_kubeconfig(kube, tmp_path / "kubeconfig"), kube.namespace)
     try:
-        kube.apply(SERVICE)
         with scene.leak(tmp_path, {"operator": f"127.0.0.1:{operator.port}"}) as seen:
+            kube.apply(SERVICE)  # while it is scraped, so that its reconciles are seen
+            time.sleep(5 * scene.SCRAPE_S)
             empty = [
                 f"{name}: {title}: {query}"
                 for name in queries.NAMES
@@ -50,5 +52,5 @@ def test_every_panel_shows_something(cluster: Any, tmp_path: Path) -> None:
 
 def _values(seen: scene.Scene, query: str) -> list[Any]:
     """Values that are numbers, of all series, over the whole run."""
-    series = seen.prometheus.query_range(query, seen.began, seen.ended)
+    series = seen.prometheus.query_range(query, seen.began, time.time())
     return [v for one in series for _, v in one["values"] if v not in ("NaN", "+Inf", "-Inf")]

@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from plimsoll_cli.main import app
 from tests.lab.kube import Kube, eventually
+from tests.lab.lab import ExistingCluster, Lab
 from tests.lab.operator import Operator
 from tests.node.streams import Streams
 
@@ -70,6 +73,65 @@ def test_a_person_trims_restarts_drains_and_resumes(
     page = httpx.get(f"http://{address}:9464/", timeout=10, trust_env=False)
     assert page.status_code == 200
     assert SERVICE in page.text
+
+
+@pytest.mark.long
+def test_inject_puts_a_supervisor_beside_any_server(
+    kube: Kube, node: Lab | ExistingCluster, tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(yaml.safe_dump(server(node.engine_image)))
+    image = f"--supervisor-image={node.supervisor_image}"
+    injected = CliRunner().invoke(app, ["inject", str(plain), image, "--warmup", "5s"])
+    assert injected.exit_code == 0, injected.exception
+    kube("apply", "-f", "-", stdin=injected.stdout)
+    kube("rollout", "status", "deployment/server", "--timeout=120s")
+    (pod,) = kube.list("pods", "plimsoll.dev/service=server")
+    text = eventually(lambda: scraped(pod["status"]["podIP"]), "the supervisor is scraped")
+    assert 'plimsoll_signal_age_seconds{signal="engine"}' in text
+    again = CliRunner().invoke(app, ["inject", str(plain), image, "--warmup", "5s"])
+    assert "configured" not in kube("apply", "-f", "-", stdin=again.stdout)
+
+
+def scraped(address: str) -> str:
+    """What a supervisor shows after its first sample, empty before."""
+    try:
+        answer = httpx.get(f"http://{address}:9464/metrics", timeout=5, trust_env=False)
+    except httpx.HTTPError:
+        return ""
+    return answer.text if "plimsoll_signal_age_seconds" in answer.text else ""
+
+
+def server(image: str) -> dict[str, Any]:
+    """A Deployment of a server that knows nothing of supervision."""
+    container = {
+        "name": "server",
+        "image": image,
+        "command": ["python", "-m", "http.server", "8000", "--directory", "/tmp"],
+        "ports": [{"containerPort": 8000}],
+        "resources": {"limits": {"memory": "256Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    labels = {"app": "server"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "server"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "securityContext": {"runAsUser": 10001, "runAsNonRoot": True},
+                    "containers": [container],
+                },
+            },
+        },
+    }
 
 
 def checks(kube: Kube) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from plimsoll_api.inferenceservice import PLURAL
 from plimsoll_cli.cluster.client import Cluster, Object
+from plimsoll_cli.errors import RunError
 from plimsoll_cli.output import Cell, Output, console, plain, show, table, write
 from plimsoll_cli.spark import bar, sparkline
 
@@ -104,22 +105,29 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
         wide = output is Output.WIDE
         show(columns(wide, 0), [cells(row, history, wide, 0, plain(out)) for row in rows], out)
         return
+    trouble = ""
     with Live(console=out, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(frame(rows, history, output is Output.WIDE, out), refresh=True)
+            live.update(frame(rows, history, output is Output.WIDE, out, trouble), refresh=True)
             time.sleep(PERIOD_S)
-            rows = _read(cluster)
-            history.add(rows)
+            try:
+                rows, trouble = _read(cluster), ""
+                history.add(rows)
+            except RunError as error:
+                trouble = str(error).splitlines()[0]  # what was known stays on the screen
 
 
-def frame(rows: list[Row], history: History, wide: bool, out: Console) -> RenderableType:
+def frame(
+    rows: list[Row], history: History, wide: bool, out: Console, trouble: str = ""
+) -> RenderableType:
     """One frame, as wide as the terminal."""
     shown = [cells(row, history, wide, out.width, plain(out)) for row in rows]
     open_ = sum(row.incidents for row in rows)
     head = Text(f"{len(rows)} services, {open_} open incidents, {time.strftime('%H:%M:%S')}")
+    note = Text(trouble, style="bold red")
     if not rows:
-        return Group(head, Text("no services", style="dim"))
-    return Group(head, Text(), table(columns(wide, out.width), shown, out.width))
+        return Group(head, note, Text("no services", style="dim"))
+    return Group(head, note, table(columns(wide, out.width), shown, out.width))
 
 
 def columns(wide: bool, width: int) -> list[str]:

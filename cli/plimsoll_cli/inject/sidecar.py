@@ -107,7 +107,11 @@ def _container(service: InferenceService, engine: Engine, wish: Wish) -> Object:
     # It publishes nothing without an InferenceService, so it needs no token of an account.
     mounts = [mount for mount in made["volumeMounts"] if mount["name"] != "token"]
     uid = wish.run_as_user if wish.run_as_user is not None else engine.uid or 0
-    same = {"runAsUser": uid, "runAsNonRoot": uid != 0}
+    same = {
+        "runAsUser": uid,
+        "runAsNonRoot": uid != 0,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     return made | {
         "volumeMounts": [mount | {"name": PREFIX + mount["name"]} for mount in mounts],
         "securityContext": made["securityContext"] | same,
