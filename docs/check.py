@@ -46,6 +46,14 @@ def rules() -> Iterator[str]:
             yield f"promtool {' '.join(arguments)}: {done.stdout}{done.stderr}".strip()
 
 
+def index() -> Iterator[str]:
+    """Documents that the index does not name."""
+    text = (ROOT / "docs" / "README.md").read_text()
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        if path.name != "README.md" and f"({path.name})" not in text:
+            yield f"docs/README.md: does not name {path.name}"
+
+
 def each(check: Callable[[Path], Iterator[str]]) -> Iterator[str]:
     for path in documents():
         yield from check(path)
@@ -53,6 +61,7 @@ def each(check: Callable[[Path], Iterator[str]]) -> Iterator[str]:
 
 CHECKS: dict[str, Callable[[], Iterable[str]]] = {
     "links": lambda: each(links.broken),
+    "index": index,
     "commands": lambda: each(commands.wrong),
     "manifests": lambda: [*each(manifests.wrong), *manifests.examples()],
     "generated files": generated,
