@@ -56,6 +56,10 @@ class Operator:
             )
         eventually(self._healthy, "the operator is healthy")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def _healthy(self) -> bool:
         assert self._process.poll() is None, self.log.read_text()
         try:

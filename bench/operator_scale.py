@@ -1,0 +1,148 @@
+"""The operator on many InferenceServices, on a real control plane of this machine.
+
+    python bench/operator_scale.py                    # 1,000, and 5,000 for the memory figure
+    python bench/operator_scale.py --services 100 --most 0
+
+It brings its control plane up and takes it down again. (It is not called ``operator.py``: beside
+the other benchmarks that would shadow the standard library's module of that name.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from control_plane import (
+    NAMESPACE,
+    Admin,
+    Operator,
+    all_made,
+    control_plane,
+    create,
+    rss_mib,
+    settled,
+    until,
+)
+from result import publish
+
+from plimsoll_operator.kinds import BY_KIND, SERVICE
+
+CHANGES = 50
+STEADY_S = 30.0
+LIMIT_S = 300.0
+FLAGS = ("--qps", "1000", "--burst", "2000")
+CONFIG_MAPS = BY_KIND["ConfigMap"]
+
+
+async def measure(lab: Any, account: Path, services: int, most: int) -> dict[str, float | int]:
+    """All figures of the table."""
+    figures: dict[str, float | int] = {"services_count": services}
+    operator = Operator(account, NAMESPACE, *FLAGS)
+    try:
+        async with Admin.connect(lab) as admin:
+            began = time.monotonic()
+            await create(admin, names(0, services))
+            figures["create_s"] = time.monotonic() - began
+            await until(lambda: all_made(admin, services), "all children and status", LIMIT_S)
+            figures["all_reconciled_s"] = time.monotonic() - began
+            await settled(operator)
+            figures["rss_mib"] = rss_mib(operator)
+            figures |= await steady(operator)
+            figures |= await changes(admin, services)
+            await settled(operator)
+            operator.stop()
+            operator = Operator(account, NAMESPACE, *FLAGS)
+            await settled(operator)
+            figures["restart_writes_count"] = int(writes(operator))
+            operator.stop()
+            gone = f"{CONFIG_MAPS.path(NAMESPACE, name(0))}-supervisor"
+            await admin.call("DELETE", gone)
+            operator = Operator(account, NAMESPACE, *FLAGS)
+            wanted = services
+
+            async def repaired() -> bool:
+                # The namespace has one of its own, with the cluster's certificates.
+                return await admin.count(CONFIG_MAPS) >= wanted + 1
+
+            figures["drift_repaired_s"] = await until(repaired, "drift is repaired", 60.0)
+            if most > services:
+                await create(admin, names(services, most))
+                await until(lambda: all_made(admin, most), "all children of more", LIMIT_S)
+                await settled(operator)
+                figures[f"rss_{most}_mib"] = rss_mib(operator)
+    finally:
+        operator.stop()
+    return figures
+
+
+async def steady(operator: Operator) -> dict[str, float | int]:
+    """Requests and writes while nothing changes."""
+    before = requests(operator), writes(operator)
+    await asyncio.sleep(STEADY_S)
+    return {
+        "steady_requests_per_s": (requests(operator) - before[0]) / STEADY_S,
+        "steady_writes_count": int(writes(operator) - before[1]),
+    }
+
+
+async def changes(admin: Admin, services: int) -> dict[str, float | int]:
+    """Time from the answer to a change of one service until its ConfigMap changed."""
+    changed: dict[str, float] = {}
+
+    async def look() -> None:
+        async for event in admin.watch(CONFIG_MAPS):
+            changed[event["object"]["metadata"]["name"]] = time.monotonic()
+
+    watching = asyncio.create_task(look())
+    await asyncio.sleep(1.0)
+    took = []
+    for turn in range(CHANGES):
+        which = name(turn * services // CHANGES)
+        patch = {"spec": {"memory": {"host": {"growthBudget": f"{turn + 1}Mi"}}}}
+        sent = time.monotonic()
+        await admin.call("PATCH", SERVICE.path(NAMESPACE, which), patch, "merge-patch+json")
+
+        async def seen(which: str = which, sent: float = sent) -> bool:
+            return changed.get(f"{which}-supervisor", 0.0) > sent
+
+        deadline = time.monotonic() + 30.0
+        while not await seen() and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        took.append(changed[f"{which}-supervisor"] - sent)
+        await asyncio.sleep(0.1)
+    watching.cancel()
+    return {"change_p50_s": statistics.median(took), "change_max_s": max(took)}
+
+
+def names(first: int, last: int) -> list[str]:
+    return [name(index) for index in range(first, last)]
+
+
+def name(index: int) -> str:
+    return f"s{index:05d}"
+
+
+def requests(operator: Operator) -> float:
+    return operator.metric("plimsoll_operator_requests_total")
+
+
+def writes(operator: Operator) -> float:
+    return operator.metric("plimsoll_operator_writes_total")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--services", type=int, default=1000, metavar="N")
+    parser.add_argument("--most", type=int, default=5000, metavar="N", help="0 leaves it out")
+    given = parser.parse_args()
+    with control_plane() as (lab, account):
+        figures = asyncio.run(measure(lab, account, given.services, given.most))
+    publish("operator", figures)
+
+
+if __name__ == "__main__":
+    main()
