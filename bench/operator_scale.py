@@ -34,7 +34,7 @@ from plimsoll_operator.kinds import BY_KIND, SERVICE
 CHANGES = 50
 STEADY_S = 30.0
 LIMIT_S = 300.0
-FLAGS = ("--qps", "1000", "--burst", "2000")
+FLAGS = ("--qps", "1000", "--burst", "2000", "--scrape", "15")
 CONFIG_MAPS = BY_KIND["ConfigMap"]
 
 
