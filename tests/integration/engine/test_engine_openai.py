@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -350,3 +351,46 @@ def test_keys_are_tenants_and_a_higher_priority_overtakes(start_engine: Any, tmp
     assert client("third-key").models.list().data
     with pytest.raises(openai.AuthenticationError):
         client("first-key").models.list()
+
+
+CARRIED: list[dict[str, Any]] = [
+    {"temperature": 0, "frequency_penalty": 1.5, "extra_body": {"repetition_penalty": 1.2}},
+    {"temperature": 1.2, "seed": 4, "n": 2, "presence_penalty": 1},
+    {"temperature": 0.9, "seed": 6,
+     "extra_body": {"structured_outputs": {"regex": "([a-z]{3,9} ){90}[a-z]{9}"}}},
+    {"temperature": 0, "logprobs": 2},
+]  # fmt: skip
+
+
+def test_choices_penalties_and_grammars_go_on_over_a_restart(engine: Any) -> None:
+    """Every text is that of the run without one; so are the log probabilities."""
+
+    def ask(fields: dict[str, Any], begun: threading.Semaphore | None) -> Any:
+        texts: dict[int, str] = {}
+        logprobs: list[float] = []
+        for chunk in engine.client.completions.create(
+            model=MODEL, prompt="Under way", max_tokens=300, stream=True, **fields
+        ):
+            for choice in chunk.choices:
+                texts[choice.index] = texts.get(choice.index, "") + choice.text
+                logprobs += choice.logprobs.token_logprobs if choice.logprobs else []
+            if begun is not None:
+                begun.release()
+                begun = None
+        return texts, logprobs
+
+    expected = [ask(fields, None) for fields in CARRIED]
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(len(CARRIED)) as pool:
+        futures = [pool.submit(ask, fields, begun) for fields in CARRIED]
+        for _ in CARRIED:
+            assert begun.acquire(timeout=60)
+        engine.begin("restart", "carry-features")
+        operation = engine.finish("carry-features", 60)
+        found = [future.result(120) for future in futures]
+    assert operation["state"] == "succeeded", operation
+    assert operation["carried_requests"] >= 4
+    for (texts, logprobs), (expected_texts, expected_logprobs) in zip(found, expected, strict=True):
+        assert texts == expected_texts
+        assert logprobs == pytest.approx(expected_logprobs, abs=1e-3)
+    engine.clean()
