@@ -32,15 +32,14 @@ def test_in_any_span_there_are_no_more_than_rate_and_burst(gaps: list[float], bu
             assert last - first + 1 <= burst + 10.0 * span + 1e-6
 
 
-def test_whoever_came_first_goes_first() -> None:
-    async def scenario() -> list[int]:
-        limit, order = RateLimit(200.0, 1), []
+def test_whoever_comes_first_books_the_first_turn() -> None:
+    delays: list[float] = []
 
-        async def ask(number: int) -> None:
-            await limit.turn()
-            order.append(number)
+    async def sleep(seconds: float) -> None:
+        delays.append(round(seconds, 6))
 
-        await asyncio.gather(*(ask(number) for number in range(6)))
-        return order
-
-    assert asyncio.run(scenario()) == list(range(6))
+    limit = RateLimit(10.0, 2, clock=lambda: 0.0, sleep=sleep)
+    for _ in range(5):
+        asyncio.run(limit.turn())
+    assert delays == [0.1, 0.2, 0.3], "two go at once, then one each tenth of a second"
+    assert limit.waited_s == sum(delays)
