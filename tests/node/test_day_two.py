@@ -40,8 +40,8 @@ KILL_SUPERVISOR = (
 
 
 def plain(manifest: Manifest, **spec: Any) -> dict[str, Any]:
-    """A service without a fault."""
-    made = manifest(HEALTHY)
+    """A service without a fault, whose supervisor only looks: these tests are about the rest."""
+    made = manifest(HEALTHY, mode="Observe")
     del made["spec"]["engine"]["env"]
     made["spec"]["engine"]["args"].remove("--allow-inject")
     made["spec"] |= spec
@@ -49,7 +49,7 @@ def plain(manifest: Manifest, **spec: Any) -> dict[str, Any]:
 
 
 def ready(kube: Kube) -> None:
-    kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
+    eventually(lambda: condition(kube, "Ready") == "True", "it is ready", READY_S)
 
 
 def streaming(kube: Kube, count: int = 2) -> Streams:
@@ -192,10 +192,8 @@ def test_a_node_is_drained_without_taking_all_replicas(
     eventually(lambda: status(kube).get("readyReplicas") == 2, "both are ready", READY_S)
     (name,) = [one["metadata"]["name"] for one in kube.list("nodes")]
     try:
-        drained = kube.run(
-            "drain", name, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
-            f"--pod-selector={SELECTOR}", "--timeout=45s",
-        )  # fmt: skip
+        flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=45s")
+        drained = kube.run("drain", name, *flags, f"--pod-selector={SELECTOR}")
         # The second one may not go before the first is replaced, and there is no other node.
         assert drained.returncode != 0
         assert "disruption budget" in drained.stderr
