@@ -82,14 +82,14 @@ def test_inject_puts_a_supervisor_beside_any_server(
     plain = tmp_path / "plain.yaml"
     plain.write_text(yaml.safe_dump(server(node.engine_image)))
     image = f"--supervisor-image={node.supervisor_image}"
-    injected = CliRunner().invoke(app, ["inject", str(plain), image, "--warmup", "5s"])
+    injected = CliRunner().invoke(app, ["inject", str(plain), image, "--host-budget=64Mi"])
     assert injected.exit_code == 0, injected.exception
     kube("apply", "-f", "-", stdin=injected.stdout)
     kube("rollout", "status", "deployment/server", "--timeout=120s")
     (pod,) = kube.list("pods", "plimsoll.dev/service=server")
     text = eventually(lambda: scraped(pod["status"]["podIP"]), "the supervisor is scraped")
     assert 'plimsoll_signal_age_seconds{signal="engine"}' in text
-    again = CliRunner().invoke(app, ["inject", str(plain), image, "--warmup", "5s"])
+    again = CliRunner().invoke(app, ["inject", str(plain), image, "--host-budget=64Mi"])
     assert "configured" not in kube("apply", "-f", "-", stdin=again.stdout)
 
 
