@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(f"{file}: expected a JSON object")
     return data
+
+
+def model_vocab_size(model: Path) -> int:
+    """Tokens that the model knows, of config.json; the largest number where it does not say."""
+    config = read_json(model / "config.json")
+    text = config.get("text_config")
+    size = (text if isinstance(text, dict) else config).get("vocab_size")
+    return size if isinstance(size, int) else sys.maxsize
 
 
 def eos_ids(model: Path) -> list[int]:

@@ -196,6 +196,7 @@ def _room(engine: Engine, ids: list[int], max_tokens: int | None, param: str) ->
     """The most tokens of output; ApiError where the prompt leaves less than was asked for."""
     if not ids:
         raise invalid(f"{param} has no token", param, "empty_prompt")
+    check_ids(engine, ids, param)
     limit = engine.max_model_len
     if limit is None:
         # The first worker is still loading; it ends the text at the context's end.

@@ -100,17 +100,20 @@ class Edits:
         """
         flat, size, device = logits.view(-1), logits.shape[-1], logits.device
         if self.bias_rows:
-            rows = torch.tensor(self.bias_rows)
-            places = (rows * size + torch.tensor(self.bias_tokens)).to(device, non_blocking=True)
-            biases = torch.tensor(self.biases, dtype=torch.float32).to(device, non_blocking=True)
+            tokens = torch.tensor(self.bias_tokens)
+            known = tokens < size  # another row's place, or none, else
+            places = (torch.tensor(self.bias_rows) * size + tokens)[known]
+            places = places.to(device, non_blocking=True)
+            biases = torch.tensor(self.biases, dtype=torch.float32)[known]
+            biases = biases.to(device, non_blocking=True)
             flat.index_put_((places,), biases, accumulate=True)
         if not self.penalized:
             return
         lengths = torch.tensor([len(counts) for _, _, counts in self.penalized])
         starts = torch.tensor([row * size for row, _, _ in self.penalized])
-        tokens, outputs = array("q"), array("d")
+        counted, outputs = array("q"), array("d")
         for _, _, counts in self.penalized:
-            tokens += counts.tokens
+            counted += counts.tokens
             outputs += counts.outputs
         knobs = torch.tensor(
             [
@@ -121,7 +124,7 @@ class Edits:
         ).repeat_interleave(lengths, dim=0)
         count = torch.frombuffer(outputs, dtype=torch.float64).float()
         taken_off = knobs[:, 1] * count + knobs[:, 2] * (count > 0)
-        places = torch.frombuffer(tokens, dtype=torch.int64) + starts.repeat_interleave(lengths)
+        places = torch.frombuffer(counted, dtype=torch.int64) + starts.repeat_interleave(lengths)
         places = places.to(device, non_blocking=True)
         packed = torch.stack([knobs[:, 0], taken_off]).to(device, non_blocking=True)
         values = flat[places]

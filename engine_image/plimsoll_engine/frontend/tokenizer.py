@@ -14,7 +14,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as _Tokenizer
 
-from plimsoll_engine.checkpoint import eos_ids, read_json
+from plimsoll_engine.checkpoint import eos_ids, model_vocab_size, read_json
 from plimsoll_engine.settings import UsageError
 
 
@@ -34,7 +34,9 @@ class Tokenizer:
         settings = read_json(model / "tokenizer_config.json")
         # What the parsed tokenizer takes is not told; its file's size is of the same order.
         self.file_bytes = file.stat().st_size
-        self.vocab_size: int = self._tokenizer.get_vocab_size()
+        # A tokenizer may know tokens that the model has no row for: on a GPU such a token is a
+        # fault that ends the worker.
+        self.vocab_size: int = min(self._tokenizer.get_vocab_size(), model_vocab_size(model))
         self.eos_ids = eos_ids(model)
         self._special = {
             name: _token_text(settings[name])

@@ -177,6 +177,12 @@ def test_padding_of_the_vocabulary_is_never_allowed_by_a_grammar() -> None:
     assert one(logits, Row(Sampling(max_tokens=1), 0, None, mask)) == 2
 
 
+def test_a_token_that_the_model_lacks_is_nobody_elses() -> None:
+    bias = Row(Sampling(max_tokens=1, logit_bias={VOCABULARY + 3: 50.0, 5: 1.0}), 0)
+    logits = torch.zeros(2, VOCABULARY)
+    assert sample(logits, plan([bias, bias])).tokens.tolist() == [5, 5]
+
+
 def test_a_ban_of_all_that_may_follow_bans_nothing() -> None:
     mask = (0b110).to_bytes(4, "little")
     sampling = Sampling(max_tokens=9, min_tokens=9, stop_token_ids=[1, 2], temperature=1.0, seed=3)

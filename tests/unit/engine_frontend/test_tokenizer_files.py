@@ -1,0 +1,64 @@
+"""What the frontend reads from a checkpoint's tokenizer files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plimsoll_engine.checkpoint import eos_ids
+from plimsoll_engine.frontend.tokenizer import TemplateError, Tokenizer
+from plimsoll_engine.models import tiny_text
+from plimsoll_engine.settings import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_text.write(tiny_text.train(), tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({}, tiny_text.VOCABULARY),
+        ({"vocab_size": 9_999}, tiny_text.VOCABULARY),
+        ({"vocab_size": 300}, 300),
+        ({"vocab_size": 9, "text_config": {"vocab_size": 400}}, 400),
+    ],
+)
+def test_the_vocabulary_is_what_tokenizer_and_model_both_know(
+    folder: Path, config: dict[str, object], size: int
+) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    assert Tokenizer(folder).vocab_size == size
+
+
+def test_templates_get_tools_and_variables_and_cannot_be_nested_to_death(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+        "{{ 'thinks' if enable_thinking else 'speaks' }}{{ messages | length }}{{ eos_token }}"
+    )
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.render([{}, {}]) == "speaks2<|im_end|>"
+    assert tokenizer.render([], [{"a": "é"}], {"enable_thinking": True, "tools": [1]}) == (
+        '{"a": "é"}thinks0<|im_end|>'
+    )
+    deep: dict[str, object] = {}
+    for _ in range(10_000):
+        deep = {"a": deep}
+    with pytest.raises(TemplateError, match="refuses"):
+        tokenizer.render([], [deep])
+
+
+def test_the_ends_of_a_text_are_of_the_generation_config_first(folder: Path) -> None:
+    assert eos_ids(folder) == [2, 0]
+    (folder / "generation_config.json").unlink()
+    assert eos_ids(folder) == []
+    (folder / "config.json").write_text('{"eos_token_id": 7}')
+    assert eos_ids(folder) == [7]
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(UsageError, match="expected a JSON object"):
+        eos_ids(folder)
