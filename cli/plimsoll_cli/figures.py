@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count")
+UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request")
 _KEY = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNITS)})$")
 
 
