@@ -103,7 +103,8 @@ $ plimsoll explain {told.name} --local
 ## The dashboard
 
 The panels of the service dashboard, drawn from the Prometheus that scraped this run. The stack
-crosses the red line, the worker is restarted, and the next epoch begins at its own baseline.
+climbs from its baseline towards the budget's line; when {told.status.consumed_percent} % were spent
+the worker was restarted, and the next epoch began at a baseline of its own.
 
 ![Memory by segment against the budget, its share over time, the load](tour/dashboard.png)
 
