@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections import Counter
 from typing import Any
 from urllib.parse import urlencode
@@ -169,8 +170,9 @@ class Api:
             "PATCH",
             kind.path(meta["namespace"], meta["name"], subresource),
             {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"},
-            item,
-            "application/apply-patch+yaml",
+            yaml_of(item),
+            # With a parameter the client leaves the body as it is.
+            "application/apply-patch+yaml; charset=utf-8",
         )
 
     async def delete(self, kind: Kind, item: Object) -> bool:
@@ -232,6 +234,19 @@ class Api:
         asked = str((answer.headers or {}).get("Retry-After") or "1")
         wait = float(asked) if asked.isdigit() else 1.0
         return answer.status, data, min(wait, LONGEST_WAIT_S)
+
+
+def yaml_of(item: Object) -> bytes:
+    """JSON that is YAML, too: server-side apply parses it as that.
+
+    YAML knows no surrogate pairs, so characters stand for themselves; those that YAML calls not
+    printable (1.2.2, section 5.1) or takes for ends of lines are escaped.
+    """
+    text = json.dumps(item, ensure_ascii=False)
+    return _NOT_PRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+
+
+_NOT_PRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def _error(status: int, data: bytes) -> ApiError:

@@ -77,6 +77,19 @@ def test_what_is_asked_for_comes_and_goes(
         kubectl("delete", "crd", "podmonitors.monitoring.coreos.com", "--wait=false")
 
 
+def test_any_character_arrives(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    """Server-side apply reads YAML, which has no surrogate pairs and forbids some characters."""
+    start()
+    argument = "--name=é🚢\x7f\x85\u2028\ufeff"
+    manifest["spec"]["engine"]["args"].append(argument)
+    kubectl.apply(manifest)
+    found = eventually(lambda: kubectl.get("deployment", "tiny"))
+    command = found["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[-1] == argument
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,0 +1,20 @@
+"""The body of a server-side apply is JSON and YAML at once."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_operator.api import yaml_of
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(TEXT)
+def test_every_text_means_the_same_in_both(text: str) -> None:
+    body = yaml_of({"a": text})
+    assert json.loads(body) == {"a": text}
+    assert yaml.safe_load(body) == {"a": text}
