@@ -4,6 +4,7 @@
 #   make demo       a leak, its incident and its cure on this machine: CPU, no cluster
 #   make test       every test that this machine can run
 #   make check      format, lint, types, import direction, generated files
+#   make docs-check links, commands, manifests, tables, dashboards and alerts of the documents
 #   make cluster    a real one-node Kubernetes for a person (root, Debian)
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-long test-gpu check format generate lock lab cluster cluster-down clean
+.PHONY: help setup demo test test-unit test-long test-gpu check docs-check tour format generate lock lab cluster cluster-down clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -55,6 +56,16 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m plimsoll_api.generate --check
+	$(BIN)/python -m docs.generate --check
+	$(BIN)/python -m dashboards.generate --check
+	$(BIN)/python charts/generate.py --check
+
+docs-check: $(READY) lab
+	$(BIN)/python -m docs.check
+
+# A leak, recorded and told by the command line, the dashboards and the page: docs/tour.md.
+tour: $(READY) lab
+	$(BIN)/python -m docs.tour
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -62,6 +73,9 @@ format: $(READY)
 
 generate: $(READY)
 	$(BIN)/python -m plimsoll_api.generate
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m dashboards.generate
+	$(BIN)/python charts/generate.py
 
 # The lock names no registry host, so that a mirror can serve it.
 LOCK := $(BIN)/uv pip compile --quiet --no-emit-index-url --universal --python-version 3.11 \

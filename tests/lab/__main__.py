@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from tests.lab.errors import LabError, MissingError
 from tests.lab.lab import Lab, install_packages, new_lab
 from tests.lab.processes import Processes, alive
 from tests.lab.slot import Slot, held
+
+TOOLS = {"promtool": "prometheus", "prometheus": "prometheus", "chromium": "chromium"}
+"""What tests of dashboards, alerts and the supervisor's page run, and its Debian package."""
 
 
 def state_file() -> Path:
@@ -36,8 +40,10 @@ def running() -> dict[str, Any] | None:
 def setup() -> int:
     """Never fails for what this machine cannot have: the tests themselves say what is missing."""
     try:
-        if node.missing() is not None:
-            install_packages(node.PACKAGES)
+        packages = node.PACKAGES if node.missing() is not None else ()
+        absent = tuple(TOOLS[tool] for tool in TOOLS if shutil.which(tool) is None)
+        if packages or absent:
+            install_packages(packages + absent)
         binaries.find(node=node.missing() is None)
         for major in binaries.HELM:
             binaries.helm(major)
