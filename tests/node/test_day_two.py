@@ -23,7 +23,7 @@ Manifest = Callable[..., dict[str, Any]]
 ENGINE_PIDS = (
     "import os\n"
     "def command(p): return open(f'/proc/{p}/cmdline','rb').read()\n"
-    "engines = [int(p) for p in os.listdir('/proc') if p.isdigit()\n"
+    "engines = [int(p) for p in os.listdir('/proc') if p.isdigit() and int(p) != os.getpid()\n"
     "           and b'plimsoll_engine' in command(p) and b'serve' in command(p)]\n"
 )
 OUT_OF_MEMORY = (
