@@ -209,10 +209,28 @@ class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
     segment = "torch_allocated, malloc_in_use on a CPU"
 
 
+class OffloadUnpolled(Fault, frozen=True, tag="offload_unpolled"):
+    """Transfers of the KV offload are looked after in steps alone: an idle engine holds their
+    blocks for ever. Needs ``--kv-offload-bytes``."""
+
+    owner = "KV transfers"
+    segment = "KV blocks held at idle"
+
+
+class OffloadAbandoned(Fault, frozen=True, tag="offload_abandoned"):
+    """Each abort leaves a transfer of ``blocks_per_abort`` KV blocks that nobody ends. Needs
+    ``--kv-offload-bytes``."""
+
+    owner = "KV transfers"
+    segment = "KV blocks held at idle"
+    blocks_per_abort: int = 1
+
+
 KINDS: tuple[type[Fault], ...] = (
     RequestCycle, StoredException, AbortChoices, AbortUnregistered,
     AppendList, MethodCache, GrammarCacheGrowth, MmapGrowth, SharedGrowth, PinnedBuffers,
     TokenizerCache,
     DeviceDict, DeviceRaw, KeptKv,
     EvictionLoop, PinnedItems, EncoderFreedEarly, EncoderBudgetHeld,
+    OffloadUnpolled, OffloadAbandoned,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.units import parse_bytes
 from plimsoll_engine.inject import InjectError
 from plimsoll_engine.inject import parse as parse_faults
 from plimsoll_engine.zygote_ipc import WorkerConfig
@@ -44,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
     num_blocks: int | None = None
+    kv_offload_bytes: int = 0
     max_queued: int = 1024
     api_key_file: Path | None = None
     startup_timeout_s: float = 600.0
@@ -74,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
+            kv_offload_bytes=self.kv_offload_bytes,
             inject=self.inject,
             weights=str(self.weights_socket),
         )
@@ -90,6 +93,13 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8Gi") from None
 
 
 def positive_seconds(text: str) -> float:
@@ -118,6 +128,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-num-batched-tokens", type=_positive, metavar="N", help="tokens of one step")
     add("--block-size", type=_positive, metavar="N", help="tokens of one KV block")
     add("--num-blocks", type=_positive, metavar="N", help="KV blocks of the pool")
+    add("--kv-offload-bytes", default=0, type=_size, metavar="SIZE",
+        help="host memory for evicted KV blocks, such as 8Gi; default: none")  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
     add("--api-key-file", type=Path, metavar="FILE", help="keys of /v1, one a line; default: open")
     add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
@@ -163,6 +175,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         max_num_batched_tokens=flags.max_num_batched_tokens,
         block_size=flags.block_size,
         num_blocks=flags.num_blocks,
+        kv_offload_bytes=flags.kv_offload_bytes,
         max_queued=flags.max_queued,
         api_key_file=flags.api_key_file,
         startup_timeout_s=flags.startup_timeout,

@@ -41,6 +41,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
     num_blocks: int | None = None
+    kv_offload_bytes: int = 0
     inject: str = ""
     weights: str = ""
 

@@ -8,6 +8,7 @@ up to the pool's size at every moment. Only numbers live here; the tensors are t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from plimsoll_engine.caches.lru import LruCache
 
@@ -29,6 +30,8 @@ class BlockPool:
         self.block_size = block_size
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
+        self.taken = [0] * num_blocks
+        """How often each block was allocated: while that is unchanged, so are its full contents."""
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.used = 0
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -59,6 +62,7 @@ class BlockPool:
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
+            self.taken[block] += 1
         self.used += count
         return blocks
 
@@ -104,6 +108,11 @@ class BlockPool:
                 self._free.append(block)
             else:
                 self.prefix.unpin(key)
+
+    def oldest(self, count: int) -> list[tuple[bytes, int]]:
+        """(hash, block) of the cached blocks among the ``count`` that were not used for longest."""
+        found = ((key, self.prefix.get(key)) for key in islice(self.prefix, count))
+        return [(k, b) for k, b in found if b is not None and not self._references[b]]
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached block that no request uses; returns how many became free."""

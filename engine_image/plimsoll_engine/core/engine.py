@@ -28,6 +28,9 @@ COMPILE_WAIT_S = 0.01
 EXPIRY_INTERVAL_S = 0.05
 """How late a passed deadline may be noticed; looking at every request costs time of each step."""
 
+RESET_WAIT_S = 1.0
+"""Longer than the transfer of a whole pool's blocks in flight takes (25 GB/s over PCIe 5)."""
+
 TOKEN_BYTES = 40
 """A token of a running request: a list slot and an int object (CPython 3.11)."""
 
@@ -78,6 +81,26 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def transferring(self) -> bool:
+        """Whether blocks are under way to or from host memory."""
+        return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
+
+    def poll(self, idle: bool = False) -> None:
+        """Look after the transfers. Between steps, and also while there is no work."""
+        if self.scheduler.offload is not None:
+            self.scheduler.offload.poll(idle)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block that no request uses, on the host too. False where a transfer
+        did not end within :data:`RESET_WAIT_S`: its blocks are still there."""
+        offload = self.scheduler.offload
+        settled = offload is None or offload.settle(RESET_WAIT_S)
+        if offload is not None:
+            offload.clear()
+        self.pool.reset_prefix_cache()
+        return settled
 
     def submit(self, submit: Submit) -> Dropped | None:
         """Queue a request; the refusal of one that can never run."""
@@ -135,6 +158,7 @@ class Engine:
                 return StepOutput(dropped=expired)
         if wrong := self._add_compiled():
             return StepOutput(dropped=wrong)
+        self.poll()
         self._free_outputs()
         only = self._next_suspect()
         chunks = self.scheduler.schedule(only)
@@ -230,6 +254,9 @@ class Engine:
             self._end(request)
         self._suspects.clear()
         self.grammars.close()
+        if self.scheduler.offload is not None:
+            self.scheduler.offload.close()
+            self.scheduler.offload = None
         self.pool.reset_prefix_cache()
         self.runner.close()
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Request:
     """``computed`` counts the tokens whose keys and values are in the pool. Times are monotonic
     seconds; ``cached_tokens`` and ``started_at`` are of the first start. ``order`` is the number
-    in the order of arrival, which the queue gives."""
+    in the order of arrival, which the queue gives. ``fetched``: the prompt's beginning was looked
+    for in host memory."""
 
     request_id: str
     token_ids: list[int]
@@ -45,6 +46,7 @@ class Request:
     registered: int = 0
     computed: int = 0
     cached_tokens: int = 0
+    fetched: bool = False
     released: bool = False
 
     @classmethod

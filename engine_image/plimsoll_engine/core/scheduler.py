@@ -24,6 +24,7 @@ from plimsoll_engine.core.prefix import extend_block_hashes
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.waiting import WaitingQueue, urgency
 from plimsoll_engine.ipc import Media
+from plimsoll_engine.offload.offload import Offload
 
 
 @dataclass(slots=True)
@@ -51,8 +52,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         encoder: EncoderCache | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.pool = pool
+        self.offload = offload
         self.encoder = encoder
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -108,6 +111,9 @@ class Scheduler:
         failed batch is at fault).
         """
         if only is not None:
+            if self.offload is not None:
+                self.offload.reclaim()
+                only.fetched = True
             while not (chunk := self._start(only, self.max_num_batched_tokens)) or not chunk.count:
                 self.preempt(self.running[-1])
             return [chunk]
@@ -152,6 +158,8 @@ class Scheduler:
         """Move a waiting request to the running ones; None where place or blocks are missing."""
         if len(self.running) >= self.max_num_seqs:
             return None
+        if self._fetches(request):
+            return Chunk(request, 0)
         self._take_prefix(request)
         count = min(request.uncomputed, budget)
         if not self._reserve(request, count):
@@ -183,6 +191,17 @@ class Scheduler:
         if self.encoder is not None:
             self.encoder.drop(request)
 
+    def _fetches(self, request: Request) -> bool:
+        """Whether ``request`` waits for blocks from host memory: once, then it is computed."""
+        if self.offload is None or (request.fetched and not self.offload.transfers):
+            return False
+        extend_block_hashes(request, self.pool.block_size)
+        usable = (len(request.token_ids) - 1) // self.pool.block_size
+        if request.fetched:
+            return self.offload.brings(request.block_hashes[:usable])
+        request.fetched = True
+        return self.offload.fetch(request.block_hashes[:usable])
+
     def _take_prefix(self, request: Request) -> None:
         """Share the blocks of the longest cached beginning; the last token is always computed."""
         extend_block_hashes(request, self.pool.block_size)
@@ -199,6 +218,8 @@ class Scheduler:
         if missing <= 0:
             return True
         blocks = self.pool.allocate(missing)
+        if blocks is None and self.offload is not None and self.offload.reclaim():
+            blocks = self.pool.allocate(missing)
         if blocks is None:
             return False
         request.block_ids += blocks

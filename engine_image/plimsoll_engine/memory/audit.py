@@ -22,8 +22,10 @@ def kv_blocks_add_up(engine: Engine, _: Ledger) -> list[str]:
 
 
 def kv_references_match(engine: Engine, _: Ledger) -> list[str]:
-    """Each block is referenced as often as the requests' block tables name it."""
+    """Each block is referenced as often as block tables and transfers name it."""
     named = Counter(block for request in engine.requests.values() for block in request.block_ids)
+    if engine.scheduler.offload is not None:
+        named.update(engine.scheduler.offload.held_blocks())
     counted = engine.pool.references()
     wrong = [block for block in named.keys() | counted if named[block] != counted.get(block, 0)]
     if not wrong:
@@ -31,7 +33,7 @@ def kv_references_match(engine: Engine, _: Ledger) -> list[str]:
     block = min(wrong)
     return [
         f"{len(wrong)} blocks differ; block {block} has {counted.get(block, 0)} references and is"
-        f" in {named[block]} block tables"
+        f" in {named[block]} block tables and transfers"
     ]
 
 
@@ -65,9 +67,24 @@ def ledger_within_bounds(_: Engine, ledger: Ledger) -> list[str]:
 
 
 def idle_holds_no_block(engine: Engine, _: Ledger) -> list[str]:
-    """At idle no block is referenced."""
-    used = engine.pool.used
+    """At idle no block is referenced but by a transfer under way."""
+    offload = engine.scheduler.offload
+    used = engine.pool.used - (0 if offload is None else len(set(offload.held_blocks())))
     return [f"{used} blocks are referenced by no request"] if used else []
+
+
+def offload_adds_up(engine: Engine, _: Ledger) -> list[str]:
+    """Each host block is free or stored under one key, and pinned only while in transfer."""
+    offload = engine.scheduler.offload
+    return [] if offload is None else offload.problems()
+
+
+def transfers_end(engine: Engine, _: Ledger) -> list[str]:
+    """No KV transfer is left behind: an idle engine looks after them as a busy one does."""
+    offload = engine.scheduler.offload
+    if offload is None or not (ages := offload.stale()):
+        return []
+    return [f"{len(ages)} KV transfers are not looked after, the oldest for {max(ages):.0f} s"]
 
 
 ALWAYS: tuple[Rule, ...] = (
@@ -76,6 +93,8 @@ ALWAYS: tuple[Rule, ...] = (
     prefix_cache_keys_equal,
     queues_match_requests,
     released_requests_die,
+    offload_adds_up,
+    transfers_end,
     ledger_within_bounds,
 )
 AT_IDLE: tuple[Rule, ...] = (idle_holds_no_block,)

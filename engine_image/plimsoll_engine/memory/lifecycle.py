@@ -32,6 +32,7 @@ from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.interface import Model
 from plimsoll_engine.models.loader import OwnModel
+from plimsoll_engine.offload.offload import Offload
 from plimsoll_engine.weights.lease import Lease
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
@@ -122,6 +123,7 @@ class Lifecycle:
                     self.settings.max_model_len,
                 )
                 self.engine = self.engine_type(self._runner, scheduler, Grammars(self.vocabulary))
+                self._add_offload()
                 self._register_owners()
             with self._stage("warm_up"):
                 warm_up(self.engine)
@@ -165,6 +167,20 @@ class Lifecycle:
         if self._lease is None or self.device is None or self.device.type == "cuda":
             return 0
         return self._lease.nbytes
+
+    def _add_offload(self) -> None:
+        assert self.engine is not None
+        if not self.config.kv_offload_bytes:
+            return
+        kv = self.engine.runner.kv
+        assert kv is not None
+        try:
+            offload = Offload.of_bytes(self.engine.pool, kv, self.config.kv_offload_bytes)
+        except ValueError as error:
+            raise sizes.SettingsError(f"--kv-offload-bytes: {error}") from None
+        self.engine.scheduler.offload = offload
+        copies = offload.copies
+        self.ledger.register("kv_offload", MemoryKind.HOST, lambda: copies.nbytes, copies.nbytes)
 
     def _register_owners(self) -> None:
         assert self.engine is not None

@@ -31,7 +31,7 @@ def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
         return None if in_use is None else in_use + python.measure()[1]
 
     steps = [
-        _step("prefix_cache_flush", "cached KV blocks", cached_bytes, pool.reset_prefix_cache),
+        _step("prefix_cache_flush", "cached KV blocks", cached_bytes, engine.reset_prefix_cache),
         _step(
             "grammar_cache_flush",
             "compiled grammars",

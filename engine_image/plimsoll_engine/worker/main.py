@@ -33,6 +33,8 @@ from plimsoll_engine.worker.process import write_stacks_on_sigusr1
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 REPORT_INTERVAL_S = 0.5
+TRANSFER_POLL_S = 0.01
+"""How often an idle worker looks after its KV transfers, in seconds."""
 PERMANENT = (inject.InjectError, LoadError, SettingsError)
 """What another worker of the same settings and checkpoint meets as well."""
 
@@ -126,6 +128,8 @@ class Worker:
         """Until Stop. Raises :class:`FrontendGoneError` and :class:`DeviceLostError`."""
         while not self.stopping:
             wait_s = 0.0 if self.engine.has_work else self._next_report - time.monotonic()
+            if self.engine.transferring:
+                wait_s = min(wait_s, TRANSFER_POLL_S)
             for message in self.channel.receive(max(0.0, wait_s)):
                 if not self.faults.lose(message):
                     self._handle(message)
@@ -133,6 +137,8 @@ class Worker:
                 break
             if self.engine.has_work:
                 self._step()
+            else:
+                self.engine.poll(idle=True)
             if time.monotonic() >= self._next_report:
                 self.faults.tick()
                 self._next_report = time.monotonic() + REPORT_INTERVAL_S

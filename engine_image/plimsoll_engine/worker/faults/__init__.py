@@ -14,7 +14,7 @@ from plimsoll_api.admin import Role
 from plimsoll_engine import fault_kinds as kinds
 from plimsoll_engine import inject, ipc
 from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.worker.faults import caches, device, host, requests
+from plimsoll_engine.worker.faults import caches, device, host, offload, requests
 from plimsoll_engine.worker.faults.base import Defect
 
 DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
@@ -34,6 +34,8 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.PinnedItems: caches.PinnedItems,
     kinds.EncoderFreedEarly: caches.EncoderFreedEarly,
     kinds.EncoderBudgetHeld: caches.EncoderBudgetHeld,
+    kinds.OffloadUnpolled: offload.OffloadUnpolled,
+    kinds.OffloadAbandoned: offload.OffloadAbandoned,
 }
 
 

@@ -1,0 +1,1 @@
+"""KV blocks that were evicted from the device, kept in host memory."""

@@ -1,0 +1,112 @@
+"""Copies of KV blocks between the device's pool and a buffer in host memory, without waiting.
+
+On CUDA the buffer is pinned and a side stream copies while the model computes; an event tells when
+a batch is done. On a CPU the same calls do a batch when it is first asked whether it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+WAIT_STEP_S = 0.0005
+
+
+class Ticket(Protocol):
+    """One batch of copies under way."""
+
+    def done(self) -> bool: ...
+
+
+class _Deferred:
+    """Done when it is first looked at."""
+
+    def __init__(self, copy: Callable[[], None]) -> None:
+        self._copy: Callable[[], None] | None = copy
+
+    def done(self) -> bool:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy()
+        return True
+
+
+class _Recorded:
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+
+class Copies:
+    """``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]; the buffer holds
+    ``slots`` blocks, [slots, 2, layers, block_size, heads, dim]."""
+
+    def __init__(self, kv: torch.Tensor, block_size: int, slots: int) -> None:
+        two, layers, _, heads, dim = kv.shape
+        self._kv: torch.Tensor | None = kv
+        self._block_size = block_size
+        cuda: Any = torch.cuda
+        self._stream = cuda.Stream(kv.device) if kv.is_cuda else None
+        shape = (slots, two, layers, block_size, heads, dim)
+        # Zeros are written, so that the buffer does not grow while it is filled.
+        self._host: torch.Tensor | None = torch.empty(shape, dtype=kv.dtype, pin_memory=kv.is_cuda)
+        self._host.zero_()
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._host is None else self._host.nbytes
+
+    def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
+        """Begin to copy each (block, slot) to the host."""
+        return self._begin(pairs, to_host=True)
+
+    def load(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
+        """Begin to copy each (block, slot) to the device."""
+        return self._begin(pairs, to_host=False)
+
+    def _begin(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
+        if self._stream is None:
+            return _Deferred(lambda: self._copy(pairs, to_host))
+        # What the model has written or still reads comes first.
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._copy(pairs, to_host)
+            cuda: Any = torch.cuda
+            event = cuda.Event()
+            event.record(self._stream)
+        return _Recorded(event)
+
+    @torch.inference_mode()
+    def _copy(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
+        assert self._kv is not None
+        assert self._host is not None
+        for block, slot in pairs:
+            start = block * self._block_size
+            on_device = self._kv[:, :, start : start + self._block_size]
+            source, target = on_device, self._host[slot]
+            if not to_host:
+                source, target = target, source
+            target.copy_(source, non_blocking=True)
+
+    def close(self) -> None:
+        """Wait for what is under way and let go of both. Again does nothing more."""
+        if self._stream is not None:
+            self._stream.synchronize()
+            self._stream = None
+        self._kv = None
+        self._host = None
+
+
+def wait_for(done: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether ``done`` became true within ``timeout_s`` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(WAIT_STEP_S)
+    return True
