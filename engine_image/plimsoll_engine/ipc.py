@@ -124,11 +124,15 @@ class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
 
 
 class TakeOver(msgspec.Struct, tag="take_over"):
-    """The predecessor is gone: allocate the KV pool, warm up, say Ready, serve."""
+    """The predecessor has given everything back: allocate the KV pool, say Ready, serve. ``quick``:
+    it has served with the same sizes, so no trial of the largest step is needed."""
+
+    quick: bool = False
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Finish the step under way, answer no more tokens, give everything back, say Stopped, exit."""
+    """Finish the step under way, answer no more tokens, give everything back, say Stopped, and exit
+    when the frontend closes the socket."""
 
 
 ToWorker = Submit | Abort | Trim | AuditQuery | DiagnosticQuery | TakeOver | Stop

@@ -230,6 +230,8 @@ def test_a_worker_serves_reports_and_stops_and_its_successor_carries_on(
     assert generate(link, ["a"], 5)["a"] == whole["a"][:5]
     send(link, ipc.Stop())
     assert link.wait_for(ipc.Stopped) == ipc.Stopped(None, None)
+    assert alive(pid), "it stays until it is dismissed"
+    link.socket.close()
     assert harness.control.wait_for(Exited) == Exited(1, pid, 0)
     take_over(successor)
     carried = {name: tokens[:23] for name, tokens in whole.items()}
@@ -467,6 +469,8 @@ def test_a_holder_ends_only_when_its_last_worker_has(start: Callable[..., Harnes
     assert len(generate(link, ["a"], 10)["a"]) == 10
     assert alive(harness.holder)
     send(link, ipc.Stop())
+    link.wait_for(ipc.Stopped)
+    link.socket.close()
     ended = [harness.control.wait_for(Exited), harness.control.wait_for(Exited)]
     ended.sort(key=lambda one: one.role)  # the lease is returned before the worker is reaped
     assert ended == [Exited(1, harness.holder, 0, Role.HOLDER), Exited(1, pid, 0)]
@@ -480,6 +484,7 @@ def test_a_successor_that_is_not_wanted_goes(shared: Harness) -> None:
     pid, link = shared.prepared(1)
     send(link, ipc.Stop())
     assert isinstance(link.next(), ipc.Stopped)
+    link.socket.close()
     while (exited := shared.control.wait_for(Exited)).pid != pid:
         pass  # workers of earlier tests
     assert exited == Exited(1, pid, 0)

@@ -8,22 +8,21 @@ import gc
 import io
 import secrets
 import tempfile
-import tracemalloc
 from collections import Counter
 
 from plimsoll_api.admin import Diagnostic
 from plimsoll_engine import ipc
+from plimsoll_engine.allocations import TOP
 from plimsoll_engine.frontend.engine import Engine, NoAnswer
 
 WORKER_TIMEOUT_S = 10.0
-TOP = 40
 # The tail of a stacks file: the last dump, not those of hours ago.
 STACKS_BYTES = 256 << 10
 
 
 async def diagnose(engine: Engine, kind: Diagnostic) -> str:
     """Frontend first, then the worker. What the worker cannot say is said so."""
-    own = _OWN[kind]()
+    own = _own(engine, kind)
     if kind is Diagnostic.STACKS:
         worker = await _worker_stacks(engine)
     else:
@@ -67,20 +66,13 @@ def _objects() -> str:
     return "\n".join([f"gc counts {gc.get_count()}, garbage {len(gc.garbage)}", *lines]) + "\n"
 
 
-def _tracemalloc() -> str:
-    if not tracemalloc.is_tracing():
-        return "off: start the engine with PYTHONTRACEMALLOC=1 (it costs time and memory)\n"
-    statistics = tracemalloc.take_snapshot().statistics("lineno")[:TOP]
-    return "\n".join(str(line) for line in statistics) + "\n"
-
-
-def _torch() -> str:
-    return "the frontend holds no torch\n"
-
-
-_OWN = {
-    Diagnostic.STACKS: _stacks,
-    Diagnostic.GC: _objects,
-    Diagnostic.TRACEMALLOC: _tracemalloc,
-    Diagnostic.TORCH: _torch,
-}
+def _own(engine: Engine, kind: Diagnostic) -> str:
+    match kind:
+        case Diagnostic.STACKS:
+            return _stacks()
+        case Diagnostic.GC:
+            return _objects()
+        case Diagnostic.TRACEMALLOC:
+            return engine.allocations.report()
+        case Diagnostic.TORCH:
+            return "the frontend holds no torch"

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine import ipc
+from plimsoll_engine.allocations import Allocations
 from plimsoll_engine.collector import FullCollections
 from plimsoll_engine.frontend import carry, load
 from plimsoll_engine.frontend.epochs import Epochs
@@ -84,6 +85,7 @@ class Engine:
         self._report_at: float | None = None
         self._replies: dict[str, asyncio.Future[ipc.FromWorker]] = {}
         self.collections = FullCollections()
+        self.allocations = Allocations()
         self._recovery: asyncio.Task[None] | None = None
 
     # ---- requests

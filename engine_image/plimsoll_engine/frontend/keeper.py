@@ -95,7 +95,7 @@ class Keeper:
         before. Raises :class:`GaveUp`."""
         if successor is not None:
             try:
-                ready = await self._workers.take_over(successor, self._timeout_s)
+                ready = await self._workers.take_over(successor, self._timeout_s, quick=True)
             except WorkerLost as error:
                 self._bear(error)
             else:

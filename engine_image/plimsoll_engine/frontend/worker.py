@@ -85,8 +85,8 @@ class Worker:
     async def stop(self, grace_s: float) -> Stop:
         """Ask it to end, then make it. Needs no cooperation of a hung one.
 
-        Its last word is enough: everything is given back by then, and the next worker need not wait
-        until the driver has taken the process's context down, which takes seconds on some machines.
+        Its last word is enough: everything is given back by then. It stays until it is dismissed,
+        so that the next worker need not wait while the driver takes the process's context down.
         """
         if self.stopped.done():
             return Stop(self.stopped.result())
@@ -95,11 +95,14 @@ class Worker:
         self._stopping = True
         self.link.send(ipc.Stop())
         if await within(either(self.stopped, self.exited), grace_s):
-            self.link.drop()
             return Stop(self.stopped.result() if self.stopped.done() else None)
         stacks = await self.dump_stacks()
         signals = await self.kill()
         return Stop(None, signals, stacks)
+
+    def dismiss(self) -> None:
+        """A worker that has said its last word may exit."""
+        self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
         """SIGTERM, then SIGKILL; which of them were sent. ``exited`` says whether it helped."""

@@ -112,24 +112,30 @@ class Workers:
         await self._prepare(worker, timeout_s)
         return worker
 
-    async def take_over(self, worker: Worker, timeout_s: float) -> ipc.Ready:
-        """Let a prepared worker serve; its predecessor is stopped. Raises :class:`WorkerLost`."""
+    async def take_over(self, worker: Worker, timeout_s: float, quick: bool = False) -> ipc.Ready:
+        """Let a prepared worker serve; its predecessor is stopped, and goes when this one is ready.
+        Raises :class:`WorkerLost`."""
         self._enter(worker)
-        worker.link.send(ipc.TakeOver())
-        return await self._reached(worker, worker.ready, timeout_s)
+        worker.link.send(ipc.TakeOver(quick))
+        try:
+            return await self._reached(worker, worker.ready, timeout_s)
+        finally:
+            self._dismiss()
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> Stop:
-        """End the serving worker: asked first, then with signals."""
+        """End the serving worker: asked first, then with signals. One that gave its last word goes
+        when its successor is ready, or with :meth:`close`."""
         worker = self._serving
-        if worker is None:
-            return Stop(None)
-        was_there = not worker.gone
-        stop = await worker.stop(grace_s)
-        if was_there and not worker.exited.is_set():
-            leaving = asyncio.create_task(self._see_off(worker), name="worker leaving")
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
-        return stop
+        return Stop(None) if worker is None else await worker.stop(grace_s)
+
+    def _dismiss(self) -> None:
+        """Every worker that has said its last word may go."""
+        for worker in self._living.values():
+            if worker.stopped.done() and not worker.exited.is_set():
+                worker.dismiss()
+                leaving = asyncio.create_task(self._see_off(worker), name="worker leaving")
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
 
     async def abandon(self, worker: Worker) -> None:
         """A successor is not wanted after all."""
@@ -145,6 +151,7 @@ class Workers:
         """End the weight holder; the next worker's weights are loaded from the checkpoint. Every
         worker was stopped before."""
         for worker in list(self._living.values()):
+            worker.dismiss()
             if not await within(worker.exited.wait(), LEAVE_GRACE_S):
                 await self._kill(worker)
         holder = self._holder

@@ -6,19 +6,16 @@ import gc
 import sys
 import threading
 import traceback
-import tracemalloc
 from collections import Counter
 from typing import Any
 
 import torch
 
 from plimsoll_api.admin import Diagnostic
-
-TOP = 40
-"""Lines of a ranking: enough to see a leak, few enough to read."""
+from plimsoll_engine.allocations import TOP, Allocations
 
 
-def diagnose(kind: str) -> str:
+def diagnose(kind: str, allocations: Allocations) -> str:
     """The text of one of :class:`Diagnostic`; for an unknown kind, what there is."""
     match kind:
         case Diagnostic.STACKS:
@@ -26,7 +23,7 @@ def diagnose(kind: str) -> str:
         case Diagnostic.GC:
             return collector()
         case Diagnostic.TRACEMALLOC:
-            return allocations()
+            return allocations.report()
         case Diagnostic.TORCH:
             return device()
     return f"unknown diagnostic {kind!r}; there are {', '.join(Diagnostic)}"
@@ -52,18 +49,24 @@ def collector() -> str:
     return "\n".join(lines)
 
 
-def allocations() -> str:
-    """Where Python memory was allocated. Never switched on by asking: tracing costs speed, and its
-    own tables grow."""
-    if not tracemalloc.is_tracing():
-        return "tracing is off; start the engine with PYTHONTRACEMALLOC=1 to see allocations"
-    top = tracemalloc.take_snapshot().statistics("lineno")[:TOP]
-    return "\n".join(str(statistic) for statistic in top) or "nothing was allocated since"
-
-
 def device() -> str:
-    """The allocator's own summary."""
+    """The allocator's own summary, and the largest blocks in use of its snapshot. Where they came
+    from is in it only after ``torch.cuda.memory._record_memory_history()``, which costs memory."""
     cuda: Any = torch.cuda
     if not cuda.is_initialized():
         return "no CUDA context in this worker"
-    return str(cuda.memory_summary())
+    segments = cuda.memory_snapshot()
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    used = [block for block in blocks if block["state"] == "active_allocated"]
+    used.sort(key=lambda block: -block["size"])
+    lines = [
+        str(cuda.memory_summary()),
+        f"{len(segments)} segments, {len(used)} blocks in use; the largest:",
+        *(f"{block['size']:>14} bytes{_origin(block)}" for block in used[:TOP]),
+    ]
+    return "\n".join(lines)
+
+
+def _origin(block: dict[str, Any]) -> str:
+    frames = block.get("frames") or []
+    return "".join(f" < {frame['filename']}:{frame['line']}" for frame in frames[:4])

@@ -99,8 +99,9 @@ class Lifecycle:
             with self._stage("kernels"):
                 load_kernels(self._model)
 
-    def take_over(self) -> Engine:
-        """The KV pool and the rest, warm. Gives everything back where it fails."""
+    def take_over(self, quick: bool = False) -> Engine:
+        """The KV pool and the rest, warm. Gives everything back where it fails. ``quick`` leaves
+        the trial of the largest steps out: a predecessor of the same sizes has made them."""
         with self._all_or_nothing():
             assert self._model is not None
             assert self.device is not None
@@ -125,8 +126,9 @@ class Lifecycle:
                 self.engine = self.engine_type(self._runner, scheduler, Grammars(self.vocabulary))
                 self._add_offload()
                 self._register_owners()
-            with self._stage("warm_up"):
-                warm_up(self.engine)
+            if not quick:
+                with self._stage("warm_up"):
+                    warm_up(self.engine)
             with self._stage("freeze"):
                 self._thresholds = gc.get_threshold()
                 gc.collect()

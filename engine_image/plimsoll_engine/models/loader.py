@@ -6,21 +6,23 @@ Whoever lends the weights to the model takes the steps one by one: :func:`build`
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
-from plimsoll_engine.models import decoder, rope, transformers_model
+from plimsoll_engine.models import decoder, rope
 from plimsoll_engine.models.checkpoint import LoadError as LoadError
 from plimsoll_engine.models.checkpoint import check_files, opened, weight_files
 from plimsoll_engine.models.decoder import Decoder, Part
 from plimsoll_engine.models.interface import Model
-from plimsoll_engine.models.llava import LlavaModel
-from plimsoll_engine.models.transformers_model import TransformersModel
-from plimsoll_engine.models.whisper import WhisperModel
+
+if TYPE_CHECKING:
+    from plimsoll_engine.models.transformers_model import TransformersModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NOT_READ = (".rotary_emb.inv_freq", ".embeddings.position_ids")
@@ -45,6 +47,28 @@ class OwnModel(Model, Protocol):
     def canonical(self, name: str) -> str: ...
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None: ...
+
+
+OTHERS = {"llava": "llava", "whisper": "whisper"}
+"""Our models beside the decoder, by model type: their modules import model code of transformers,
+which takes seconds, so nobody else imports them."""
+
+
+def import_code(folder: Path) -> None:
+    """Import all that the model in ``folder`` needs, for a process that others are forked from.
+    Nothing where its config cannot be read: whoever loads it says why."""
+    with contextlib.suppress(LoadError):
+        config = load_config(folder)
+        if config.model_type in OTHERS:
+            importlib.import_module(f"plimsoll_engine.models.{OTHERS[config.model_type]}")
+        elif not decoder.supports(text_config(config)):
+            from transformers import AutoModelForCausalLM
+
+            from plimsoll_engine.models import transformers_model
+
+            transformers_model.register()
+            with contextlib.suppress(KeyError, ValueError):
+                AutoModelForCausalLM._model_mapping[type(config)]
 
 
 def choose_device(name: str) -> torch.device:
@@ -110,12 +134,18 @@ def build(folder: Path, config: Any, dtype: torch.dtype) -> OwnModel | None:
     """
     try:
         if config.model_type == "whisper":
+            from plimsoll_engine.models.whisper import WhisperModel
+
             return WhisperModel(config, dtype)
         if not decoder.supports(text_config(config)):
             if config.model_type == "llava":
                 raise ValueError("field text_config: only Llama, Mistral and Qwen are known")
             return None
-        return LlavaModel(config, dtype) if config.model_type == "llava" else Decoder(config, dtype)
+        if config.model_type == "llava":
+            from plimsoll_engine.models.llava import LlavaModel
+
+            return LlavaModel(config, dtype)
+        return Decoder(config, dtype)
     except (ValueError, TypeError, AttributeError) as error:
         raise LoadError(f"{folder / 'config.json'}: {error}") from None
 
@@ -177,6 +207,10 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
 def _load_transformers(
     folder: Path, config: Any, dtype: torch.dtype, device: torch.device
 ) -> TransformersModel:
+    from transformers import AutoModelForCausalLM
+
+    from plimsoll_engine.models import transformers_model
+
     transformers_model.register()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -202,7 +236,7 @@ def _load_transformers(
         unexpected=info.get("unexpected_keys") or (),
     )
     module.requires_grad_(False)
-    return TransformersModel(module.eval().to(device))
+    return transformers_model.TransformersModel(module.eval().to(device))
 
 
 def _complain(folder: Path, **wrong: Any) -> None:

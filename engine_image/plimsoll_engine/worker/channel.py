@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 
 from plimsoll_engine import ipc
 from plimsoll_engine.worker.framing import FrameReader
@@ -48,6 +49,15 @@ class Channel:
         if not data:
             raise FrontendGoneError("the frontend closed the socket")
         return [ipc.to_worker.decode(body) for body in self._reader.feed(data)]
+
+    def wait_closed(self, timeout_s: float) -> None:
+        """Until the frontend has closed its end, at most ``timeout_s``; what it says is dropped."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            while (left_s := deadline - time.monotonic()) > 0:
+                self.receive(left_s)
+        except FrontendGoneError:
+            return
 
     def close(self) -> None:
         self._socket.close()

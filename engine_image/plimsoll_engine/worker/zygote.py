@@ -38,10 +38,6 @@ SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 IMPORTS = (
     "torch",
     "safetensors.torch",
-    "transformers.models.auto.modeling_auto",
-    "transformers.modeling_utils",
-    "transformers.masking_utils",
-    "transformers.models.qwen3.modeling_qwen3",
     "plimsoll_engine.weights.holder",
     "plimsoll_engine.worker.main",
 )
@@ -172,14 +168,18 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-def import_everything() -> None:
-    """What every worker needs, once. The libraries read their thread counts when they load."""
+def import_everything(model: Path) -> None:
+    """What every worker of ``model`` needs, once. The libraries read their thread counts when they
+    load."""
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
     for name in IMPORTS:
         importlib.import_module(name)
     for name in OPTIONAL_IMPORTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    from plimsoll_engine.models import loader
+
+    loader.import_code(model)
 
 
 def main() -> None:
@@ -193,7 +193,7 @@ def main() -> None:
     config = msgspec.json.decode(arguments.config, type=WorkerConfig)
     control = socket.socket(fileno=arguments.control_fd)
     begun = time.monotonic()
-    import_everything()
+    import_everything(Path(config.model))
     zygote = Zygote(control, config)
     # Python warns of any second thread; ours are checked by name before each fork.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)

@@ -160,3 +160,31 @@ def test_clients_that_leave_at_any_moment_leave_nothing(engine: Any) -> None:
                 time.sleep(wait_s)
     engine.until(lambda: engine.status()["load"]["inflight"] == 0, "release", 5)
     engine.clean()
+
+
+def test_collections_of_a_busy_engine_find_nothing(engine: Any) -> None:
+    """A trim collects in both processes; what it finds would be a cycle of ours."""
+
+    def found() -> dict[str, tuple[int, int]]:
+        engine.until(lambda: len(engine.status()["ledger"]) > 3, "a report")
+        return {
+            process["role"]: (process["full_collections"], process["full_collected"])
+            for process in engine.status()["processes"]
+            if "full_collections" in process
+        }
+
+    engine.begin("trim", "gc-0")
+    engine.finish("gc-0")
+    time.sleep(1)  # a report is at most half a second old
+    before = found()
+    assert before.keys() == {"frontend", "worker"}
+    with engine.streams(4, 60) as futures:
+        assert all(future.result(60).usage.completion_tokens == 60 for future in futures)
+    engine.clean()
+    engine.begin("trim", "gc-1")
+    engine.finish("gc-1")
+    time.sleep(1)
+    after = found()
+    assert after["worker"][0] > before["worker"][0]
+    assert after["worker"][1] == before["worker"][1], "the worker's requests left cycles"
+    assert after["frontend"][0] > before["frontend"][0]

@@ -58,16 +58,6 @@ def test_a_restart_keeps_the_holder_unless_told_otherwise(
     engine.clean()
 
 
-def test_kill_9_of_the_holder_restarts_the_worker(engine: Any, undisturbed: list[str]) -> None:
-    holder, worker = pid_of(engine, "holder"), pid_of(engine, "worker")
-    with engine.streams(STREAMS, TOKENS) as futures:
-        os.kill(holder, signal.SIGKILL)
-        assert texts(futures) == undisturbed
-    assert pid_of(engine, "holder") != holder
-    assert pid_of(engine, "worker") != worker
-    engine.clean()
-
-
 def kill_successor(engine: Any, worker: int, holder: int) -> None:
     """As soon as there is one; its epoch is not begun by then."""
     deadline = time.monotonic() + 20
@@ -81,7 +71,9 @@ def kill_successor(engine: Any, worker: int, holder: int) -> None:
     raise AssertionError("no successor")
 
 
-@pytest.mark.parametrize("victim", ["successor", "predecessor", "both"])
+@pytest.mark.parametrize(
+    "victim", ["successor", "predecessor", pytest.param("both", marks=pytest.mark.long)]
+)
 def test_whoever_dies_in_a_restart_one_worker_serves_in_the_end(
     start_engine: Any, undisturbed: list[str], victim: str
 ) -> None:
@@ -104,7 +96,7 @@ def test_whoever_dies_in_a_restart_one_worker_serves_in_the_end(
     engine.clean()
 
 
-def test_a_checkpoint_that_is_gone_fails_the_restart_and_the_worker_serves_on(
+def test_without_checkpoint_the_worker_serves_on_and_without_holder_it_is_replaced(
     start_engine: Any, undisturbed: list[str], tiny: Any
 ) -> None:
     engine = start_engine().wait_ready()
@@ -125,4 +117,12 @@ def test_a_checkpoint_that_is_gone_fails_the_restart_and_the_worker_serves_on(
     assert (status["state"], status["epoch"]) == ("serving", epoch)
     engine.begin("restart", "mended")
     assert engine.finish("mended")["state"] == "succeeded"
+
+    # The holder's death is the worker's; both are replaced.
+    holder, worker = pid_of(engine, "holder"), pid_of(engine, "worker")
+    with engine.streams(STREAMS, TOKENS) as futures:
+        os.kill(holder, signal.SIGKILL)
+        assert texts(futures) == undisturbed
+    assert pid_of(engine, "holder") != holder
+    assert pid_of(engine, "worker") != worker
     engine.clean()
