@@ -44,7 +44,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "max_position_embeddings": 65_536, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
         "tie_word_embeddings": False,
     },
 }  # fmt: skip

@@ -25,10 +25,8 @@ import torch
 from result import publish
 from running import Engine, Stream, running
 
-SETTLE_S = 0.3
+SETTLE_S = 0.2
 """Of undisturbed streaming before each restart."""
-LONG = 100_000
-"""Tokens: no stream ends by itself."""
 
 
 def percentile(values: list[float], share: float) -> float | None:
@@ -60,6 +58,8 @@ class Load:
             while any(len(s.times) < b + 3 for s, b in zip(self.seen, before, strict=True)):
                 if errors := [one.error for one in self.seen if one.error]:
                     raise RuntimeError(errors[0])
+                if any(task.done() for task in self._tasks):
+                    raise RuntimeError("a stream ended before its time: raise --limit")
                 await asyncio.sleep(0.01)
 
     async def __aexit__(self, *_: object) -> None:
@@ -127,7 +127,7 @@ def main() -> None:
     add("--loaded", type=int, default=10)
     add("--streams", type=int, default=32)
     add("--context", type=int, default=1024)
-    add("--limit", type=int, default=4096, help="tokens of a stream, its prompt included")
+    add("--limit", type=int, default=16_384, help="tokens of a stream, its prompt included")
     add("--no-cold", action="store_true", help="no cold starts")
     add("flags", nargs="*", help="for the engine, after --")
     flags = parser.parse_args()
@@ -159,7 +159,7 @@ def main() -> None:
             ),
         }
         if not flags.no_cold:
-            name = "8b" if flags.shape == "llama-8b" else flags.shape.replace("-", "_")
+            name = {"llama-8b": "8b", "qwen3-0.6b": "06b"}.get(flags.shape, flags.shape)
             took, samples["cold"] = cold(flags.model, folder, *flags.flags)
             figures[f"cold_start_{name}_s"] = round(took, 3)
             if flags.small is not None:

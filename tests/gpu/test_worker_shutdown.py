@@ -90,7 +90,12 @@ def failed_start(stage: str) -> Callable[[Lifecycle], None]:
     return act
 
 
-ENDS = [success, forward_error, at_work, *map(failed_start, ("Runner", "Scheduler", "warm_up"))]
+ENDS = [
+    success,
+    forward_error,
+    at_work,
+    *map(failed_start, ("load_kernels", "Runner", "Scheduler", "warm_up")),
+]
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)

@@ -120,7 +120,9 @@ def test_a_shutdown_that_only_forgets_is_caught(
     assert alive_after(ForgetfulLifecycle(config), end, helpers, tensors) > 0
 
 
-@pytest.mark.parametrize("stage", ["resolve", "Runner", "BlockPool", "Scheduler", "warm_up"])
+@pytest.mark.parametrize(
+    "stage", ["load_kernels", "resolve", "Runner", "BlockPool", "Scheduler", "warm_up"]
+)
 def test_a_start_that_fails_gives_everything_back(
     stage: str, config: WorkerConfig, tensors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
