@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import random
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
             asked, operation = await engine.restart(number)
             await load.flows()
             gap, ended = load.seen[0].gap(asked)
+        print(f"restart {number}: {ended - asked:.3f} s", file=sys.stderr)
         found.append({
             "first_token_s": round(ended - asked, 4), "gap_s": round(gap, 4),
             "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
@@ -95,6 +97,7 @@ async def loaded(engine: Engine, flags: argparse.Namespace) -> list[dict[str, An
             asked, operation = await engine.restart(1_000_000 + number)
             await load.flows()
             ends = [one.gap(asked) for one in load.seen]
+        print(f"loaded restart {number}: {max(gap for gap, _ in ends):.3f} s", file=sys.stderr)
         tokens = [
             flags.context + sum(time <= end - gap for time in one.times)
             for one, (gap, end) in zip(load.seen, ends, strict=True)
@@ -113,6 +116,7 @@ def cold(model: Path, folder: Path, *flags: str) -> tuple[float, list[dict[str, 
         with running(model, folder / f"cold-{model.name}-{number}", *flags) as engine:
             took = engine.wait_ready()
             stages = engine.stages()
+        print(f"cold start {model.name} {number}: {took:.3f} s", file=sys.stderr)
     return took, stages
 
 
