@@ -118,6 +118,12 @@ class Harness:
         assert isinstance(prepared, ipc.Prepared), prepared
         return pid, link
 
+    def exit_of(self, pid: int) -> Exited:
+        """The end of ``pid``; those of workers that earlier tests left are dropped."""
+        while (exited := self.control.wait_for(Exited)).pid != pid:
+            pass
+        return exited
+
     def close(self) -> None:
         self.control.socket.close()
         assert self.process.wait(10) == self.expected_status
@@ -318,9 +324,7 @@ def test_no_worker_outlives_a_killed_zygote(start: Callable[..., Harness]) -> No
 def test_a_worker_without_its_frontend_exits(shared: Harness) -> None:
     pid, link = shared.serving(1)
     link.socket.close()
-    while (exited := shared.control.wait_for(Exited)).pid != pid:
-        pass  # workers of earlier tests
-    assert exited == Exited(1, pid, 1)
+    assert shared.exit_of(pid) == Exited(1, pid, 1)
 
 
 def test_a_successor_is_ready_at_once(shared: Harness) -> None:
@@ -447,7 +451,7 @@ def test_weights_that_a_crashed_worker_damaged_are_loaded_again(shared: Harness)
     expected = generate(link, ["a"], 10)
     before = os.stat(weights_file(shared.holder)).st_ino
     os.kill(pid, signal.SIGKILL)
-    shared.control.wait_for(Exited)
+    shared.exit_of(pid)
 
     pid, link = shared.serving(2)
     assert os.stat(weights_file(shared.holder)).st_ino == before, "sound weights stay"
@@ -455,7 +459,7 @@ def test_weights_that_a_crashed_worker_damaged_are_loaded_again(shared: Harness)
         memory.seek(64 << 10)
         memory.write(b"\x7f" * 4096)
     os.kill(pid, signal.SIGKILL)
-    shared.control.wait_for(Exited)
+    shared.exit_of(pid)
 
     _, link = shared.serving(3)
     assert os.stat(weights_file(shared.holder)).st_ino != before
@@ -485,6 +489,4 @@ def test_a_successor_that_is_not_wanted_goes(shared: Harness) -> None:
     send(link, ipc.Stop())
     assert isinstance(link.next(), ipc.Stopped)
     link.socket.close()
-    while (exited := shared.control.wait_for(Exited)).pid != pid:
-        pass  # workers of earlier tests
-    assert exited == Exited(1, pid, 0)
+    assert shared.exit_of(pid) == Exited(1, pid, 0)
