@@ -160,8 +160,10 @@ def make_model(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "plimsoll_engine.models.tiny", folder], check=True)
 
 
-async def soak(requests: int, block: int, concurrency: int, seed: int) -> dict[str, Any]:
-    """The figures and samples of one run."""
+async def soak(
+    requests: int, block: int, concurrency: int, seed: int, inject: str = ""
+) -> dict[str, Any]:
+    """The figures and samples of one run; ``inject`` as in ``PLIMSOLL_INJECT``."""
     with tempfile.TemporaryDirectory(prefix="soak") as folder:
         model = Path(folder) / "model"
         await asyncio.to_thread(make_model, model)
@@ -175,6 +177,7 @@ async def soak(requests: int, block: int, concurrency: int, seed: int) -> dict[s
             max_model_len=128,
             num_blocks=16 * concurrency,
             max_queued=2 * concurrency,
+            inject=inject,
         )
         engine = Engine(settings, Tokenizer(model))
         try:
