@@ -105,8 +105,9 @@ def _order(channel: Channel) -> ipc.TakeOver | ipc.Stop:
 def _leave(lifecycle: Lifecycle, channel: Channel) -> None:
     """Give everything back and say so; then stay until the frontend has closed the socket.
 
-    The end of a process that has a CUDA context keeps the driver busy, and the successor's
-    allocation would wait for it: .27 s instead of .004 s for a KV pool of 100 GiB.
+    The end of a process that has a CUDA context keeps the driver busy, which the successor's own
+    calls would feel. (Its KV pool of 100 GiB takes .3 s after a predecessor, however that ended,
+    and .004 s on a fresh device: not explained yet.)
     """
     lifecycle.shutdown()
     channel.send(ipc.Stopped(lifecycle.device_allocated(), lifecycle.device_baseline))
