@@ -9,5 +9,9 @@ from plimsoll_engine.kernels.reference import ReferenceOps
 
 
 def ops_for(device: torch.device) -> Ops:
-    """The backend of ``device``."""
-    return ReferenceOps()
+    """Triton's on CUDA, torch's elsewhere: Triton is imported only where there is a CUDA device."""
+    if device.type != "cuda":
+        return ReferenceOps()
+    from plimsoll_engine.kernels.fused import FusedOps
+
+    return FusedOps()

@@ -1,0 +1,136 @@
+"""Attention of one new token per sequence to its context in the paged KV pool.
+
+Memory-bound: every key and value is read once for all query heads that share it. A context is cut
+into ``splits`` parts of whole tiles, one program each, so that a few long sequences fill the chip;
+a second kernel joins the parts by their log-sum-exp (Flash-Decoding).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+NO_WINDOW = 1 << 30
+LOG2_E = 1.4426950408889634
+TILE = 64
+MAX_SPLITS = 32
+PROGRAMS = 4096
+"""As many are started at least where the contexts allow it: an H200 runs some 500 at once, and
+several rounds of them even out contexts of unequal length."""
+
+
+@triton.jit
+def _kernel(
+    query, keys, values, tables, contexts, out, lse, scale, window, width,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    kv_head, sequence, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    context = tl.load(contexts + sequence)
+    lowest = tl.maximum(context - window, 0)
+    base = lowest // TILE * TILE
+    per_split = tl.cdiv(tl.cdiv(context - base, TILE), SPLITS) * TILE
+    begin = base + split * per_split
+    end = tl.minimum(begin + per_split, context)
+
+    group = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, DIM_PAD)
+    head = kv_head * GROUP + group
+    here = (group[:, None] < GROUP) & (dims[None, :] < DIM)
+    row = sequence * KV_HEADS * GROUP + head
+    q = tl.load(query + row[:, None] * DIM + dims[None, :], mask=here, other=0.0)
+    best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    weighted = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+    for start in range(begin, end, TILE):
+        token = start + tl.arange(0, TILE)
+        inside = token < end
+        page = tl.load(tables + sequence * width + token // PAGE, mask=inside, other=0)
+        slot = page.to(tl.int64) * PAGE + token % PAGE
+        at = (slot * KV_HEADS + kv_head) * DIM
+        there = inside[:, None] & (dims[None, :] < DIM)
+        k = tl.load(keys + at[:, None] + dims[None, :], mask=there, other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        score = tl.where((inside & (token >= lowest))[None, :], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        share = tl.exp2(score - higher[:, None])
+        kept = tl.exp2(best - higher)
+        total = total * kept + tl.sum(share, axis=1)
+        v = tl.load(values + at[:, None] + dims[None, :], mask=there, other=0.0)
+        weighted = weighted * kept[:, None]
+        weighted += tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+        best = higher
+    # A padding row has no context: its result is zero.
+    safe = tl.where(total > 0, total, 1.0)
+    result = (weighted / safe[:, None]).to(out.dtype.element_ty)
+    place = row * SPLITS + split
+    tl.store(out + place[:, None] * DIM + dims[None, :], result, mask=here)
+    if SPLITS > 1:
+        log = tl.where(total > 0, best + tl.log2(safe), float("-inf"))
+        tl.store(lse + place, log, mask=group < GROUP)
+
+
+@triton.jit
+def _join(
+    parts, lse, out, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    dims = tl.arange(0, DIM_PAD)
+    log = tl.load(lse + row * SPLITS + split)
+    highest = tl.max(log, axis=0)
+    share = tl.where(log > float("-inf"), tl.exp2(log - highest), 0.0)
+    total = tl.sum(share, axis=0)
+    there = (share[:, None] > 0) & (dims[None, :] < DIM)
+    part = tl.load(
+        parts + (row * SPLITS + split)[:, None] * DIM + dims[None, :], mask=there, other=0.0
+    )
+    result = tl.sum(part * share[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + row * DIM + dims, result.to(out.dtype.element_ty), mask=dims < DIM)
+
+
+def splits_for(sequences: int, kv_heads: int) -> int:
+    """Into how many parts a context is cut, a power of two; the same for a captured batch size."""
+    wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, sequences * kv_heads))
+    return max(1, min(MAX_SPLITS, int(wanted)))
+
+
+def decode_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    contexts: torch.Tensor,
+    page: int,
+    scale: float,
+    window: int | None,
+    out: torch.Tensor,
+    splits: int | None = None,
+) -> None:
+    """Write to ``out`` the attention of ``query`` [sequences, heads, dim] over ``keys`` and
+    ``values`` [slots, kv heads, dim]. ``tables`` [sequences, width] are numbers of blocks of
+    ``page`` tokens, ``contexts`` [sequences] the tokens in them; a context of 0 gives zeros."""
+    sequences, heads, dim = query.shape
+    kv_heads = keys.shape[1]
+    splits = splits_for(sequences, kv_heads) if splits is None else splits
+    dim_pad = triton.next_power_of_2(dim)
+    parts, lse = out, contexts
+    if splits > 1:
+        shape = sequences, heads, splits, dim
+        parts = torch.empty(shape, dtype=torch.float32, device=query.device)
+        lse = torch.empty(shape[:3], dtype=torch.float32, device=query.device)
+    _kernel[(kv_heads, sequences, splits)](
+        query, keys, values, tables, contexts, parts, lse, scale * LOG2_E,
+        NO_WINDOW if window is None else window, tables.stride(0),
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), DIM=dim, DIM_PAD=dim_pad,
+        PAGE=page, TILE=TILE, SPLITS=splits,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        _join[(sequences * heads,)](
+            parts, lse, out, DIM=dim, DIM_PAD=dim_pad, SPLITS=splits, num_warps=2
+        )

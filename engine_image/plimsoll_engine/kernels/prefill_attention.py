@@ -1,0 +1,130 @@
+"""Attention of prompt chunks of several sequences to their contexts in the paged KV pool.
+
+One program is one tile of a chunk's rows and one query head; it walks the context up to its own
+rows with an online softmax (FlashAttention-2). Keys that every row of the tile sees take a loop
+without masks.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from plimsoll_engine.kernels.decode_attention import LOG2_E, NO_WINDOW
+
+
+@triton.jit
+def _walk(
+    q, best, total, weighted, keys, values, table, begin, end, limit, newest, scale, window,
+    kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    dims = tl.arange(0, DIM_PAD)
+    for start in range(begin, end, TILE):
+        token = start + tl.arange(0, TILE)
+        if MASKED:
+            page = tl.load(table + token // PAGE, mask=token < limit, other=0)
+        else:
+            page = tl.load(table + token // PAGE)
+        slot = page.to(tl.int64) * PAGE + token % PAGE
+        at = (slot * KV_HEADS + kv_head) * DIM
+        if MASKED or DIM != DIM_PAD:
+            there = (token < limit)[:, None] & (dims[None, :] < DIM)
+            k = tl.load(keys + at[:, None] + dims[None, :], mask=there, other=0.0)
+            v = tl.load(values + at[:, None] + dims[None, :], mask=there, other=0.0)
+        else:
+            k = tl.load(keys + at[:, None] + dims[None, :])
+            v = tl.load(values + at[:, None] + dims[None, :])
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if MASKED:
+            seen = (token[None, :] <= newest[:, None]) & (token[None, :] > newest[:, None] - window)
+            score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1) * scale)
+        base = tl.where(higher > float("-inf"), higher, 0.0) if MASKED else higher
+        share = tl.exp2(score * scale - base[:, None])
+        kept = tl.exp2(best - base)
+        total = total * kept + tl.sum(share, axis=1)
+        weighted = weighted * kept[:, None]
+        weighted = tl.dot(share.to(v.dtype), v, weighted, input_precision=PRECISION)
+        best = higher
+    return best, total, weighted
+
+
+@triton.jit
+def _kernel(
+    query, keys, values, tables, contexts, starts, out, scale, window, first, width,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # The last tiles have the longest way: they begin first.
+    tile = tl.num_programs(2) - 1 - tl.program_id(2)
+    head, sequence = tl.program_id(0), (first + tl.program_id(1)).to(tl.int64)
+    kv_head = head // GROUP
+    begin_row = tl.load(starts + sequence).to(tl.int64)
+    count = (tl.load(starts + sequence + 1) - begin_row).to(tl.int32)
+    if tile * ROWS >= count:
+        return
+    context = tl.load(contexts + sequence)
+    oldest = context - count + tile * ROWS
+    row = tile * ROWS + tl.arange(0, ROWS)
+    newest = context - count + row
+    dims = tl.arange(0, DIM_PAD)
+    here = (row < count)[:, None] & (dims[None, :] < DIM)
+    at = ((begin_row + row) * (KV_HEADS * GROUP) + head)[:, None] * DIM + dims[None, :]
+    q = tl.load(query + at, mask=here, other=0.0)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, DIM_PAD], tl.float32)
+    table = tables + sequence * width
+    end = tl.minimum(oldest + ROWS, context)
+    # What every row sees: from the last row's window on, up to the first row itself.
+    low = tl.maximum(oldest - window + 1, 0) // TILE * TILE
+    clear = tl.cdiv(tl.maximum(oldest + ROWS - window, 0), TILE) * TILE
+    full = tl.maximum((oldest + 1) // TILE * TILE, low)
+    clear = tl.minimum(clear, full)
+    best, total, weighted = _walk(
+        q, best, total, weighted, keys, values, table, low, clear, context, newest, scale, window,
+        kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, True, PRECISION,
+    )  # fmt: skip
+    best, total, weighted = _walk(
+        q, best, total, weighted, keys, values, table, clear, full, context, newest, scale, window,
+        kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, False, PRECISION,
+    )  # fmt: skip
+    best, total, weighted = _walk(
+        q, best, total, weighted, keys, values, table, full, end, context, newest, scale, window,
+        kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, True, PRECISION,
+    )  # fmt: skip
+    result = weighted / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=here)
+
+
+def prefill_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    contexts: torch.Tensor,
+    starts: torch.Tensor,
+    first: int,
+    longest: int,
+    page: int,
+    scale: float,
+    window: int | None,
+    out: torch.Tensor,
+) -> None:
+    """Write to ``out`` the causal attention of the rows of ``query`` [tokens, heads, dim] that
+    belong to the sequences from ``first`` on; each has at most ``longest``. Row ``starts[s] + i``
+    is token ``contexts[s] - (starts[s + 1] - starts[s]) + i`` of sequence s."""
+    heads, dim = query.shape[1:]
+    kv_heads = keys.shape[1]
+    wide = query.dtype == torch.float32
+    rows = 32 if wide else 128 if longest > 64 else 64
+    _kernel[(heads, len(contexts) - first, triton.cdiv(longest, rows))](
+        query, keys, values, tables, contexts, starts, out, scale * LOG2_E,
+        NO_WINDOW if window is None else window, first, tables.stride(0),
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim,
+        DIM_PAD=max(16, triton.next_power_of_2(dim)), PAGE=page, ROWS=rows,
+        TILE=32 if wide else 64, PRECISION="ieee" if wide else "tf32",
+        num_warps=8 if rows == 128 else 4, num_stages=2 if wide else 3,
+    )  # fmt: skip

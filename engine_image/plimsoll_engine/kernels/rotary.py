@@ -1,0 +1,112 @@
+"""Rotary embedding of queries and keys, with Qwen3's per-head norms, and the write to the KV pool.
+
+One program is one token: its row of the fused projection is read once, queries are written out,
+keys and values go to the token's slot.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _table(positions, inverse, out, half, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < half
+    frequency = tl.load(inverse + column, mask=inside, other=0.0)
+    angle = tl.load(positions + token).to(tl.float32) * frequency
+    tl.store(out + token * 2 * half + column, tl.cos(angle), mask=inside)
+    tl.store(out + (token * 2 + 1) * half + column, tl.sin(angle), mask=inside)
+
+
+@triton.jit
+def _rotated(
+    source, weight, cos, sin, eps, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Both halves, rotated, of COUNT heads that begin at ``source``; with where they are."""
+    head = tl.arange(0, COUNT_PAD)[:, None]
+    column = tl.arange(0, HALF_PAD)[None, :]
+    inside = (head < COUNT) & (column < HALF)
+    at = head * (2 * HALF) + column
+    left = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(source + at + HALF, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        square = tl.sum(left * left + right * right, axis=1) / (2 * HALF)
+        inverse = tl.rsqrt(square + eps)[:, None]
+        there = column < HALF
+        left *= inverse * tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+        right *= inverse * tl.load(weight + HALF + column, mask=there, other=0.0).to(tl.float32)
+    return left * cos - right * sin, right * cos + left * sin, at, inside
+
+
+@triton.jit
+def _kernel(
+    qkv, rotary, q_norm, k_norm, slots, query, keys, values, eps,
+    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr,
+    KV_HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    dim: tl.constexpr = 2 * HALF
+    source = qkv + token * (HEADS + 2 * KV_HEADS) * dim
+    column = tl.arange(0, HALF_PAD)[None, :]
+    cos = tl.load(rotary + token * dim + column, mask=column < HALF, other=0.0)
+    sin = tl.load(rotary + token * dim + HALF + column, mask=column < HALF, other=0.0)
+    left, right, at, inside = _rotated(
+        source, q_norm, cos, sin, eps, HEADS, HEADS_PAD, HALF, HALF_PAD, NORM
+    )
+    to = query + token * HEADS * dim + at
+    tl.store(to, left.to(query.dtype.element_ty), mask=inside)
+    tl.store(to + HALF, right.to(query.dtype.element_ty), mask=inside)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot < 0:
+        return
+    left, right, at, inside = _rotated(
+        source + HEADS * dim, k_norm, cos, sin, eps, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
+    )
+    to = keys + slot * KV_HEADS * dim + at
+    tl.store(to, left.to(keys.dtype.element_ty), mask=inside)
+    tl.store(to + HALF, right.to(keys.dtype.element_ty), mask=inside)
+    source += (HEADS + KV_HEADS) * dim
+    to = values + slot * KV_HEADS * dim + at
+    tl.store(to, tl.load(source + at, mask=inside, other=0.0), mask=inside)
+    tl.store(to + HALF, tl.load(source + at + HALF, mask=inside, other=0.0), mask=inside)
+
+
+def table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """Cosines and sines float32 [tokens, 2 * half] of ``positions`` [tokens] x ``inverse``."""
+    tokens, half = len(positions), len(inverse)
+    out = torch.empty(tokens, 2 * half, dtype=torch.float32, device=positions.device)
+    _table[(tokens,)](
+        positions, inverse, out, half, BLOCK=triton.next_power_of_2(half), num_warps=1
+    )
+    return out
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    rotary: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """The queries [tokens, heads, dim]; ``keys`` and ``values`` [slots, kv heads, dim] are written
+    at ``slots`` [tokens], where not negative. Moves twice the bytes of ``qkv``."""
+    kv_heads, dim = keys.shape[1:]
+    tokens = len(qkv)
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    query = qkv.new_empty(tokens, heads, dim)
+    q_norm, k_norm = norms if norms is not None else (qkv, qkv)
+    _kernel[(tokens,)](
+        qkv, rotary, q_norm, k_norm, slots, query, keys, values, eps,
+        HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads),
+        KV_HEADS=kv_heads, KV_HEADS_PAD=triton.next_power_of_2(kv_heads),
+        HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norms is not None,
+        num_warps=4,
+    )  # fmt: skip
+    return query

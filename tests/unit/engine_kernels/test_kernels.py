@@ -1,0 +1,189 @@
+"""Each Triton kernel computes what its torch reference computes, on inputs drawn anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from plimsoll_engine.kernels.fused import FusedOps
+from plimsoll_engine.kernels.interface import Ops
+from plimsoll_engine.kernels.reference import ReferenceOps
+from plimsoll_engine.models.interface import StepPlan
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FUSED: Ops = FusedOps()
+REFERENCE: Ops = ReferenceOps()
+PAGE = 16
+TYPES = [
+    pytest.param(torch.float32, 1e-5, id="float32"),
+    pytest.param(torch.bfloat16, 8e-3, id="bfloat16"),
+]
+# The interpreter's dot product takes bfloat16 for integers.
+NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+ATTENTION_TYPES = [TYPES[0], pytest.param(NARROW, 8e-3, id="narrow")]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to the expected tensor's norm; NaN where a value was not written."""
+    difference = found.double() - expected.double()
+    return float(difference.norm() / expected.double().norm())
+
+
+def plan_of(
+    sequences: list[tuple[int, int]], kv_heads: int, dim: int, dtype: torch.dtype, pad: int = 0
+) -> StepPlan:
+    """A pool and its plan for (context, new tokens) each, with ``pad`` padding rows at the end."""
+    pages = [-(-context // PAGE) for context, _ in sequences]
+    order = torch.randperm(sum(pages) + 3).tolist()
+    tables = [[order.pop() for _ in range(count)] for count in pages]
+    write = [
+        table[token // PAGE] * PAGE + token % PAGE
+        for table, (context, new) in zip(tables, sequences, strict=True)
+        for token in range(context - new, context)
+    ]
+    width = max(pages) + 2
+    starts = [0]
+    for _, new in sequences:
+        starts.append(starts[-1] + new)
+
+    def ints(values: Any, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+    contexts = [context for context, _ in sequences] + [0] * pad
+    decodes = sum(1 for _, new in sequences if new == 1) + pad
+    pool = (2, (sum(pages) + 3) * PAGE, kv_heads, dim)
+    return StepPlan(
+        keys=draw(*pool, dtype=dtype),
+        values=draw(*pool, dtype=dtype),
+        block_size=PAGE,
+        write_slots=ints(write + [-1] * pad, torch.int64),
+        tables=ints([table + [0] * (width - len(table)) for table in tables] + [[0] * width] * pad),
+        contexts=ints(contexts),
+        starts=ints(starts + [starts[-1]] * pad),
+        decodes=decodes,
+        longest=max((new for _, new in sequences if new > 1), default=0),
+    )
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(17)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 64), (5, 96), (70, 16)])
+def test_norms(rows: int, size: int, dtype: torch.dtype, tolerance: float) -> None:
+    x, residual, weight = (draw(*s, dtype=dtype) for s in ((rows, size), (rows, size), (size,)))
+    assert error(FUSED.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6)) < tolerance
+    ours, theirs = residual.clone(), residual.clone()
+    found = FUSED.add_rms_norm(x, ours, weight, 1e-6)
+    assert error(found, REFERENCE.add_rms_norm(x, theirs, weight, 1e-6)) < tolerance
+    assert error(ours, theirs) < tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("size", [48, 2304])
+def test_activation(size: int, dtype: torch.dtype, tolerance: float) -> None:
+    gate_up = draw(7, 2 * size, dtype=dtype)
+    assert error(FUSED.silu_mul(gate_up), REFERENCE.silu_mul(gate_up)) < tolerance
+
+
+def test_rotary_table_far_out() -> None:
+    positions = torch.tensor([0, 1, 511, 131_071], device=DEVICE)
+    inverse = 1.0 / 1e4 ** (torch.arange(0, 24, 2, device=DEVICE).float() / 24)
+    found = FUSED.rotary(positions, inverse)
+    angles = positions.double().unsqueeze(-1) * inverse.double()
+    # The product is rounded to float32, as transformers does: half a unit at 131071 is .004.
+    torch.testing.assert_close(
+        found.double(), torch.cat([angles.cos(), angles.sin()], dim=-1), atol=8e-3, rtol=0
+    )
+    assert error(found, REFERENCE.rotary(positions, inverse)) < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (6, 3, 24)])
+def test_rotate_and_store(
+    heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    plan = plan_of([(9, 1), (40, 1), (20, 7)], kv_heads, dim, dtype)
+    tokens = len(plan.write_slots)
+    qkv = draw(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    rotary = REFERENCE.rotary(
+        torch.randint(0, 5000, (tokens,), device=DEVICE), draw(dim // 2).abs()
+    )
+    norms = (draw(dim, dtype=dtype), draw(dim, dtype=dtype)) if normed else None
+    pools = []
+    found = []
+    for ops in (FUSED, REFERENCE):
+        keys, values = plan.keys.clone(), plan.values.clone()
+        step = plan_with(plan, keys, values)
+        found.append(ops.rotate_and_store(qkv, rotary, norms, 1e-6, step, 1))
+        pools.append((keys, values))
+    assert error(found[0], found[1]) < tolerance
+    for ours, theirs in zip(*pools, strict=True):
+        assert error(ours, theirs) < tolerance
+    assert torch.equal(pools[0][0][0], plan.keys[0]), "another layer was written"
+
+
+def plan_with(plan: StepPlan, keys: torch.Tensor, values: torch.Tensor) -> StepPlan:
+    return StepPlan(
+        keys, values, plan.block_size, plan.write_slots, plan.tables, plan.contexts, plan.starts,
+        plan.decodes, plan.longest,
+    )  # fmt: skip
+
+
+def test_padding_rows_write_nothing() -> None:
+    plan = plan_of([(9, 1)], 2, 16, torch.float32, pad=3)
+    before = plan.keys.clone(), plan.values.clone()
+    FUSED.rotate_and_store(draw(4, 8 * 16), draw(4, 16), None, 1e-6, plan, 0)
+    changed = (plan.keys[0] != before[0][0]).any(dim=(1, 2)).nonzero().flatten().tolist()
+    assert changed == plan.write_slots[:1].tolist()
+    out = FUSED.attend(draw(4, 4, 16), plan, 0, 0.2, None)
+    assert torch.equal(out[1:], torch.zeros_like(out[1:]))
+    assert bool(out[0].isfinite().all())
+
+
+DECODES = [(1, 1), (16, 1), (64, 1), (65, 1), (130, 1)]
+CHUNKS = [(5, 5), (17, 6), (150, 150), (90, 33)]
+BATCHES = {
+    "decodes": DECODES,
+    "one-decode": [(77, 1)],
+    "chunks": CHUNKS,
+    "mixed": DECODES[:3] + CHUNKS[1:3],
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), ATTENTION_TYPES)
+@pytest.mark.parametrize("window", [None, 20], ids=["whole", "window"])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (6, 2, 24)])
+def test_attention(
+    heads: int, kv_heads: int, dim: int, batch: list[tuple[int, int]], window: int | None,
+    dtype: torch.dtype, tolerance: float,
+) -> None:  # fmt: skip
+    plan = plan_of(batch, kv_heads, dim, dtype)
+    query = draw(len(plan.write_slots), heads, dim, dtype=dtype)
+    found = FUSED.attend(query, plan, 1, 0.3, window)
+    expected = REFERENCE.attend(query.clone(), plan, 1, 0.3, window)
+    assert error(found, expected) < tolerance
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_parts_of_a_context_are_joined(splits: int) -> None:
+    from plimsoll_engine.kernels.decode_attention import decode_attention
+
+    plan = plan_of([(1, 1), (700, 1), (64, 1)], 2, 16, torch.float32)
+    query = draw(3, 4, 16)
+    found = torch.full_like(query, float("nan"))
+    decode_attention(
+        query, plan.keys[0], plan.values[0], plan.tables, plan.contexts, PAGE, 0.3, None, found,
+        splits,
+    )  # fmt: skip
+    assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5
