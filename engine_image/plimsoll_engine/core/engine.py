@@ -1,5 +1,9 @@
 """The engine: requests in, one step at a time, tokens out.
 
+A step is scheduled and launched while the device is at work on the one before; only then are that
+one's tokens taken in. A request that turns out to have ended has computed one token too many: the
+device works in the order of the launches, so whoever gets its blocks next writes over it.
+
 A step that fails is looked into: the requests of its batch are computed again one by one, and only
 the one that fails alone is dropped. An error that leaves the device unusable ends the worker.
 """
@@ -18,7 +22,7 @@ from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.grammar import GrammarError, Grammars
 from plimsoll_engine.core.logit_edits import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.runner import NextToken, Runner
+from plimsoll_engine.core.runner import Flight, Runner
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.ipc import Dropped, Submit, Token
 
@@ -73,6 +77,8 @@ class Engine:
         self.make_request: Callable[[Submit], Request] = Request.of
         self._suspects: deque[str] = deque()
         self._next_expiry = 0.0
+        self._flight: Flight | None = None
+        """The step that the device may still be at work on."""
 
     @property
     def pool(self) -> BlockPool:
@@ -151,7 +157,8 @@ class Engine:
         return [Dropped(request.request_id, "deadline", _too_late(request)) for request in late]
 
     def step(self) -> StepOutput:
-        """Compute one batch. Raises :class:`DeviceLostError` when no further step can work."""
+        """Launch one batch and take in the tokens of the one before, which the device computed
+        meanwhile. Raises :class:`DeviceLostError` when no further step can work."""
         if (now := time.monotonic()) >= self._next_expiry:
             self._next_expiry = now + EXPIRY_INTERVAL_S
             if expired := self.expire(now):
@@ -159,30 +166,48 @@ class Engine:
         if wrong := self._add_compiled():
             return StepOutput(dropped=wrong)
         self.poll()
+        output = StepOutput()
+        if self._suspects or any(r.pending and r.looks_back for r in self.scheduler.running):
+            self._land(output)
         self._free_outputs()
-        only = self._next_suspect()
-        chunks = self.scheduler.schedule(only)
+        chunks = self.scheduler.schedule(self._next_suspect())
         if not chunks:
-            return StepOutput(dropped=self._add_compiled(COMPILE_WAIT_S))
+            if self._flight is None:
+                return StepOutput(dropped=self._add_compiled(COMPILE_WAIT_S))
+            self._land(output)
+            return output
         self.counters.steps += 1
         try:
-            tokens = self.runner.run(chunks)
+            flight = self.runner.launch(chunks)
         except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
             message = f"{type(error).__name__}: {error}"
             param = error.field if isinstance(error, GrammarError) else None
         else:
-            return self._accept(chunks, tokens)
-        return self._failed(chunks, message, param)
+            self._launched(chunks)
+            self._land(output)
+            self._flight = flight
+            return output
+        self._land(output)
+        self._failed(chunks, message, param, output)
+        return output
 
-    def _accept(self, chunks: list[Chunk], tokens: dict[str, NextToken]) -> StepOutput:
-        output = StepOutput()
+    def _launched(self, chunks: list[Chunk]) -> None:
+        """What the step computes counts as computed: the device works in order."""
         for chunk in chunks:
-            request = chunk.request
+            ends = chunk.ends
             self.scheduler.computed(chunk)
-            found = tokens.get(request.request_id)
-            if found is None:
-                continue
-            token_id, logprobs = found
+            chunk.request.pending += ends
+
+    def _land(self, output: StepOutput) -> None:
+        """Wait for the step under way, if there is one, and take its tokens in."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        try:
+            landed = flight.land()
+        except RuntimeError as error:
+            raise DeviceLostError(f"the device is lost: {error}") from None
+        for request, (token_id, logprobs) in landed:
             request.append(token_id)
             self.counters.generation_tokens += 1
             reason = request.finish_reason(token_id, self.scheduler.max_model_len)
@@ -191,20 +216,21 @@ class Engine:
             )
             if reason is not None:
                 self._end(request)
-        return output
 
-    def _failed(self, chunks: list[Chunk], message: str, param: str | None) -> StepOutput:
+    def _failed(
+        self, chunks: list[Chunk], message: str, param: str | None, output: StepOutput
+    ) -> None:
         self._check_device(message)
-        requests = [chunk.request for chunk in chunks]
-        if len(requests) == 1:
+        requests = [chunk.request for chunk in chunks if not chunk.request.released]
+        if len(chunks) == 1 and requests:
             self.counters.errors += 1
             self._end(requests[0])
             reason = "error" if param is None else "invalid"  # a grammar grew too complex
-            return StepOutput(dropped=[Dropped(requests[0].request_id, reason, message, param)])
+            output.dropped.append(Dropped(requests[0].request_id, reason, message, param))
+            return
         for request in requests:
             self.scheduler.preempt(request)
         self._suspects.extend(request.request_id for request in requests)
-        return StepOutput()
 
     def _next_suspect(self) -> Request | None:
         while self._suspects:
@@ -257,6 +283,7 @@ class Engine:
         if self.scheduler.offload is not None:
             self.scheduler.offload.close()
             self.scheduler.offload = None
+        self._flight = None
         self.pool.reset_prefix_cache()
         self.runner.close()
 

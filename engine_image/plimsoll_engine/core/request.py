@@ -24,7 +24,9 @@ class Request:
     """``computed`` counts the tokens whose keys and values are in the pool. Times are monotonic
     seconds; ``cached_tokens`` and ``started_at`` are of the first start. ``order`` is the number
     in the order of arrival, which the queue gives. ``fetched``: the prompt's beginning was looked
-    for in host memory."""
+    for in host memory. ``pending`` counts the tokens that are
+    sampled and not yet in ``token_ids``, at most 1 when a step is scheduled: the device alone
+    knows it, at ``sampled_row`` of the last step's."""
 
     request_id: str
     token_ids: list[int]
@@ -45,6 +47,8 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     registered: int = 0
     computed: int = 0
+    pending: int = 0
+    sampled_row: int = 0
     cached_tokens: int = 0
     fetched: bool = False
     released: bool = False
@@ -68,6 +72,7 @@ class Request:
 
     def append(self, token_id: int) -> None:
         """Take in the next token of the output."""
+        self.pending -= 1
         self.token_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
@@ -77,7 +82,13 @@ class Request:
     def row(self) -> Row:
         """What the next token's row of logits is to be sampled by."""
         allowed = None if self.matcher is None else self.matcher.allowed()
-        return Row(self.sampling, self.num_outputs, self.counts, allowed)
+        return Row(self.sampling, self.num_outputs + self.pending, self.counts, allowed)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the next token depends on all before it beyond their keys and values: then none
+        may be pending when it is sampled."""
+        return self.counts is not None or self.matcher is not None
 
     @property
     def num_outputs(self) -> int:
@@ -86,7 +97,7 @@ class Request:
     @property
     def uncomputed(self) -> int:
         """Tokens whose keys and values the next steps must compute, at least 1 while alive."""
-        return len(self.token_ids) - self.computed
+        return len(self.token_ids) + self.pending - self.computed
 
     @property
     def max_length(self) -> int:
@@ -101,6 +112,11 @@ class Request:
             return "stop"
         length = min(self.max_length, max_model_len)
         return "length" if len(self.token_ids) >= length else None
+
+    def is_full(self, max_model_len: int) -> bool:
+        """Whether the pending token is the last one that the request may have."""
+        length = min(self.max_length, max_model_len)
+        return len(self.token_ids) + self.pending >= length
 
     def take_started(self) -> Started | None:
         """How the request began: once, for its first token."""

@@ -1,25 +1,74 @@
-"""One forward pass over the scheduled chunks: tensors in, the next tokens out.
+"""Forward passes over scheduled chunks: tensors in, the next tokens out.
 
-One copy to the device and one back a step.
+A step is launched, and its tokens are asked for later: the device may still be at work on it when
+the next one is launched. So the newest token of a request may be one that only the device knows;
+the next step takes it from there. One copy to the device and one back a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import ref
 
+import numpy as np
 import torch
 
 from plimsoll_engine.core.encoder_outputs import EncoderOutputs
-from plimsoll_engine.core.sampling import plan, sample
+from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.sampling import Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.ipc import Logprobs
+from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
+
+Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class NextToken(NamedTuple):
     token_id: int
     logprobs: Logprobs | None
+
+
+@dataclass(slots=True)
+class Flight:
+    """A launched step. It holds no request: one that ends before it lands is gone."""
+
+    requests: list[ref[Request]]
+    sampled: Sampled | None
+    landed: Any
+    """The CUDA event after the copy of the tokens; None on a CPU."""
+
+    def land(self) -> list[tuple[Request, NextToken]]:
+        """Wait for the step; the next token of each request that is still there."""
+        if self.sampled is None:
+            return []
+        if self.landed is not None:
+            self.landed.synchronize()
+        logprobs = self.sampled.logprobs()
+        tokens = self.sampled.tokens.tolist()
+        found = []
+        for row, (reference, token_id) in enumerate(zip(self.requests, tokens, strict=True)):
+            request = reference()
+            if request is not None and not request.released:
+                found.append((request, NextToken(token_id, logprobs.get(row))))
+        return found
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The integers of a step on the host. ``sources`` says where a token's id is: negative for
+    ``ids``, else a row of the tokens that the step before sampled."""
+
+    ids: Array
+    sources: Array
+    positions: Array
+    slots: Array
+    contexts: Array
+    starts: Array
+    tables: Array
 
 
 class Runner:
@@ -30,90 +79,144 @@ class Runner:
         self.outputs = EncoderOutputs(model) if isinstance(model, MediaModel) else None
         self.block_size = block_size
         self.device: torch.device = model.device
+        self.graphs: DecodeGraphs | None = None
         layers, heads, dim = model.kv
         shape = (2, layers, num_blocks * block_size, heads, dim)
         # Zeros are written, not only reserved: a pool that filled its pages while it serves would
         # look like growth.
         self.kv: torch.Tensor | None = torch.empty(shape, dtype=model.dtype, device=self.device)
         self.kv.zero_()
+        self._newest: torch.Tensor | None = None
+        """The tokens that the last step sampled, on the device; a request knows its row."""
 
     @property
     def kv_bytes(self) -> int:
         return 0 if self.kv is None else self.kv.nbytes
 
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory of the captured steps."""
+        return 0 if self.graphs is None else self.graphs.nbytes
+
+    def capture_graphs(self, max_num_seqs: int, max_blocks: int) -> None:
+        """Capture decode steps of the first few batch sizes (CUDA only); ``graphs.capture_next``
+        captures the others. ``max_blocks`` is the most blocks of one request."""
+        if self.device.type != "cuda" or not isinstance(self.model, Decoder):
+            return
+        assert self.kv is not None
+        self.graphs = DecodeGraphs(self.model, self.kv, self.block_size, max_num_seqs, max_blocks)
+        self.graphs.capture_first()
+
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk]) -> dict[str, NextToken]:
-        """Compute ``chunks``; the next token of each request whose chunk ends, by request id.
+    def launch(self, chunks: Sequence[Chunk]) -> Flight:
+        """Compute ``chunks``; those that end get a token, which the flight brings.
 
         Decode rows must not be mixed in behind prefill chunks, so the order here is this method's.
         """
         assert self.model is not None
         chunks = sorted(chunks, key=lambda chunk: chunk.count > 1)
-        ids, step, positions, last_rows = self._inputs(chunks)
-        embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
-        hidden = self.model.forward(ids, positions, step, embeds)
         ending = [chunk.request for chunk in chunks if chunk.ends]
-        if not ending:
-            return {}
-        logits = self.model.logits(hidden[last_rows])
-        sampled = sample(logits, plan([request.row() for request in ending]))
-        logprobs = sampled.logprobs()
-        return {
-            request.request_id: NextToken(token_id, logprobs.get(row))
-            for row, (request, token_id) in enumerate(
-                zip(ending, sampled.tokens.tolist(), strict=True)
-            )
-        }
+        made = plan([request.row() for request in ending])
+        inputs = collect(chunks, self.block_size)
+        tokens: torch.Tensor | None = None
+        logits: torch.Tensor | None = None
+        if self.graphs is not None and chunks[-1].count == 1 and len(ending) == len(chunks):
+            tokens, logits = self.graphs.replay(inputs, self._newest)
+        else:
+            logits = self._compute(chunks, inputs)
+        if logits is None:
+            return Flight([], None, None)
+        sampled = sample(logits, made) if tokens is None or not made.greedy else Sampled(tokens)
+        # A copy, because the next step may write where these are.
+        self._newest = sampled.tokens.clone()
+        for row, request in enumerate(ending):
+            request.sampled_row = row
+        return self._take_off(ending, sampled)
 
-    def _inputs(
-        self, chunks: Sequence[Chunk]
-    ) -> tuple[torch.Tensor, StepPlan, torch.Tensor, torch.Tensor]:
-        """Everything of a step that is integers, packed for one copy to the device."""
+    def _take_off(self, ending: list[Request], sampled: Sampled) -> Flight:
+        landed = None
+        if self.device.type == "cuda":
+            sampled = sampled.to_host()
+            landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            landed.record()
+        return Flight([ref(request) for request in ending], sampled, landed)
+
+    def _compute(self, chunks: Sequence[Chunk], inputs: Inputs) -> torch.Tensor | None:
+        """The logits of the chunks that end; None where none does."""
+        assert self.model is not None
         assert self.kv is not None
-        ids: list[int] = []
-        positions: list[int] = []
-        write: list[int] = []
-        last_rows: list[int] = []
-        starts = [0]
-        width = max(len(chunk.request.block_ids) for chunk in chunks)
-        tables: list[int] = []
-        for chunk in chunks:
-            blocks, start = chunk.request.block_ids, chunk.request.computed
-            own = range(start, start + chunk.count)
-            ids += chunk.request.token_ids[start : start + chunk.count]
-            positions += own
-            write += [
-                blocks[position // self.block_size] * self.block_size + position % self.block_size
-                for position in own
-            ]
-            if chunk.ends:
-                last_rows.append(len(ids) - 1)
-            tables += blocks + [0] * (width - len(blocks))
-            starts.append(len(ids))
-        contexts = [chunk.request.computed + chunk.count for chunk in chunks]
-        fields = [ids, positions, write, last_rows, tables, contexts, starts]
-        packed = torch.tensor([number for field in fields for number in field])
-        packed = packed.to(self.device, non_blocking=True)
-        split = torch.split(packed, [len(field) for field in fields])
-        ids_t, positions_t, write_t, last_t, tables_t, contexts_t, starts_t = split
+        ends = inputs.starts[1:] - 1
+        last = ends[[chunk.ends for chunk in chunks]]
+        fields = [
+            inputs.ids, inputs.sources, inputs.positions, inputs.slots, inputs.contexts,
+            inputs.starts, last, inputs.tables.reshape(-1),
+        ]  # fmt: skip
+        packed = to_device(np.concatenate(fields), self.device)
+        ids, sources, positions, slots, contexts, starts, rows, tables = torch.split(
+            packed, [len(field) for field in fields]
+        )
+        if self._newest is not None and bool((inputs.sources >= 0).any()):
+            ids = torch.where(sources >= 0, self._newest[sources.clamp(min=0)], ids)
         decodes = sum(1 for chunk in chunks if chunk.count == 1)
-        plan = StepPlan(
+        step = StepPlan(
             keys=self.kv[0],
             values=self.kv[1],
             block_size=self.block_size,
-            write_slots=write_t,
-            tables=tables_t.view(len(chunks), width).int(),
-            contexts=contexts_t.int(),
-            starts=starts_t.int(),
+            write_slots=slots.long(),
+            tables=tables.view(inputs.tables.shape),
+            contexts=contexts,
+            starts=starts,
             decodes=decodes,
             longest=max((chunk.count for chunk in chunks[decodes:]), default=0),
             fresh=all(chunk.request.computed == 0 for chunk in chunks[decodes:]),
         )
-        return ids_t, plan, positions_t, last_t
+        ids = ids.long()
+        embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
+        hidden = self.model.forward(ids, positions.long(), step, embeds)
+        return self.model.logits(hidden[rows.long()]) if len(last) else None
 
     def close(self) -> None:
-        """Let go of the model and the KV pool. Again does nothing more."""
+        """Let go of the model, the KV pool and the graphs. Again does nothing more."""
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None
         self.model = None
         self.kv = None
+        self._newest = None
         if self.outputs is not None:
             self.outputs.close()
+
+
+def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
+    """The inputs of a step, decode rows first."""
+    counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
+    computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
+    starts = np.zeros(len(chunks) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    width = max(len(chunk.request.block_ids) for chunk in chunks)
+    tables = np.zeros((len(chunks), width), np.int32)
+    sources = np.full(starts[-1], -1, np.int32)
+    ids: list[int] = []
+    for row, chunk in enumerate(chunks):
+        request = chunk.request
+        tables[row, : len(request.block_ids)] = request.block_ids
+        ids += request.token_ids[request.computed : request.computed + chunk.count]
+        if request.pending and chunk.ends:
+            ids.append(0)
+            sources[len(ids) - 1] = request.sampled_row
+    sequence = np.repeat(np.arange(len(chunks)), counts)
+    positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[sequence]
+    slots = tables[sequence, positions // block_size] * block_size + positions % block_size
+    return Inputs(
+        np.array(ids, np.int32), sources, positions, slots, computed + counts, starts, tables
+    )
+
+
+def to_device(values: Array, device: torch.device) -> torch.Tensor:
+    """``values`` on ``device``. From pinned memory, so that the copy waits in the stream and not
+    the host for it; torch keeps the pinned memory until then."""
+    if device.type != "cuda":
+        return torch.from_numpy(values)
+    pinned = torch.empty(len(values), dtype=torch.int32, pin_memory=True)
+    pinned.numpy()[:] = values
+    return pinned.to(device, non_blocking=True)

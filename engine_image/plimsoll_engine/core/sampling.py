@@ -56,6 +56,12 @@ class Plan:
     logprob_rows: list[int] = field(default_factory=list)
     logprob_counts: list[int] = field(default_factory=list)
 
+    @property
+    def greedy(self) -> bool:
+        """Whether every row wants the best token as the logits are, and nothing else."""
+        wanted = self.edits, self.plain.rows, self.filtered.rows, self.masks, self.logprob_rows
+        return not any(wanted)
+
 
 @dataclass(slots=True)
 class Sampled:
@@ -69,8 +75,19 @@ class Sampled:
     top_ids: torch.Tensor | None = None
     top: torch.Tensor | None = None
 
+    def to_host(self) -> Sampled:
+        """The same on the host, once the stream has come so far: the copies go to pinned memory."""
+
+        def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.to("cpu", non_blocking=True)
+
+        return Sampled(
+            self.tokens.to("cpu", non_blocking=True), self.logprob_rows, self.logprob_counts,
+            copy(self.chosen), copy(self.top_ids), copy(self.top),
+        )  # fmt: skip
+
     def logprobs(self) -> dict[int, Logprobs]:
-        """By row, on the host; waits for the device."""
+        """By row, on the host."""
         if self.chosen is None or self.top_ids is None or self.top is None:
             return {}
         columns = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()

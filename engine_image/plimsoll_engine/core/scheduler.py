@@ -123,9 +123,14 @@ class Scheduler:
         index = 0  # those before it run and are scheduled
         while budget > 0:
             head = self.waiting.head()
-            if head in stopped:
-                head = None  # blocks are short: it must not take them again at once
+            if head is not None and (head.pending or head in stopped):
+                # Blocks are short: it must not take them again at once. Or it was stopped before
+                # its last token was known.
+                head = None
             turn = self.running[index] if index < len(self.running) else None
+            if turn is not None and turn.pending and turn.is_full(self.max_model_len):
+                index += 1
+                continue
             if head is not None and (turn is None or head.priority < turn.priority):
                 chunk = self._start(head, budget)
             elif turn is not None:
@@ -237,7 +242,8 @@ class Scheduler:
         request = chunk.request
         request.computed += chunk.count
         extend_block_hashes(request, self.pool.block_size)
-        full = request.computed // self.pool.block_size
+        # A pending token's block has no hash yet.
+        full = min(request.computed // self.pool.block_size, len(request.block_hashes))
         for index in range(request.registered, full):
             self.pool.register(request.block_ids[index], request.block_hashes[index])
         request.registered = full

@@ -129,6 +129,9 @@ class Lifecycle:
             if not quick:
                 with self._stage("warm_up"):
                     warm_up(self.engine)
+            with self._stage("graphs"):
+                blocks = self.engine.pool.blocks_for(self.settings.max_model_len)
+                self._runner.capture_graphs(self.settings.max_num_seqs, blocks)
             with self._stage("freeze"):
                 self._thresholds = gc.get_threshold()
                 gc.collect()
@@ -197,6 +200,8 @@ class Lifecycle:
             process = Role.WORKER
         self.ledger.register("weights", tensors, lambda: weights, weights, process)
         self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes)
+        if tensors is MemoryKind.DEVICE:
+            self.ledger.register("cuda_graphs", tensors, lambda: runner.graph_bytes, None)
         self.ledger.register(
             "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
         )
@@ -266,6 +271,7 @@ def device_baseline(device: torch.device) -> int | None:
 
 
 def release_device_caches() -> None:
-    """Give back what torch keeps for later: cuBLAS workspaces and free segments."""
+    """Give back what torch keeps for later: cuBLAS workspaces, free segments, pinned memory."""
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
+    torch._C._host_emptyCache()

@@ -179,14 +179,14 @@ def test_a_failing_request_leaves_its_neighbours(
     prompts: dict[str, list[int]], expected: dict[str, list[int]], make_engine: Any, helpers: Any
 ) -> None:
     engine = make_engine(num_blocks=200)
-    run = engine.runner.run
+    launch = engine.runner.launch
 
     def fails_on_poison(chunks: Any) -> Any:
         if any(chunk.request.request_id == "poison" and chunk.ends for chunk in chunks):
             raise RuntimeError("this prompt breaks the model")
-        return run(chunks)
+        return launch(chunks)
 
-    engine.runner.run = fails_on_poison
+    engine.runner.launch = fails_on_poison
     good = ["own-30", "shared-1", "own-61"]
     for name in [*good[:2], "poison", good[2]]:
         engine.submit(helpers.submit(name, prompts.get(name, [7] * 9), NEW_TOKENS))
@@ -208,6 +208,7 @@ def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers:
         submit = helpers.submit(name, [ord(name[0])] * 9, 20)
         submit.arrived, submit.deadline_s = time.monotonic(), deadline_s
         engine.submit(submit)
+    engine.step()
     (started,) = [token.started for token in engine.step().tokens]
     assert 0 <= started.queued_s < 5
     assert started.cached_tokens == 0

@@ -63,11 +63,11 @@ def errored(engine: Engine, helpers: Any) -> None:
 
     for name in "abc":
         engine.submit(helpers.submit(name, [ord(name)] * 9, 6))
-    run = engine.runner.run
-    engine.runner.run = fails  # type: ignore[method-assign]
+    launch = engine.runner.launch
+    engine.runner.launch = fails  # type: ignore[method-assign]
     dropped = [d.request_id for _ in range(9) if engine.has_work for d in engine.step().dropped]
     assert sorted(dropped) == ["a", "b", "c"]
-    engine.runner.run = run  # type: ignore[method-assign]
+    engine.runner.launch = launch  # type: ignore[method-assign]
 
 
 def preempted_then_finished(engine: Engine, helpers: Any) -> None:

@@ -146,7 +146,7 @@ def test_a_warm_up_that_the_model_fails_gives_everything_back(
     def fails(*_: Any) -> Any:
         raise RuntimeError("no kernel for this")
 
-    monkeypatch.setattr(Runner, "run", fails)
+    monkeypatch.setattr(Runner, "launch", fails)
     with pytest.raises(warmup.WarmUpError, match="no kernel for this"):
         Lifecycle(config).start()
     assert [reference for reference in tensors if reference() is not None] == []

@@ -1,0 +1,142 @@
+"""Decode steps captured as CUDA graphs: one launch instead of some hundred.
+
+A batch is padded to the next captured size; padding rows have no context and write nothing. All
+graphs read one input buffer and share one memory pool, so they never run at the same time, and
+what a replay leaves is good until the next one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from plimsoll_engine.models.interface import Model, StepPlan
+
+if TYPE_CHECKING:
+    from plimsoll_engine.core.runner import Inputs
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+FIRST = 4
+"""So many are captured before the engine serves, spread over the sizes; the rest while it does."""
+FIELDS = 5
+"""ids, sources, positions, slots, contexts: one number a row."""
+
+
+def sizes_up_to(rows: int) -> list[int]:
+    """The batch sizes to capture for at most ``rows`` sequences, ascending, ``rows`` included."""
+    return [size for size in SIZES if size < rows] + [rows]
+
+
+def spread(sizes: list[int]) -> list[int]:
+    """``sizes`` in the order of their capture: the largest, the smallest, some between, the rest.
+
+    The largest comes first: the others then fit into the memory that it took.
+    """
+    step = max(1, len(sizes) // (FIRST - 1))
+    first = [sizes[-1], *sizes[:-1:step]][:FIRST]
+    return first + [size for size in reversed(sizes) if size not in first]
+
+
+class DecodeGraphs:
+    """The captured decode steps of one model over one KV pool."""
+
+    def __init__(
+        self, model: Model, kv: torch.Tensor, block_size: int, max_num_seqs: int, max_blocks: int
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._block_size = block_size
+        self._width = max_blocks
+        self._missing = spread(sizes_up_to(max_num_seqs))
+        rows, device = max_num_seqs, kv.device
+        self._inputs = torch.zeros(rows * (FIELDS + max_blocks), dtype=torch.int32, device=device)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._newest = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self.nbytes = self._inputs.nbytes + self._starts.nbytes + self._newest.nbytes
+
+    @property
+    def captured(self) -> list[int]:
+        return sorted(self._graphs)
+
+    def capture_first(self) -> None:
+        """Capture the first few sizes, the largest among them: every batch has a graph then."""
+        for _ in range(min(FIRST, len(self._missing))):
+            self.capture_next()
+
+    def capture_next(self) -> bool:
+        """Capture one more size; False where none is missing."""
+        if not self._missing:
+            return False
+        self._capture(self._missing.pop(0))
+        return True
+
+    @torch.inference_mode()
+    def _capture(self, size: int) -> None:
+        keys, values = self._kv[0], self._kv[1]
+        ids, sources, positions, slots, contexts = self._inputs[: FIELDS * size].view(FIELDS, size)
+        tables = self._inputs[FIELDS * size : (FIELDS + self._width) * size]
+        step = StepPlan(
+            keys, values, self._block_size, slots, tables.view(size, self._width), contexts,
+            self._starts[: size + 1], decodes=size,
+        )  # fmt: skip
+
+        def compute() -> tuple[torch.Tensor, torch.Tensor]:
+            known = torch.where(sources >= 0, self._newest[sources.clamp(min=0)], ids)
+            logits = self._model.logits(self._model.forward(known, positions, step))
+            return logits.argmax(dim=-1), logits
+
+        # Only padding: the rows of a trial write nothing to the pool.
+        self._inputs.zero_()
+        slots.fill_(-1)
+        sources.fill_(-1)
+        before = torch.cuda.memory_reserved(self._kv.device)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            compute()  # compiles kernels and makes the libraries' handles, which a capture may not
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            tokens, logits = compute()
+        self._graphs[size] = graph, tokens, logits
+        self.nbytes += max(0, torch.cuda.memory_reserved(self._kv.device) - before)
+
+    def replay(
+        self, inputs: Inputs, newest: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best token and the logits of each row, in memory of the graph's.
+
+        ``newest`` are the tokens that the step before sampled, at most as many as the largest size.
+        """
+        rows = len(inputs.ids)
+        size = min(size for size in self._graphs if size >= rows)
+        packed = torch.empty(size * (FIELDS + self._width), dtype=torch.int32, pin_memory=True)
+        host = packed.numpy()
+        fields = host[: FIELDS * size].reshape(FIELDS, size)
+        fields[:, rows:] = np.array([[0], [-1], [0], [-1], [0]], np.int32)
+        for field, values in zip(
+            fields,
+            (inputs.ids, inputs.sources, inputs.positions, inputs.slots, inputs.contexts),
+            strict=True,
+        ):
+            field[:rows] = values
+        tables = host[FIELDS * size :].reshape(size, self._width)
+        tables[:rows, : inputs.tables.shape[1]] = inputs.tables
+        self._inputs[: len(packed)].copy_(packed, non_blocking=True)
+        if newest is not None:
+            self._newest[: len(newest)].copy_(newest, non_blocking=True)
+        graph, tokens, logits = self._graphs[size]
+        graph.replay()
+        return tokens[:rows], logits[:rows]
+
+    def close(self) -> None:
+        """Free the graphs and their memory. Again does nothing more."""
+        for graph, _, _ in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+        self._missing.clear()
+        self.nbytes = 0
