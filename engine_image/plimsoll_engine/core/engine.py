@@ -77,6 +77,8 @@ class Engine:
         self.make_request: Callable[[Submit], Request] = Request.of
         self._suspects: deque[str] = deque()
         self._next_expiry = 0.0
+        self.waited_s = 0.0
+        """Seconds that the host waited for the device; the rest of a step is its own work."""
         self._flight: Flight | None = None
         """The step that the device may still be at work on."""
 
@@ -203,10 +205,12 @@ class Engine:
         flight, self._flight = self._flight, None
         if flight is None:
             return
+        begun = time.perf_counter()
         try:
             landed = flight.land()
         except RuntimeError as error:
             raise DeviceLostError(f"the device is lost: {error}") from None
+        self.waited_s += time.perf_counter() - begun
         for request, (token_id, logprobs) in landed:
             request.append(token_id)
             self.counters.generation_tokens += 1

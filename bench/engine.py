@@ -1,0 +1,276 @@
+"""Throughput of the engine on one device: scheduler, model and sampling, without HTTP and text.
+
+    python bench/engine.py --shape 06b --workload mixed256
+    python bench/engine.py --shape all --workload all --name engine-h200
+
+Greedy, fixed output lengths, random token ids below 10,000, random weights. A set is: all requests
+submitted at once until the last has finished. One JSON line a set; figures are medians. Figures of
+earlier runs that this one does not measure stay in the result file.
+
+The outputs of some requests are compared with the eager torch reference. Nothing is reported when a
+token's logit there is further below the best than twice what bfloat16 itself moves logits by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from result import RESULTS, publish
+from shapes import SHAPES, random_decoder
+
+from plimsoll_engine.core.blocks import BlockPool
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.warmup import warm_up
+from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.kernels.reference import ReferenceOps
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.interface import StepPlan
+
+VOCABULARY = 10_000
+MAX_SEQS = 256
+BLOCK = 16
+CHECKED = 3
+CHECKED_TOKENS = 128
+
+Request = tuple[list[int], int]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``counts_prompt`` says that the figure is of prompt tokens, not of output."""
+
+    requests: list[Request]
+    counts_prompt: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(prompt) if self.counts_prompt else out for prompt, out in self.requests)
+
+
+def workload(name: str, seed: int, scale: float = 1.0) -> Workload:
+    """The requests of ``name``. ``scale`` below 1 shrinks counts and lengths, for trials."""
+    rng = random.Random(seed)
+
+    def sized(number: int) -> int:
+        return max(1, int(number * scale))
+
+    def prompt(length: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(length)]
+
+    def same(count: int, length: int, out: int) -> list[Request]:
+        return [(prompt(length), out) for _ in range(count)]
+
+    def uniform() -> int:
+        return sized(rng.randint(100, 1024))
+
+    if name == "mixed256":
+        return Workload([(prompt(uniform()), uniform()) for _ in range(sized(256))])
+    if name == "decode1":
+        return Workload(same(1, sized(128), sized(512)))
+    if name == "decode256":
+        return Workload(same(sized(256), sized(128), sized(512)))
+    if name == "prefill":
+        return Workload(same(sized(64), sized(4000), 1), counts_prompt=True)
+    shared = prompt(sized(3000))
+    return Workload([(shared + prompt(sized(64)), sized(64)) for _ in range(sized(256))])
+
+
+WORKLOADS = ("mixed256", "decode1", "decode256", "prefill", "prefix256")
+
+
+class Bench:
+    """One model on one device, and the engine over it."""
+
+    def __init__(self, shape: str, device: torch.device, seed: int, budget: int) -> None:
+        self.device = device
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.config = SHAPES[shape]()
+        self.model = random_decoder(self.config, self.dtype, device, seed)
+        length = 4096
+        blocks = MAX_SEQS * 2112 // BLOCK if device.type == "cuda" else 4096
+        self.runner = Runner(self.model, blocks, BLOCK)
+        scheduler = Scheduler(BlockPool(blocks, BLOCK), MAX_SEQS, budget, length)
+        self.engine = Engine(self.runner, scheduler)
+        warm_up(self.engine)
+        begun = time.perf_counter()
+        self.runner.capture_graphs(MAX_SEQS, length // BLOCK)
+        self.first_capture_s = time.perf_counter() - begun
+        while self.runner.graphs is not None and self.runner.graphs.capture_next():
+            pass
+        self.capture_s = time.perf_counter() - begun
+
+    def run(self, requests: list[Request]) -> tuple[float, dict[str, list[int]], float]:
+        """Seconds for the whole set, the outputs, and the host's seconds inside ``step``."""
+        engine = self.engine
+        engine.pool.reset_prefix_cache()
+        outputs: dict[str, list[int]] = {str(i): [] for i in range(len(requests))}
+        self._synchronize()
+        begun = time.perf_counter()
+        for name, (prompt, out) in zip(outputs, requests, strict=True):
+            refused = engine.submit(Submit(name, prompt, Sampling(out, ignore_eos=True)))
+            if refused is not None:
+                raise SystemExit(f"request refused: {refused.message}")
+        while engine.has_work:
+            output = engine.step()
+            if output.dropped:
+                raise SystemExit(f"request dropped: {output.dropped[0].message}")
+            for token in output.tokens:
+                outputs[token.request_id].append(token.token_id)
+        self._synchronize()
+        return time.perf_counter() - begun, outputs, engine.waited_s
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def check(self, requests: list[Request], outputs: dict[str, list[int]]) -> dict[str, float]:
+        """Compare some outputs with the reference; SystemExit where one is wrong."""
+        wide = Decoder(self.config, torch.float32)
+        wide.bind({name: t.float() for name, t in self.model.parameters_by_name().items()})
+        narrow = Decoder(self.config, self.dtype)
+        narrow.bind(self.model.parameters_by_name())
+        equal = total = 0
+        worst_noise = worst_gap = 0.0
+        for index in range(0, len(requests), max(1, len(requests) // CHECKED)):
+            prompt, _ = requests[index]
+            out = outputs[str(index)][:CHECKED_TOKENS]
+            exact = reference_logits(wide, prompt, out)
+            rounded = reference_logits(narrow, prompt, out)
+            noise = float((exact - rounded).abs().max())
+            chosen = torch.tensor(out, device=self.device).unsqueeze(-1)
+            gap = exact.max(dim=-1).values - exact.gather(-1, chosen).squeeze(-1)
+            worst_noise, worst_gap = max(worst_noise, noise), max(worst_gap, float(gap.max()))
+            equal += int((exact.argmax(dim=-1, keepdim=True) == chosen).sum())
+            total += len(out)
+            if not float(gap.max()) <= 2 * noise + 1e-4:
+                raise SystemExit(
+                    f"request {index}: a token's logit is {float(gap.max()):.4f} below the best of"
+                    f" the reference, the noise is {noise:.4f}: no figure is reported"
+                )
+        return {"checked": total, "equal": equal, "noise": worst_noise, "worst_gap": worst_gap}
+
+
+def reference_logits(model: Decoder, prompt: list[int], out: list[int]) -> torch.Tensor:
+    """float32 [len(out), vocabulary]: the scores that each token of ``out`` was chosen from, with
+    all tokens before it given, by plain torch in one pass."""
+    model._ops = ReferenceOps()
+    ids = torch.tensor(prompt + out[:-1], device=model.device)
+    count = len(ids)
+    blocks = -(-count // BLOCK)
+    kv = torch.zeros(2, model.kv.layers, blocks * BLOCK, *model.kv[1:], dtype=model.dtype,
+                     device=model.device)  # fmt: skip
+    positions = torch.arange(count, device=model.device)
+
+    def ints(values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=model.device)
+
+    step = StepPlan(
+        kv[0], kv[1], BLOCK, positions, ints([list(range(blocks))]), ints([count]),
+        ints([0, count]), decodes=0, longest=count,
+    )  # fmt: skip
+    hidden = model.forward(ids, positions, step)
+    return model.logits(hidden[len(prompt) - 1 :]).float()
+
+
+def measure(bench: Bench, shape: str, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sets of one workload, each printed as a line."""
+    work = workload(name, arguments.seed, arguments.scale)
+    sets = []
+    for number in range(arguments.sets + 1):  # the first one warms up and is not counted
+        before = bench.engine.counters.steps
+        bench.engine.waited_s = 0.0
+        seconds, outputs, waited_s = bench.run(work.requests)
+        if any(len(outputs[str(i)]) != out for i, (_, out) in enumerate(work.requests)):
+            raise SystemExit(f"{name}: a request has too few tokens")
+        if number == 0 and not arguments.no_warm_up:
+            continue
+        steps = bench.engine.counters.steps - before
+        line = {
+            "shape": shape, "workload": name, "seconds": seconds,
+            "tok_s": work.tokens / seconds, "steps": steps, "step_ms": 1e3 * seconds / steps,
+            "host_ms": 1e3 * (seconds - waited_s) / steps,
+        }  # fmt: skip
+        print(json.dumps(line), flush=True)
+        sets.append(line)
+        if len(sets) == arguments.sets:
+            break
+    if arguments.profile:
+        profile(bench, work.requests)
+    check = bench.check(work.requests, outputs)
+    print(json.dumps({"workload": name, **check}), flush=True)
+    return {"sets": sets, "check": check}
+
+
+def profile(bench: Bench, requests: list[Request]) -> None:
+    """Where the device's time goes in one more set, by kernel."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        bench.run(requests)
+    rows = profiler.key_averages()
+    total = sum(row.self_device_time_total for row in rows)
+    for row in sorted(rows, key=lambda row: -row.self_device_time_total)[:25]:
+        share = row.self_device_time_total / total
+        each_us = row.self_device_time_total / row.count
+        print(f"{share:6.1%} {row.count:7} x {each_us:8.1f} us  {row.key[:90]}")
+    print(f"device busy {total / 1e6:.3f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--shape", default="06b", choices=[*SHAPES, "all"])
+    parser.add_argument("--workload", default="mixed256", choices=[*WORKLOADS, "all"])
+    parser.add_argument("--sets", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
+    parser.add_argument("--scale", type=float, default=1.0, help="below 1: a trial, not written")
+    parser.add_argument("--no-warm-up", action="store_true", help="count the first set too")
+    parser.add_argument("--profile", action="store_true", help="print where device time goes")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--name", default="engine")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    shapes = ["06b", "8b"] if arguments.shape == "all" else [arguments.shape]
+    names = WORKLOADS if arguments.workload == "all" else (arguments.workload,)
+    figures, samples = earlier(arguments.out / f"{arguments.name}.json")
+    for shape in shapes:
+        bench = Bench(shape, torch.device(arguments.device), arguments.seed, arguments.budget)
+        figures[f"first_graphs_{shape}_s"] = bench.first_capture_s
+        figures[f"all_graphs_{shape}_s"] = bench.capture_s
+        for name in names:
+            if (shape, name) == ("8b", "prefix256"):
+                continue  # no figure of a peer to compare with
+            found = measure(bench, shape, name, arguments)
+            rates = [line["tok_s"] for line in found["sets"]]
+            figures[f"{name}_{shape}_tok_s"] = statistics.median(rates)
+            samples[f"{name}_{shape}"] = found
+        bench.engine.close()
+        del bench
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    if arguments.scale == 1.0:
+        publish(arguments.name, figures, samples, folder=arguments.out)
+
+
+def earlier(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures and samples of the result file, or none."""
+    try:
+        whole = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}, {}
+    return dict(whole.get("figures") or {}), dict(whole.get("samples") or {})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Each Triton kernel against its torch reference: error, and share of what the card can do.
+
+    python bench/kernels.py
+
+Ratios are of the copy bandwidth and of the bfloat16 matrix rate that the same run measures; bytes
+and operations are the fewest that the work needs. Inputs rotate, so that no run finds the last
+one's in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from result import RESULTS, publish
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from plimsoll_engine.kernels.fused import FusedOps
+from plimsoll_engine.kernels.interface import Ops
+from plimsoll_engine.kernels.reference import ReferenceOps
+from plimsoll_engine.models.interface import StepPlan
+
+DEVICE = torch.device("cuda")
+DTYPE = torch.bfloat16
+PAGE = 16
+HEADS = {"06b": 16, "8b": 32}
+KV_HEADS, DIM = 8, 128
+COPIES = 4
+"""Input sets to rotate among."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one size. ``call(ops, i)`` computes on input set i; work is in bytes or
+    operations."""
+
+    name: str
+    call: Callable[[Ops, int], torch.Tensor]
+    work: float
+    is_flops: bool = False
+
+
+def milliseconds(call: Callable[[int], Any]) -> float:
+    """Median of many, launched by a CUDA graph so that no launch gap is in it."""
+    for i in range(COPIES):
+        call(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call(i) for i in range(COPIES)]
+    found = triton.testing.do_bench(graph.replay, warmup=10, rep=40, return_mode="median")
+    del kept
+    return float(found) / COPIES
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE).to(DTYPE)
+
+
+def plan_of(sequences: int, context: int, new: int) -> StepPlan:
+    """``sequences`` of ``context`` tokens each, the last ``new`` in this step, blocks shuffled."""
+    pages = -(-context // PAGE)
+    tables = torch.randperm(sequences * pages, device=DEVICE).int().view(sequences, pages)
+    positions = torch.arange(context - new, context, device=DEVICE)
+    slots = (tables[:, positions // PAGE].long() * PAGE + positions % PAGE).flatten()
+    return StepPlan(
+        keys=draw(COPIES, sequences * pages * PAGE, KV_HEADS, DIM),
+        values=draw(COPIES, sequences * pages * PAGE, KV_HEADS, DIM),
+        block_size=PAGE,
+        write_slots=slots,
+        tables=tables,
+        contexts=torch.full((sequences,), context, dtype=torch.int32, device=DEVICE),
+        starts=torch.arange(0, (sequences + 1) * new, new, dtype=torch.int32, device=DEVICE),
+        decodes=sequences if new == 1 else 0,
+        longest=new,
+    )
+
+
+def elementwise(rows: int) -> list[Case]:
+    """The fused elementwise kernels at 8B's sizes."""
+    size, inner = 4096, 14_336
+    x = [draw(rows, size) for _ in range(COPIES)]
+    residual = [draw(rows, size) for _ in range(COPIES)]
+    gate_up = [draw(rows, 2 * inner) for _ in range(COPIES)]
+    weight = draw(size)
+    qkv = [draw(rows, (32 + 2 * KV_HEADS) * DIM) for _ in range(COPIES)]
+    norms = draw(DIM), draw(DIM)
+    table = torch.randn(rows, DIM, device=DEVICE)
+    plan = plan_of(rows // 16, 16, 16)
+    two = 2.0  # bytes of a bfloat16
+
+    def add(ops: Ops, i: int) -> torch.Tensor:
+        # In place: the reference must not change what the kernel then adds to.
+        into = residual[i].clone() if isinstance(ops, ReferenceOps) else residual[i]
+        return ops.add_rms_norm(x[i], into, weight, 1e-5)
+
+    return [
+        Case("rms_norm", lambda o, i: o.rms_norm(x[i], weight, 1e-5), two * rows * size * 2),
+        Case("add_rms_norm", add, two * rows * size * 4),
+        Case("silu_mul", lambda o, i: o.silu_mul(gate_up[i]), two * rows * inner * 3),
+        Case(
+            "rotate_and_store",
+            lambda o, i: o.rotate_and_store(qkv[i], table, norms, 1e-5, plan, i),
+            two * rows * 48 * DIM * 2 + rows * DIM * 4,
+        ),
+    ]
+
+
+def decode(shape: str, sequences: int, context: int) -> Case:
+    plan = plan_of(sequences, context, 1)
+    query = draw(sequences, HEADS[shape], DIM)
+    return Case(
+        f"decode_attention_{shape}_{sequences}x{context}",
+        lambda ops, i: ops.attend(query, plan, i, DIM**-0.5, None),
+        2.0 * 2 * sequences * context * KV_HEADS * DIM,
+    )
+
+
+def prefill(shape: str, sequences: int, length: int, new: int) -> Case:
+    plan = plan_of(sequences, length, new)
+    query = draw(sequences * new, HEADS[shape], DIM)
+    pairs = sequences * new * (length - (new - 1) / 2)
+    return Case(
+        f"prefill_attention_{shape}_{sequences}x{new}of{length}",
+        lambda ops, i: ops.attend(query, plan, i, DIM**-0.5, None),
+        4.0 * pairs * HEADS[shape] * DIM,
+        is_flops=True,
+    )
+
+
+def library(shape: str, backend: SDPBackend, length: int) -> float:
+    """TFLOP/s of a library's causal attention over contiguous keys, two sequences."""
+    query, key, value = (draw(2, h, length, DIM) for h in (HEADS[shape], KV_HEADS, KV_HEADS))
+
+    def call(_: int) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+    flops = 4.0 * 2 * HEADS[shape] * DIM * length * (length + 1) / 2
+    return flops / milliseconds(call) / 1e9
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes a second of a device-to-device copy, operations a second of a matrix product."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device=DEVICE).random_()
+    target = torch.empty_like(source)
+    copy_ms = triton.testing.do_bench(lambda: target.copy_(source), return_mode="median")
+    a, b = draw(8192, 8192), draw(8192, 8192)
+    product_ms = triton.testing.do_bench(lambda: a @ b, return_mode="median")
+    return 2 * len(source) / copy_ms * 1e3, 2 * 8192.0**3 / product_ms * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kernels against their references.")
+    parser.add_argument("--name", default="kernels")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    copy, product = ceilings()
+    figures: dict[str, float] = {"copy_bytes_s": copy, "product_flop_s": product}
+    fused, reference = FusedOps(), ReferenceOps()
+    makers: list[Callable[[], list[Case]]] = [
+        lambda: elementwise(8192),
+        *(
+            (lambda s=s, n=n, c=c: [decode(s, n, c)])
+            for s in HEADS
+            for n, c in ((256, 1024), (256, 384), (64, 1024), (1, 512))
+        ),
+        *((lambda s=s: [prefill(s, 2, 4096, 4096), prefill(s, 8, 2048, 512)]) for s in HEADS),
+    ]
+    for make in makers:
+        for case in make():
+            expected = case.call(reference, 0).double()
+            found = case.call(fused, 0).double()
+            error = float((found - expected).norm() / expected.norm())
+            ms = milliseconds(lambda i, case=case: case.call(fused, i))
+            ratio = case.work / ms * 1e3 / (product if case.is_flops else copy)
+            figures[f"{case.name}_ratio"] = ratio
+            figures[f"{case.name}_s"] = ms / 1e3
+            figures[f"{case.name}_error_ratio"] = error
+            print(f"{case.name:45} {ms * 1e3:9.1f} us  {ratio:6.1%}  error {error:.2e}", flush=True)
+        torch.cuda.empty_cache()
+    for shape in HEADS:
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            try:
+                rate = library(shape, backend, 4096)
+            except RuntimeError as error:
+                print(f"{backend}: {error}")
+                continue
+            print(f"{backend} {shape} {rate:.0f} TFLOP/s", flush=True)
+    publish(arguments.name, figures, folder=arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The published configs of the models that the engine is measured on, with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, Qwen3Config
+
+from plimsoll_engine.models.decoder import Decoder
+
+
+def qwen3_06b() -> Any:
+    """Qwen3-0.6B."""
+    return Qwen3Config(
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, vocab_size=151_936, max_position_embeddings=40_960,
+        rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+    )  # fmt: skip
+
+
+def llama31_8b() -> Any:
+    """Llama-3.1-8B."""
+    return LlamaConfig(
+        hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, vocab_size=128_256, max_position_embeddings=131_072,
+        rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        },
+    )  # fmt: skip
+
+
+def tiny() -> Any:
+    """For trying the benchmark itself out on a CPU."""
+    return Qwen3Config(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=10_000, max_position_embeddings=8192,
+        rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+    )  # fmt: skip
+
+
+SHAPES = {"06b": qwen3_06b, "8b": llama31_8b, "tiny": tiny}
+
+
+def random_decoder(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Decoder:
+    """The model with normal weights of the config's own deviation, made on ``device``."""
+    model = Decoder(config, dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    tensors = {}
+    for name, meta in model.parameters_by_name().items():
+        tensor = torch.empty_like(meta, device=device)
+        if name.endswith("norm"):
+            tensor.fill_(1.0)
+        else:
+            tensor.normal_(0.0, config.initializer_range, generator=generator)
+        tensors[name] = tensor
+    model.bind(tensors)
+    return model
