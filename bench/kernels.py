@@ -146,6 +146,29 @@ def library(shape: str, backend: SDPBackend, length: int) -> float:
     return flops / milliseconds(call) / 1e9
 
 
+def projections() -> list[Case]:
+    """The products of one row at both sizes, as decoding alone runs them."""
+    found = []
+    for shape, size, inner in (("06b", 1024, 3072), ("8b", 4096, 14_336)):
+        x = draw(1, size)
+        norm = draw(size)
+        gate_up = [draw(2 * inner, size) for _ in range(COPIES)]
+        down = [draw(size, inner) for _ in range(COPIES)]
+        wide = draw(1, inner)
+
+        def first(ops: Ops, i: int, x: Any = x, w: Any = gate_up, n: Any = norm) -> torch.Tensor:
+            return ops.project(x, w[i], None, n, 1e-5, True)
+
+        def second(ops: Ops, i: int, x: Any = wide, w: Any = down) -> torch.Tensor:
+            return ops.project(x, w[i], None)
+
+        found += [
+            Case(f"project_gate_up_{shape}", first, 4.0 * inner * size),
+            Case(f"project_down_{shape}", second, 2.0 * inner * size),
+        ]
+    return found
+
+
 def ceilings() -> tuple[float, float]:
     """Bytes a second of a device-to-device copy, operations a second of a matrix product."""
     source = torch.empty(1 << 31, dtype=torch.uint8, device=DEVICE).random_()
@@ -167,6 +190,7 @@ def main() -> None:
     fused, reference = FusedOps(), ReferenceOps()
     makers: list[Callable[[], list[Case]]] = [
         lambda: elementwise(8192),
+        projections,
         *(
             (lambda s=s, n=n, c=c: [decode(s, n, c)])
             for s in HEADS

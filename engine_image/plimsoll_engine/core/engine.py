@@ -174,8 +174,8 @@ class Engine:
         self._free_outputs()
         chunks = self.scheduler.schedule(self._next_suspect())
         if not chunks:
-            if self._flight is None:
-                return StepOutput(dropped=self._add_compiled(COMPILE_WAIT_S))
+            if self._flight is None and not output.tokens:
+                output.dropped += self._add_compiled(COMPILE_WAIT_S)
             self._land(output)
             return output
         self.counters.steps += 1

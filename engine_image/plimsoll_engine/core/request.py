@@ -72,7 +72,7 @@ class Request:
 
     def append(self, token_id: int) -> None:
         """Take in the next token of the output."""
-        self.pending -= 1
+        self.pending = max(0, self.pending - 1)
         self.token_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)

@@ -114,7 +114,7 @@ class Runner:
         Decode rows must not be mixed in behind prefill chunks, so the order here is this method's.
         """
         assert self.model is not None
-        chunks = sorted(chunks, key=lambda chunk: chunk.count > 1)
+        chunks = sorted(chunks, key=_place)
         ending = [chunk.request for chunk in chunks if chunk.ends]
         made = plan([request.row() for request in ending])
         inputs = collect(chunks, self.block_size)
@@ -168,7 +168,7 @@ class Runner:
             starts=starts,
             decodes=decodes,
             longest=max((chunk.count for chunk in chunks[decodes:]), default=0),
-            fresh=all(chunk.request.computed == 0 for chunk in chunks[decodes:]),
+            fresh=tuple(c.count for c in chunks[decodes:] if not c.request.computed),
         )
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
@@ -185,6 +185,14 @@ class Runner:
         self._newest = None
         if self.outputs is not None:
             self.outputs.close()
+
+
+def _place(chunk: Chunk) -> tuple[int, int]:
+    """Where a chunk's rows are: decode rows first, the longest context first, since it takes the
+    device longest; then prompts that go on; then whole ones, the shortest first."""
+    if chunk.count == 1:
+        return 0, -chunk.request.computed
+    return (1, 0) if chunk.request.computed else (2, chunk.count)
 
 
 def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:

@@ -26,6 +26,10 @@ from plimsoll_engine.core.waiting import WaitingQueue, urgency
 from plimsoll_engine.ipc import Media
 from plimsoll_engine.offload.offload import Offload
 
+UNCUT = 8
+"""A prompt is not begun with less than this part of a step's tokens: a cut one reads its context
+again, and whole ones have the faster attention."""
+
 
 @dataclass(slots=True)
 class Chunk:
@@ -63,6 +67,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         """By urgency."""
+        self._coming: set[bytes] = set()
+        """Hashes of the blocks that the step being scheduled will fill."""
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
@@ -110,6 +116,7 @@ class Scheduler:
         With ``only``, that waiting request alone is computed (to find out which request of a
         failed batch is at fault).
         """
+        self._coming.clear()
         if only is not None:
             if self.offload is not None:
                 self.offload.reclaim()
@@ -145,6 +152,7 @@ class Scheduler:
                     stopped.append(chunk.request)
             elif chunk is not None:
                 chunks.append(chunk)
+                self._announce(chunk)
                 budget -= chunk.count
                 index += 1
             elif turn is not None:
@@ -166,7 +174,13 @@ class Scheduler:
         if self._fetches(request):
             return Chunk(request, 0)
         self._take_prefix(request)
+        if self._next_block_is_coming(request):
+            self._drop(request)
+            return Chunk(request, 0)
         count = min(request.uncomputed, budget)
+        if count < request.uncomputed and budget < self.max_num_batched_tokens // UNCUT:
+            self._drop(request)
+            return Chunk(request, 0)  # a little of it now would cost more than it brings
         if not self._reserve(request, count):
             self._drop(request)
             return None
@@ -182,6 +196,21 @@ class Scheduler:
             request.started_at = time.monotonic()
             request.cached_tokens = request.computed
         return chunk
+
+    def _announce(self, chunk: Chunk) -> None:
+        """Note the blocks that ``chunk`` fills, for requests with the same beginning."""
+        if chunk.count > 1:
+            start = chunk.request.computed
+            size = self.pool.block_size
+            full = slice(start // size, (start + chunk.count) // size)
+            self._coming.update(chunk.request.block_hashes[full])
+
+    def _next_block_is_coming(self, request: Request) -> bool:
+        """Whether another request fills, in this step, the block that ``request`` would begin
+        with: one step later it takes it from the cache."""
+        index = len(request.block_ids)
+        usable = (len(request.token_ids) - 1) // self.pool.block_size
+        return index < usable and request.block_hashes[index] in self._coming
 
     def _chunk(self, request: Request, count: int) -> Chunk:
         encode: list[Media] = []

@@ -15,13 +15,13 @@ NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
 TILE = 64
 MAX_SPLITS = 32
-PROGRAMS = 4096
-"""As many are started at least where the contexts allow it: an H200 runs some 500 at once, and
+PROGRAMS = 1536
+"""As many are started at least where the contexts allow it: an H200 runs some 260 at once, and
 several rounds of them even out contexts of unequal length."""
 
 
 @triton.jit
-def _kernel(
+def _decode_attention(
     query, keys, values, tables, contexts, out, lse, scale, window, width,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
@@ -121,7 +121,7 @@ def decode_attention(
         shape = sequences, heads, splits, dim
         parts = torch.empty(shape, dtype=torch.float32, device=query.device)
         lse = torch.empty(shape[:3], dtype=torch.float32, device=query.device)
-    _kernel[(kv_heads, sequences, splits)](
+    _decode_attention[(kv_heads, sequences, splits)](
         query, keys, values, tables, contexts, parts, lse, scale * LOG2_E,
         NO_WINDOW if window is None else window, tables.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,

@@ -10,7 +10,12 @@ from plimsoll_engine.models.interface import StepPlan
 
 
 class Ops(Protocol):
-    """Rows are tokens. Every method allocates its result; inputs stay as they are, unless said."""
+    """Rows are tokens. Every method allocates its result; inputs stay as they are, unless said.
+
+    ``projects`` says that :meth:`project` is faster than its parts.
+    """
+
+    projects: bool
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """``x`` [rows, size] over its root mean square, times ``weight`` [size]."""
@@ -49,6 +54,20 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Causal attention of ``query`` [tokens, heads, dim] to each row's own context, at most the
         last ``window`` tokens of it, the row itself included; the same shape."""
+        ...
+
+    def project(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+        silu: bool = False,
+        into: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``weight`` [size, columns] times one row ``x`` [1, columns], or :meth:`rms_norm` of it by
+        ``norm``; with ``silu`` then :meth:`silu_mul`. Added to ``into`` in place where given."""
         ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

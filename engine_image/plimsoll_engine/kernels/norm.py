@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _kernel(
+def _rms_norm(
     x, residual, weight, out, rows, size, eps,
     ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -39,7 +39,7 @@ def rms_norm(
     block = triton.next_power_of_2(size)
     at_once = max(1, min(4096 // block, triton.cdiv(rows, 528)))
     at_once = triton.next_power_of_2(at_once)
-    _kernel[(triton.cdiv(rows, at_once),)](
+    _rms_norm[(triton.cdiv(rows, at_once),)](
         x, x if residual is None else residual, weight, out, rows, size, eps,
         ADD=residual is not None, ROWS=at_once, BLOCK=block,
         num_warps=8 if block * at_once > 2048 else 4,

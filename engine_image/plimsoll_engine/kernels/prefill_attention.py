@@ -52,7 +52,7 @@ def _walk(
 
 
 @triton.jit
-def _kernel(
+def _prefill_attention(
     query, keys, values, tables, contexts, starts, out, scale, window, first, width,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
@@ -120,7 +120,7 @@ def prefill_attention(
     kv_heads = keys.shape[1]
     wide = query.dtype == torch.float32
     rows = 32 if wide else 128 if longest > 64 else 64
-    _kernel[(heads, len(contexts) - first, triton.cdiv(longest, rows))](
+    _prefill_attention[(heads, len(contexts) - first, triton.cdiv(longest, rows))](
         query, keys, values, tables, contexts, starts, out, scale * LOG2_E,
         NO_WINDOW if window is None else window, first, tables.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from plimsoll_engine.models.interface import StepPlan
 
@@ -30,6 +30,8 @@ class Gather:
 
 class ReferenceOps:
     """See :class:`plimsoll_engine.kernels.interface.Ops`."""
+
+    projects = False
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()
@@ -81,6 +83,24 @@ class ReferenceOps:
         for number in range(len(plan.derived.prefills)):
             parts.append(_prefill(query, plan, layer, number, scale, window))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def project(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+        silu: bool = False,
+        into: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = linear(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
+        if silu:
+            out = self.silu_mul(out)
+        if into is None:
+            return out
+        into += out
+        return into
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -44,7 +44,7 @@ def _rotated(
 
 
 @triton.jit
-def _kernel(
+def _rotate_and_store(
     qkv, rotary, q_norm, k_norm, slots, query, keys, values, eps,
     HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr,
     KV_HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
@@ -102,7 +102,7 @@ def rotate_and_store(
     heads = qkv.shape[1] // dim - 2 * kv_heads
     query = qkv.new_empty(tokens, heads, dim)
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
-    _kernel[(tokens,)](
+    _rotate_and_store[(tokens,)](
         qkv, rotary, q_norm, k_norm, slots, query, keys, values, eps,
         HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads),
         KV_HEADS=kv_heads, KV_HEADS_PAD=triton.next_power_of_2(kv_heads),

@@ -239,6 +239,8 @@ class Decoder:
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         ops, spec = self._ops, self.spec
+        if len(ids) == 1 and ops.projects:
+            return self._forward_one(ids, positions, plan, embeds)
         scale = spec.dim**-0.5
         rotary = ops.rotary(positions, self._inverse)
         residual = self.embed(ids) if embeds is None else embeds.clone()
@@ -254,6 +256,27 @@ class Decoder:
             x = linear(x, layer.down, layer.down_bias)
             x = ops.add_rms_norm(x, residual, norms[index], spec.eps)
         return x
+
+    def _forward_one(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: StepPlan,
+        embeds: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The same for one row, with fewer and other kernels."""
+        ops, eps, scale = self._ops, self.spec.eps, self.spec.dim**-0.5
+        rotary = ops.rotary(positions, self._inverse)
+        stream = self.embed(ids) if embeds is None else embeds.clone()
+        for index, layer in enumerate(self._layers):
+            qkv = ops.project(stream, layer.qkv, layer.qkv_bias, layer.attention_norm, eps)
+            query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
+            x = ops.attend(query, plan, index, scale, self.spec.windows[index]).flatten(1)
+            ops.project(x, layer.out, layer.out_bias, into=stream)
+            bias = layer.gate_up_bias
+            x = ops.project(stream, layer.gate_up, bias, layer.mlp_norm, eps, silu=True)
+            ops.project(x, layer.down, layer.down_bias, into=stream)
+        return ops.rms_norm(stream, self._tensors["norm"], eps)
 
     def close(self) -> None:
         self._tensors = {}

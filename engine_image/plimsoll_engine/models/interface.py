@@ -38,10 +38,10 @@ class StepPlan:
     padding rows. ``tables`` int32 [sequences, width] are the block numbers of each sequence,
     ``contexts`` int32 [sequences] its tokens, the step's included (0 for padding), and ``starts``
     int32 [sequences + 1] its first row. The first ``decodes`` sequences have one row each;
-    ``longest`` is the most rows of any other. ``fresh`` says that no prefill chunk has a context
-    before it. ``derived`` is the backend's own: what it computes once a step. ``attended`` holds
-    for each sequence its rows' number and what they attend to beside the pool, in models with an
-    encoder for that.
+    ``longest`` is the most rows of any other. ``fresh`` are the rows of the last sequences, those
+    whose whole context is in the step, shortest first. ``derived`` is the backend's own: what it
+    computes once a step. ``attended`` holds for each sequence what its rows attend to beside the
+    pool, in models with an encoder for that.
     """
 
     keys: torch.Tensor
@@ -53,7 +53,7 @@ class StepPlan:
     starts: torch.Tensor
     decodes: int
     longest: int = 0
-    fresh: bool = False
+    fresh: tuple[int, ...] = ()
     derived: Any = None
     attended: list[tuple[int, torch.Tensor]] | None = None
 

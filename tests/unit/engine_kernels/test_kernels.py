@@ -175,6 +175,32 @@ def test_attention(
     assert error(found, expected) < tolerance
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize(("norm", "silu", "add"), [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 0, 1)])
+def test_projection_of_one_row(
+    norm: int, silu: int, add: int, bias: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    columns, rows = 1100, 26
+    x, weight, into = (draw(*s, dtype=dtype) for s in ((1, columns), (rows, columns), (1, rows)))
+    shift = draw(rows, dtype=dtype) if bias else None
+    scale = draw(columns, dtype=dtype) if norm else None
+    found, expected = (
+        ops.project(x, weight, shift, scale, 1e-6, bool(silu), into.clone() if add else None)
+        for ops in (FUSED, REFERENCE)
+    )
+    assert error(found, expected) < tolerance
+
+
+def test_whole_prompts_of_the_library() -> None:
+    plan = plan_of([(9, 1), (40, 20), (1030, 1030), (1300, 1300)], 2, 32, NARROW)
+    plan.fresh = (1030, 1300)
+    query = draw(len(plan.write_slots), 4, 32, dtype=NARROW)
+    expected = REFERENCE.attend(query, plan, 0, 0.3, None)
+    plan.derived = None
+    assert error(FUSED.attend(query, plan, 0, 0.3, None), expected) < 8e-3
+
+
 @pytest.mark.parametrize("splits", [1, 2, 8])
 def test_parts_of_a_context_are_joined(splits: int) -> None:
     from plimsoll_engine.kernels.decode_attention import decode_attention

@@ -1,0 +1,82 @@
+"""A matrix times one vector, with what stands before and after it in a decoder layer.
+
+At one row a product reads its whole matrix for two operations an element: memory-bound, and short
+enough that a launch of its own for each norm, activation and addition would double the time. So the
+norm of the input, silu(gate) x up and the addition to the residual stream happen here.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _project(
+    x, norm, weight, bias, out, rows, eps,
+    COLUMNS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = row < rows
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    second = tl.zeros([ROWS, BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
+    # Unrolled, and the norm's factor is applied at the end: no load waits for a sum.
+    for start in tl.static_range(0, COLUMNS, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < COLUMNS
+        at = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+        both = here[:, None] & inside[None, :]
+        part = tl.load(weight + at, mask=both, other=0.0).to(tl.float32)
+        value = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            squares += value * value
+            value *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+        total += part * value[None, :]
+        if SILU:
+            up = weight + tl.cast(rows, tl.int64) * COLUMNS
+            part = tl.load(up + at, mask=both, other=0.0).to(tl.float32)
+            second += part * value[None, :]
+    inverse = 1.0
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(squares, axis=0) / COLUMNS + eps)
+    result = tl.sum(total, axis=1) * inverse
+    if BIAS:
+        result += tl.load(bias + row, mask=here, other=0.0).to(tl.float32)
+    if SILU:
+        gated = tl.sum(second, axis=1) * inverse
+        if BIAS:
+            gated += tl.load(bias + rows + row, mask=here, other=0.0).to(tl.float32)
+        result = result / (1.0 + tl.exp(-result)) * gated
+    if ADD:
+        result += tl.load(out + row, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=here)
+
+
+def project(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    silu: bool = False,
+    into: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``weight`` [rows, columns] times ``x`` [1, columns], or its RMSNorm by ``norm``; [1, rows].
+
+    With ``silu`` the first half of the product's rows gates the second; [1, rows / 2]. The result
+    is added to ``into`` [1, rows] in place where that is given. Moves the bytes of ``weight``.
+    """
+    columns = x.shape[1]
+    rows = weight.shape[0] // 2 if silu else weight.shape[0]
+    out = x.new_empty(1, rows) if into is None else into
+    block = min(4096, triton.next_power_of_2(columns))
+    at_once = max(1, (4096 if silu or rows <= 2048 else 8192) // block)
+    _project[(triton.cdiv(rows, at_once),)](
+        x, x if norm is None else norm, weight, x if bias is None else bias, out, rows, eps,
+        COLUMNS=columns, NORM=norm is not None, BIAS=bias is not None, SILU=silu,
+        ADD=into is not None, ROWS=at_once, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return out
