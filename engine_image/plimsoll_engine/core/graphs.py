@@ -62,6 +62,10 @@ class DecodeGraphs:
     def captured(self) -> list[int]:
         return sorted(self._graphs)
 
+    def fits(self, rows: int) -> bool:
+        """There is a graph for a batch of ``rows``."""
+        return any(size >= rows for size in self._graphs)
+
     def capture_first(self) -> None:
         """Capture the first few sizes, the largest among them: every batch has a graph then."""
         for _ in range(min(FIRST, len(self._missing))):

@@ -98,14 +98,20 @@ class Runner:
         """Device memory of the captured steps."""
         return 0 if self.graphs is None else self.graphs.nbytes
 
-    def capture_graphs(self, max_num_seqs: int, max_blocks: int) -> None:
-        """Capture decode steps of the first few batch sizes (CUDA only); ``graphs.capture_next``
-        captures the others. ``max_blocks`` is the most blocks of one request."""
+    def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
+        """Capture decode steps of the first few batch sizes (CUDA only), or none with ``later``;
+        :meth:`capture_more` captures the others. ``max_blocks`` is the most blocks of one request.
+        """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
         assert self.kv is not None
         self.graphs = DecodeGraphs(self.model, self.kv, self.block_size, max_num_seqs, max_blocks)
-        self.graphs.capture_first()
+        if not later:
+            self.graphs.capture_first()
+
+    def capture_more(self) -> bool:
+        """Capture one more batch size; False where none is missing."""
+        return self.graphs is not None and self.graphs.capture_next()
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> Flight:
@@ -120,7 +126,8 @@ class Runner:
         inputs = collect(chunks, self.block_size)
         tokens: torch.Tensor | None = None
         logits: torch.Tensor | None = None
-        if self.graphs is not None and chunks[-1].count == 1 and len(ending) == len(chunks):
+        decoding = chunks[-1].count == 1 and len(ending) == len(chunks)
+        if self.graphs is not None and decoding and self.graphs.fits(len(chunks)):
             tokens, logits = self.graphs.replay(inputs, self._newest)
         else:
             logits = self._compute(chunks, inputs)

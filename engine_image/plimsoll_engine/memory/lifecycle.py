@@ -101,7 +101,8 @@ class Lifecycle:
 
     def take_over(self, quick: bool = False) -> Engine:
         """The KV pool and the rest, warm. Gives everything back where it fails. ``quick`` leaves
-        the trial of the largest steps out: a predecessor of the same sizes has made them."""
+        the trial of the largest steps out, which a predecessor of the same sizes has made, and all
+        graphs to be captured while it serves."""
         with self._all_or_nothing():
             assert self._model is not None
             assert self.device is not None
@@ -131,7 +132,7 @@ class Lifecycle:
                     warm_up(self.engine)
             with self._stage("graphs"):
                 blocks = self.engine.pool.blocks_for(self.settings.max_model_len)
-                self._runner.capture_graphs(self.settings.max_num_seqs, blocks)
+                self._runner.capture_graphs(self.settings.max_num_seqs, blocks, later=quick)
             with self._stage("freeze"):
                 self._thresholds = gc.get_threshold()
                 gc.collect()

@@ -6,6 +6,7 @@ out at least once a second, also while idle.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import sys
@@ -37,6 +38,8 @@ REPORT_INTERVAL_S = 0.5
 TRANSFER_POLL_S = 0.01
 """How often an idle worker looks after its KV transfers, in seconds."""
 LINGER_S = 10.0
+CAPTURE_INTERVAL_S = 0.2
+"""Between two captures of decode graphs while requests run; a tenth of it while none does."""
 PERMANENT = (inject.InjectError, LoadError, SettingsError)
 """What another worker of the same settings and checkpoint meets as well."""
 
@@ -136,11 +139,13 @@ class Worker:
         self.allocations = Allocations()
         self.stopping = False
         self._next_report = 0.0
+        self._next_capture = 0.0
 
     def serve(self) -> None:
         """Until Stop. Raises :class:`FrontendGoneError` and :class:`DeviceLostError`."""
         while not self.stopping:
-            wait_s = 0.0 if self.engine.has_work else self._next_report - time.monotonic()
+            due = min(self._next_report, self._next_capture)
+            wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
             if self.engine.transferring:
                 wait_s = min(wait_s, TRANSFER_POLL_S)
             for message in self.channel.receive(max(0.0, wait_s)):
@@ -152,6 +157,7 @@ class Worker:
                 self._step()
             else:
                 self.engine.poll(idle=True)
+            self._capture()
             if time.monotonic() >= self._next_report:
                 self.faults.tick()
                 self._next_report = time.monotonic() + REPORT_INTERVAL_S
@@ -165,6 +171,15 @@ class Worker:
         for dropped in output.dropped:
             self.channel.send(dropped)
         self.faults.after_step(sum(token.finish_reason is not None for token in output.tokens))
+
+    def _capture(self) -> None:
+        """One of the graphs that are still missing: often while idle, seldom between steps, since
+        a step waits for it some tens of milliseconds."""
+        now = time.monotonic()
+        if now >= self._next_capture:
+            missing = self.engine.runner.capture_more()
+            pause_s = CAPTURE_INTERVAL_S if missing else math.inf
+            self._next_capture = now + (pause_s if self.engine.has_work else pause_s / 10)
 
     def _handle(self, message: ipc.ToWorker) -> None:
         match message:
