@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,11 @@ def plan_of(sequences: int, context: int, new: int) -> StepPlan:
     )
 
 
+def each_its_own(plan: StepPlan) -> dict[type[Ops], StepPlan]:
+    """The plan for each backend: what it derives from a plan it keeps there."""
+    return {kind: replace(plan) for kind in (FusedOps, ReferenceOps)}
+
+
 def elementwise(rows: int) -> list[Case]:
     """The fused elementwise kernels at 8B's sizes."""
     size, inner = 4096, 14_336
@@ -114,21 +119,23 @@ def elementwise(rows: int) -> list[Case]:
 
 def decode(shape: str, sequences: int, context: int) -> Case:
     plan = plan_of(sequences, context, 1)
+    plans = each_its_own(plan)
     query = draw(sequences, HEADS[shape], DIM)
     return Case(
         f"decode_attention_{shape}_{sequences}x{context}",
-        lambda ops, i: ops.attend(query, plan, i, DIM**-0.5, None),
+        lambda ops, i: ops.attend(query, plans[type(ops)], i, DIM**-0.5, None),
         2.0 * 2 * sequences * context * KV_HEADS * DIM,
     )
 
 
 def prefill(shape: str, sequences: int, length: int, new: int) -> Case:
     plan = plan_of(sequences, length, new)
+    plans = each_its_own(plan)
     query = draw(sequences * new, HEADS[shape], DIM)
     pairs = sequences * new * (length - (new - 1) / 2)
     return Case(
         f"prefill_attention_{shape}_{sequences}x{new}of{length}",
-        lambda ops, i: ops.attend(query, plan, i, DIM**-0.5, None),
+        lambda ops, i: ops.attend(query, plans[type(ops)], i, DIM**-0.5, None),
         4.0 * pairs * HEADS[shape] * DIM,
         is_flops=True,
     )

@@ -185,11 +185,19 @@ def test_projection_of_one_row(
     x, weight, into = (draw(*s, dtype=dtype) for s in ((1, columns), (rows, columns), (1, rows)))
     shift = draw(rows, dtype=dtype) if bias else None
     scale = draw(columns, dtype=dtype) if norm else None
-    found, expected = (
-        ops.project(x, weight, shift, scale, 1e-6, bool(silu), into.clone() if add else None)
-        for ops in (FUSED, REFERENCE)
-    )
-    assert error(found, expected) < tolerance
+
+    def project(ops: Ops, cast: torch.dtype) -> torch.Tensor:
+        y, w, b, n, r = (t if t is None else t.to(cast) for t in (x, weight, shift, scale, into))
+        assert y is not None
+        assert w is not None
+        return ops.project(
+            y, w, b, n, 1e-6, bool(silu), r.clone() if add and r is not None else None
+        )
+
+    # Few columns of a product of roundings: the reference's own distance is the measure.
+    exact = project(REFERENCE, torch.float64)
+    rounding = error(project(REFERENCE, dtype), exact)
+    assert error(project(FUSED, dtype), exact) < max(tolerance, 2 * rounding)
 
 
 def test_whole_prompts_of_the_library() -> None:
