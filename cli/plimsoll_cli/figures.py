@@ -1,6 +1,7 @@
 """The result of a measurement: one JSON object with the figures, the machine and the command.
 
-Keys of figures are snake_case with the unit last. A figure that could not be measured is absent,
+Keys of figures are snake_case with the unit last; ``_low`` and ``_high`` after the unit are the
+ends of a figure's interval. A figure that could not be measured is absent,
 never zero.
 """
 
@@ -16,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request")
-_KEY = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNITS)})$")
+UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request", "_hours")
+_KEY = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNITS)})(_low|_high)?$")
 
 
 def result(

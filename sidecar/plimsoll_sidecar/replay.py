@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -52,9 +52,19 @@ def replay(path: Path, mode: Mode = Mode.OBSERVE) -> Iterator[Line | Summary]:
     """The events of the trace in order of time, then the summary. Raises :class:`TraceError`."""
     header, samples = trace.read(path)
     memory = policy_of(path, header)
-    supervision = Supervision(mode=mode)
-    detector = Detector(memory, supervision.stall_timeout_s, header.interval_s)
-    governor = Governor(supervision, memory, replica=header.name)
+    return judge(samples, memory, Supervision(mode=mode), header.interval_s, header.name)
+
+
+def judge(
+    samples: Iterable[Sample],
+    memory: MemoryPolicy,
+    supervision: Supervision,
+    interval_s: float,
+    name: str,
+) -> Iterator[Line | Summary]:
+    """The events of ``samples`` in order of time, each as soon as it happens, then the summary."""
+    detector = Detector(memory, supervision.stall_timeout_s, interval_s)
+    governor = Governor(supervision, memory, replica=name)
     summary = Summary()
     results: list[Result] = []
     first_t: float | None = None

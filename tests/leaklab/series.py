@@ -90,12 +90,17 @@ class Series:
 
     ``per_request`` is what each request in flight holds, with ``noise`` on top: half of it white,
     half wandering (an Ornstein-Uhlenbeck process of half a minute), as real engines have.
+    ``leak_per_request`` leaks with each finished request from ``leak_from`` on, and ``leaked`` is
+    the truth: what had leaked at the sample that was made last.
     """
 
     duration: float = 600.0
     interval: float = 1.0
     leak: Curve = NOTHING
+    leak_per_request: float = 0.0
+    leak_from: float = 0.0
     other: Curve = NOTHING
+    device_other: Curve = NOTHING
     ledger: Curve | None = None
     ledger_bound: int | None = None
     load: Curve = EIGHT
@@ -111,20 +116,25 @@ class Series:
     malloc: bool = True
     seed: int = 1
     epoch: Callable[[float], int] = lambda t: 1
+    leaked: float = field(default=0.0, init=False)
     _wander: float = field(default=0.0, init=False)
 
     def samples(self) -> Iterator[Sample]:
         rng = random.Random(self.seed)
-        done = 0.0
+        done = driven = 0.0
         steps = 0
+        self._wander = 0.0
         for number in range(int(self.duration / self.interval)):
             t = number * self.interval
             mean = self.load(min(t, self.frozen_at))
             load = max(0, round(rng.gauss(mean, math.sqrt(mean) / 2))) if mean > 0 else 0
             if t < self.frozen_at:
                 busy = load > 0
-                done += self.requests_per_s * self.interval * (load / 8 if busy else 0.0)
+                finished = self.requests_per_s * self.interval * (load / 8)
+                done += finished
+                driven += self.leak_per_request * finished if t >= self.leak_from else 0.0
                 steps += int(20 * self.interval) if busy else 0
+            self.leaked = self.leak(t) + driven
             yield self._sample(rng, t, load, int(done), steps)
 
     def _sample(self, rng: random.Random, t: float, load: int, done: int, steps: int) -> Sample:
@@ -133,7 +143,7 @@ class Series:
             1 - decay * decay
         )
         held = load * self.per_request + abs(rng.gauss(0, self.noise / 2)) + self._wander
-        leak, other = self.leak(t), self.other(t)
+        leak, other = self.leaked, self.other(t)
         on_host = 0.0 if self.device else leak
         shared = on_host if self.segment == "shared" else 0.0
         anon = self.base + held + other + on_host - shared
@@ -168,7 +178,7 @@ class Series:
                 in_use=int(in_use), retained=int(0.05 * self.base), python_objects=int(python)
             )
         if self.device:
-            sample.device = [self._device(leak)]
+            sample.device = [self._device(leak, self.device_other(t))]
         if self.ledger is not None:
             sample.ledger = [LedgerLine("cache", "host", int(self.ledger(t)), self.ledger_bound)]
         sample.load = SampleLoad(
@@ -181,9 +191,9 @@ class Series:
         )
         return sample
 
-    def _device(self, leak: float) -> Device:
+    def _device(self, leak: float, kept: float) -> Device:
         allocated = 40 * GIB + (leak if self.segment == "torch_allocated" else 0.0)
-        reserved = allocated + GIB
+        reserved = allocated + GIB + kept
         other = 2 * GIB + (leak if self.segment == "non_torch" else 0.0)
         return Device(
             index=0,

@@ -1,0 +1,224 @@
+"""Does the supervisor find leaks, and leave the healthy alone? And how do other rules do?
+
+    python bench/detection.py                       # test split; baselines tuned on development
+    python bench/detection.py --split development   # while the detector is being improved
+    python bench/detection.py --quick               # a smoke test of a minute
+
+Each labelled run of ``tests/leaklab`` goes through the sidecar's detector and governor in
+``Recover``, by the code of ``plimsoll replay``, and through the rules of ``baselines.py``. A leak
+is found when an incident of its kind is confirmed after it began; a confirmation of anything else
+is false. Time is virtual. The figures are those of the test split only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from result import publish
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "leaklab"))
+
+import healthy
+from baselines import BASELINES, alarms
+from cases import LIMIT, Case, Split, leaks, named, negatives, saturation, stalls
+from detection_score import Verdict, f1, figures
+from series import GIB
+
+from plimsoll_api.supervision import Action, Mode, Supervision
+from plimsoll_cli.figures import percentile
+from plimsoll_sidecar.replay import Line, judge
+from plimsoll_sidecar.trace import Sample
+
+STALL_TIMEOUT_S = 30.0
+DEVICE_LIMIT = 80.0 * GIB
+NICE = 5
+PICTURES = Path(__file__).resolve().parents[1] / "docs" / "img"
+
+
+class Run:
+    """A case's samples, generated once, with the series that simple rules see."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.samples: list[Sample] = []
+        leaked: list[float] = []
+        for sample in case.series.samples():
+            self.samples.append(sample)
+            leaked.append(case.series.leaked)
+        self.leaked = np.array(leaked)
+        self.t = np.array([sample.t for sample in self.samples])
+        self.sizes = np.array([_size(sample) for sample in self.samples], dtype=float)
+        self.limit = DEVICE_LIMIT if case.series.device else float(LIMIT)
+
+    def leaked_at(self, t: float) -> float:
+        return float(self.leaked[min(len(self.t) - 1, int(np.searchsorted(self.t, t)))])
+
+    def verdict(self) -> Verdict:
+        case = self.case
+        return Verdict(case.name, case.family, case.starts is not None, self.t[-1] / 3600)
+
+    def found(self, verdict: Verdict, t: float) -> None:
+        assert self.case.starts is not None
+        verdict.delay_s, verdict.leaked = t - self.case.starts, self.leaked_at(t)
+        if self.case.kind != "Stall":
+            verdict.consumed = verdict.leaked / self.case.budget
+
+
+def _size(sample: Sample) -> int:
+    if sample.device:
+        return sum(device.used or 0 for device in sample.device)
+    return (sample.host.cgroup_anon or 0) + (sample.host.cgroup_shmem or 0)
+
+
+def ours(run: Run) -> tuple[Verdict, list[float]]:
+    """What detector and governor make of the run, and when they confirmed."""
+    case, verdict = run.case, run.verdict()
+    supervision = Supervision(mode=Mode.RECOVER, stall_timeout_s=STALL_TIMEOUT_S)
+    lines = judge(run.samples, case.policy, supervision, case.series.interval, case.name)
+    times = []
+    for line in lines:
+        if not isinstance(line, Line):
+            break
+        due = case.starts is not None and line.t >= case.starts
+        if line.event == "confirmed":
+            times.append(line.t)
+            if due and line.kind == case.kind:
+                run.found(verdict, line.t)
+                if case.segment is not None:
+                    verdict.segment_right = line.segment == case.segment
+                break
+            verdict.false += 1
+        elif line.event == "remediation" and line.action != Action.TRIM.value and not due:
+            verdict.actions += 1
+    return verdict, times
+
+
+def theirs(run: Run) -> Iterator[tuple[str, int, Verdict, list[float]]]:
+    """Each baseline with each choice of its parameters."""
+    for name, baseline in BASELINES.items():
+        for number, choice in enumerate(baseline.choices):
+            verdict = run.verdict()
+            times = alarms(baseline, run.t, run.sizes, run.limit, choice)
+            for t in times:
+                if run.case.starts is not None and t >= run.case.starts:
+                    run.found(verdict, t)
+                    break
+                verdict.false += 1
+                verdict.actions += 1
+            yield name, number, verdict, times[:50]
+
+
+def examine(case: Case) -> tuple[tuple[Verdict, list[float]], list[Any]]:
+    run = Run(case)
+    # A hang is no matter of memory: the baselines are not asked about it.
+    return ours(run), [] if case.kind == "Stall" else list(theirs(run))
+
+
+def cases_of(split: Split, quick: bool) -> list[Case]:
+    seeds = (1, 1) if quick else (2, 6)
+    cases = [*leaks(split, seeds[0]), *negatives(split, seeds[1], healthy.FAMILIES)]
+    if quick:
+        return [*cases[::9], *stalls(split)[:1]]
+    cases += [*named(split), *stalls(split)]
+    return [*cases, saturation()] if split is Split.TEST else cases
+
+
+def examine_all(cases: list[Case], jobs: int) -> list[Any]:
+    # The healthy runs' builders are functions without a name: a case travels by its number, in a
+    # forked process.
+    global _cases
+    _cases = cases
+    with ProcessPoolExecutor(jobs, initializer=os.nice, initargs=(NICE,)) as pool:
+        return list(pool.map(_examine, range(len(cases)), chunksize=1))
+
+
+_cases: list[Case] = []
+
+
+def _examine(number: int) -> Any:
+    return examine(_cases[number])
+
+
+def tuned(results: list[Any]) -> dict[str, int]:
+    """The number of each baseline's choice with the best F1; the first of equals."""
+    by_choice: dict[tuple[str, int], list[Verdict]] = defaultdict(list)
+    for _, others in results:
+        for name, number, verdict, _ in others:
+            by_choice[name, number].append(verdict)
+    best: dict[str, int] = {}
+    for name, number in by_choice:
+        if name not in best or f1(by_choice[name, number]) > f1(by_choice[name, best[name]]):
+            best[name] = number
+    return best
+
+
+def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int | None]:
+    verdicts = [verdict for (verdict, _), _ in results]
+    growth = [v for v in verdicts if v.family != "stall"]
+    told = figures(growth)
+    for name, key in (("fast", "fast_leak_confirm"), ("slow", "slow_leak_confirm")):
+        found = [v for v in growth if v.family == f"leak named {name}" and v.delay_s is not None]
+        told[f"{key}_s"] = percentile([v.delay_s or 0.0 for v in found], 0.95)
+        told[f"{key}_bytes"] = percentile([v.leaked or 0.0 for v in found], 0.95)
+    hangs = [v.delay_s for v in verdicts if v.family == "stall" and v.delay_s is not None]
+    told["stall_detect_s"] = percentile(hangs, 0.95)
+    told["stalls_missed_count"] = sum(v.family == "stall" and v.delay_s is None for v in verdicts)
+    told["stalls_false_count"] = sum(v.false for v in verdicts if v.family == "saturation")
+    for name, number in choice.items():
+        mine = [v for _, others in results for n, c, v, _ in others if (n, c) == (name, number)]
+        told |= figures(mine, f"{name}_")
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--split", type=Split, choices=list(Split), default=Split.TEST)
+    parser.add_argument("--quick", action="store_true", help="few cases, nothing is written")
+    parser.add_argument("--jobs", type=int, default=2, choices=(1, 2))
+    options = parser.parse_args()
+    development = examine_all(cases_of(Split.DEVELOPMENT, options.quick), options.jobs)
+    choice = tuned(development)
+    if options.split is Split.DEVELOPMENT:
+        return report(development, choice)
+    cases = cases_of(Split.TEST, options.quick)
+    results = examine_all(cases, options.jobs)
+    report(results, choice)
+    if options.quick:
+        return None
+    publish(
+        "detection",
+        summary(results, choice),
+        {
+            "baselines": {
+                name: repr(BASELINES[name].choices[number]) for name, number in choice.items()
+            },
+            "runs": [asdict(verdict) for (verdict, _), _ in results],
+        },
+    )
+    from detection_plot import draw
+
+    draw(cases, results, choice, PICTURES)
+    return None
+
+
+def report(results: list[Any], choice: dict[str, int]) -> None:
+    """Each run that went wrong, then the figures."""
+    for (v, times), _ in results:
+        wrong = v.false or v.actions or (v.leak and v.delay_s is None) or v.segment_right is False
+        if wrong or (v.consumed or 0) > 0.5 or v.family.startswith(("leak named", "stall")):
+            print(v, [round(t) for t in times])
+    for key, value in summary(results, choice).items():
+        print(f"{key:45} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What only looks like a leak: each family of false positives, with a mechanism for either split.
+
+A builder takes a seed and makes heights and times of its own from it. Long runs are sampled each
+30 s for two days, fast mechanisms each second for an hour.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+from cases import DAY, HOUR, Build, Split, base_of
+from series import (
+    GIB,
+    MIB,
+    Curve,
+    Series,
+    diurnal,
+    flat,
+    high_water,
+    saturating,
+    sawtooth,
+    square_load,
+    step,
+)
+
+
+def long(seed: int, **changes: object) -> Series:
+    values: dict[str, object] = {"duration": 2 * DAY, "interval": 30.0, "noise": 25 * MIB}
+    return Series(**{**values, "base": base_of(seed), **changes, "seed": seed})  # type: ignore[arg-type]
+
+
+def short(seed: int, **changes: object) -> Series:
+    values: dict[str, object] = {"duration": HOUR, "interval": 1.0, "noise": 25 * MIB}
+    return Series(**{**values, "base": base_of(seed), **changes, "seed": seed})  # type: ignore[arg-type]
+
+
+def _between(seed: int, low: float, high: float) -> float:
+    return random.Random(seed).uniform(low, high)
+
+
+def generations(young: float, old: float, every: float) -> Curve:
+    """Young garbage in small teeth, and old garbage that only each full collection takes."""
+    small, large = sawtooth(young, every / 20), sawtooth(old, every)
+    return lambda t: small(t) + large(t)
+
+
+def capped(rate: float, cap: float) -> Curve:
+    return lambda t: min(cap, rate * t)
+
+
+def steps(height: float, times: tuple[float, ...]) -> Curve:
+    return lambda t: height * sum(t >= at for at in times)
+
+
+def weekday(low: float, high: float) -> Curve:
+    """Diurnal load with a quick peak each hour."""
+    day = diurnal(low, high)
+    return lambda t: day(t) * (1.6 if t % HOUR < 240 else 1.0)
+
+
+def asleep(t: float) -> bool:
+    return t % (12 * HOUR) > 9 * HOUR
+
+
+def _ledger(make: Callable[..., Series], seed: int, curve: Curve, bound: float) -> Series:
+    return make(seed, other=curve, ledger=curve, ledger_bound=int(bound))
+
+
+def _offload(seed: int) -> Series:
+    kept: Curve = lambda t: 1.5 * GIB * asleep(t)  # noqa: E731
+    return long(
+        seed, other=kept, ledger=kept, ledger_bound=2 * GIB, load=lambda t: 0 if asleep(t) else 8
+    )
+
+
+def _tides(seed: int) -> Series:
+    """Load classes met one after another, each with memory of its own."""
+    return long(seed, load=lambda t: 4 + 6 * int(t // (4 * HOUR)) % 40, per_request=3 * MIB)
+
+
+FAMILIES: dict[Split, dict[str, Build]] = {
+    Split.DEVELOPMENT: {
+        "noise": lambda seed: long(seed, noise=40 * MIB),
+        "collector": lambda seed: short(seed, other=sawtooth(150 * MIB, _between(seed, 60, 600))),
+        "high water": lambda seed: short(
+            seed,
+            other=high_water(150 * MIB, (310, 1210, 2110, 3010), 30),
+            load=lambda t: 40 if 300 <= t % 900 < 500 else 4,
+        ),
+        "bounded cache": lambda seed: _ledger(
+            short, seed, saturating(800 * MIB, _between(seed, 300, 1500), 60), GIB
+        ),
+        "warm-up": lambda seed: short(seed, other=saturating(600 * MIB, 30)),
+        "diurnal load": lambda seed: long(seed, load=diurnal(2, 60)),
+        "bursts": lambda seed: short(seed, load=square_load(2, 40, 600), per_request=5 * MIB),
+        "adapters": lambda seed: _ledger(short, seed, steps(60 * MIB, (400, 900, 2500)), GIB),
+        "idle": lambda seed: long(seed, load=flat(0)),
+    },
+    Split.TEST: {
+        "wandering noise": lambda seed: long(seed, noise=60 * MIB),
+        "generations": lambda seed: long(
+            seed, other=generations(40 * MIB, 120 * MIB, _between(seed, 600, 7200))
+        ),
+        "retention": lambda seed: long(
+            seed,
+            other=high_water(180 * MIB, (2 * HOUR, 9 * HOUR, 20 * HOUR, 31 * HOUR), 300),
+            load=lambda t: 50 if t % (11 * HOUR) < HOUR else 6,
+        ),
+        "cache to its bound": lambda seed: _ledger(
+            long, seed, capped(_between(seed, 5, 60) * 1024, 900 * MIB), GIB
+        ),
+        "graph capture": lambda seed: long(
+            seed, device=True, device_other=steps(60 * MIB, (120, 900, 7000, 30000))
+        ),
+        "hourly peaks": lambda seed: long(seed, load=weekday(4, 40)),
+        "tides of load": _tides,
+        "sleep and offload": _offload,
+        "adapters in and out": lambda seed: _ledger(
+            long, seed, lambda t: 80 * MIB * ((t // HOUR) % 6), GIB
+        ),
+        "one step": lambda seed: long(seed, other=step(300 * MIB, _between(seed, 500, DAY))),
+        "failed scrapes": lambda seed: long(
+            seed, silent=lambda t: int(t / 30) % 7 == 0, load=diurnal(4, 30)
+        ),
+        "engine restarts": lambda seed: long(
+            seed,
+            epoch=lambda t: 1 + int(t // (6 * HOUR)),
+            other=lambda t: 400 * MIB * (1 - math.exp(-(t % (6 * HOUR)) / 20)),
+        ),
+        "quick noise": lambda seed: short(seed, noise=60 * MIB, load=square_load(0, 30, 400)),
+    },
+}
