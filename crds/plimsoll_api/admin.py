@@ -167,7 +167,8 @@ class Load(msgspec.Struct, omit_defaults=True):
     """Gauges and counters of work. Counters start at zero with each epoch.
 
     ``inflight`` counts requests that the frontend accepted and has not yet answered; it may be
-    above ``running + waiting`` while the worker does not take them in.
+    above ``running + waiting`` while the worker does not take them in. ``kv_usage_ratio`` is the
+    share of the key-value cache that is in use, from 0 to 1.
     """
 
     running: int | None = None
@@ -180,6 +181,7 @@ class Load(msgspec.Struct, omit_defaults=True):
     generation_tokens_total: int | None = None
     steps_total: int | None = None
     preemptions_total: int | None = None
+    kv_usage_ratio: float | None = None
 
 
 class Status(msgspec.Struct, omit_defaults=True):

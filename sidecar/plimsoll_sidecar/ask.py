@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.admin import DrainMode
+from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.supervision import CONFIG_FILE
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapter import EngineAdapter, EngineError
-from plimsoll_sidecar.act.plimsoll import PlimsollEngine
+from plimsoll_sidecar.act.engines import adapter_for
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.launcher import RESET_FILE, TOKEN_FILE
@@ -84,6 +84,8 @@ def ask(arguments: argparse.Namespace, engine: EngineAdapter) -> Answer:
     if arguments.what == "drain":
         readiness.write(str(arguments.state_dir), command.deadline_s + AWAY_S)
     act = {"trim": engine.trim, "drain": engine.drain, "restart": engine.restart_worker}
+    if Capability.RESTART_WORKER not in status.capabilities:
+        act["restart"] = engine.restart_engine
     result = act[arguments.what](command)
     if arguments.what == "drain" and result.outcome is not Outcome.SUCCEEDED:
         readiness.remove(str(arguments.state_dir))
@@ -115,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         config = ConfigFile(arguments.config).current
-        engine = PlimsollEngine(config.engine.admin_url, arguments.run_dir / TOKEN_FILE)
+        engine = adapter_for(config.engine, arguments.run_dir / TOKEN_FILE)
         answer = ask(arguments, engine)
     except EngineError as error:
         answer = Answer(outcome=Outcome.FAILED.value, message=str(error))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from plimsoll_api.supervision import SupervisorConfig
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.endpoints import Endpoints
-from plimsoll_sidecar.act.plimsoll import PlimsollEngine
+from plimsoll_sidecar.act.endpoints import Endpoints, Leaving, Unseen
+from plimsoll_sidecar.act.engines import adapter_for
 from plimsoll_sidecar.act.process import ProcessId
 from plimsoll_sidecar.act.slots import LeaseSlots, LocalSlots, Slots
 from plimsoll_sidecar.config import ConfigError, ConfigFile
@@ -54,9 +54,9 @@ def build(arguments: argparse.Namespace, kube: KubeClient | None) -> tuple[Super
     state_dir.mkdir(parents=True, exist_ok=True)
     pod = os.environ.get("POD_NAME") or current.service.name
     namespace = current.service.namespace
-    engine = PlimsollEngine(current.engine.admin_url, run_dir / TOKEN_FILE)
+    engine = adapter_for(current.engine, run_dir / TOKEN_FILE)
     publisher: Publisher | None = None
-    endpoints: Endpoints | None = None
+    endpoints: Leaving | None = Unseen() if os.environ.get("POD_NAME") else None
     slots: Slots = LocalSlots()
     if kube is not None and current.service.uid:
         publisher = Publisher(kube, current.service, pod)

@@ -112,6 +112,7 @@ class SampleLoad(msgspec.Struct, omit_defaults=True):
     generation_tokens_total: int | None = None
     steps_total: int | None = None
     preemptions_total: int | None = None
+    kv_usage_ratio: float | None = None
 
 
 class LedgerLine(msgspec.Struct, omit_defaults=True):

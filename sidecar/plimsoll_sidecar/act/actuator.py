@@ -15,7 +15,7 @@ from pathlib import Path
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import process, readiness
 from plimsoll_sidecar.act.adapter import EngineAdapter, EngineError
-from plimsoll_sidecar.act.endpoints import Endpoints
+from plimsoll_sidecar.act.endpoints import Leaving
 from plimsoll_sidecar.act.slots import RENEW_S, Slots
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.record.kube import KubeError
@@ -37,7 +37,7 @@ class Actuator:
         self,
         engine: EngineAdapter,
         slots: Slots,
-        endpoints: Endpoints | None,
+        endpoints: Leaving | None,
         diagnose: Diagnose,
         state_dir: Path,
         policy: RestartBudget,

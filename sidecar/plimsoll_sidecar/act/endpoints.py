@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 from plimsoll_sidecar.record.kube import KubeClient
 
 POLL_S = 0.5
+UNSEEN_S = 10.0
+"""Probe period, endpoints and proxies, generously, where nobody can be asked."""
+
+
+class Leaving(Protocol):
+    """How a pod leaves the endpoints of its service."""
+
+    def is_last_ready(self) -> bool: ...
+
+    def wait_until_left(self, timeout_s: float) -> bool: ...
+
+
+class Unseen:
+    """A pod without permission to read EndpointSlices, as ``plimsoll inject`` makes it: nobody
+    knows who else is ready, and leaving takes a fixed time."""
+
+    def is_last_ready(self) -> bool:
+        return False
+
+    def wait_until_left(self, timeout_s: float) -> bool:
+        time.sleep(min(timeout_s, UNSEEN_S))
+        return True
 
 
 class Endpoints:

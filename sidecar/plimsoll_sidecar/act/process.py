@@ -36,9 +36,15 @@ def identify(pid: int) -> ProcessId | None:
     return ProcessId(pid, int(fields[19]))
 
 
-def end(process: ProcessId) -> str | None:
+def age_s(process: ProcessId) -> float:
+    """Seconds since the process started."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / ticks)
+
+
+def end(process: ProcessId, grace_s: float = TERM_GRACE_S) -> str | None:
     """SIGTERM, a grace, SIGKILL. None when the process is gone, else why it is not."""
-    for number, wait_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_WAIT_S)):
+    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
         if identify(process.pid) != process:
             return None
         try:

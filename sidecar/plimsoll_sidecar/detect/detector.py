@@ -18,6 +18,9 @@ from plimsoll_sidecar.trace import LedgerLine, Sample
 
 LOAD_MEMORY_S = 30.0
 """A failed scrape leaves load and ledger as they were for this long; then they are unknown."""
+OBSERVED_CONFIDENCE = 0.8
+"""Share of the trend's confidence that stays where an engine keeps no ledger: a cache of its own
+that still fills looks like a leak."""
 SOURCE_PATIENCE = 30
 """Samples without the chosen source of host memory before another is chosen (new baseline)."""
 
@@ -175,6 +178,11 @@ class _Epoch:
             return None
         kind = "host" if watch is self.host else "device"
         suspicion.evidence += explain.out_of_bounds(self.ledger, kind)
+        if not self.ledger:
+            suspicion.confidence = round(suspicion.confidence * OBSERVED_CONFIDENCE, 3)
+            suspicion.evidence.append(
+                "observed growth: the engine declares no caches, so that none could be subtracted"
+            )
         suspicion.process = "worker" if kind == "device" else self._grown_role()
         return suspicion
 

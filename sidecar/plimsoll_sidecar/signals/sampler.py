@@ -77,7 +77,7 @@ class Sampler:
             sample.load = load_of(status)
             sample.ledger = [
                 LedgerLine(e.owner, e.kind.value, e.bytes, e.bound) for e in status.ledger
-            ]
+            ] or None
         self.cost_s = self._clock() - begin
         return sample
 
@@ -145,6 +145,7 @@ def load_of(status: Status) -> SampleLoad:
         generation_tokens_total=load.generation_tokens_total,
         steps_total=load.steps_total,
         preemptions_total=load.preemptions_total,
+        kv_usage_ratio=load.kv_usage_ratio,
     )
 
 

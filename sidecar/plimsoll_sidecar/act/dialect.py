@@ -1,0 +1,88 @@
+"""What is known of each foreign engine: its paths and the names of its metrics.
+
+vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. ``/pause`` was
+served by default in 0.14 and needs the development mode since 0.16, as ``/reset_*`` always did;
+that mode is never switched on from here, for it opens ``/collective_rpc`` to everybody. SGLang:
+https://docs.sglang.ai/ (native API, production metrics).
+
+Not spoken: ``/sleep`` moves weights to host memory and ``/release_memory_occupation`` drops them.
+Neither returns leaked memory, and both take the service away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plimsoll_api.supervision import EngineType
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One kind of engine.
+
+    ``alive`` is a cheap path that any answer to says that the frontend lives. ``trims``, ``pause``
+    and ``resume`` are used only where the server has them. ``metrics`` maps fields of
+    :class:`~plimsoll_api.admin.Load` to sample names that are summed; ``usage`` names a gauge from
+    0 to 1, the newest name first. ``steps_are_progress`` says that tokens are counted when their
+    request ends, so that only steps show that work goes on. ``words`` are in its command line.
+    """
+
+    alive: str
+    words: tuple[str, ...] = ()
+    trims: tuple[str, ...] = ()
+    pause: str | None = None
+    pause_body: bytes | None = None
+    resume: str | None = None
+    metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    steps_are_progress: bool = False
+
+
+VLLM = Dialect(
+    alive="/health",
+    words=("vllm",),
+    trims=("/reset_prefix_cache", "/reset_mm_cache"),
+    # The engine is idle, or out of time: mode says it to newer versions, the other to 0.14.
+    pause="/pause?mode=abort&wait_for_inflight_requests=false&clear_cache=false",
+    resume="/resume",
+    metrics={
+        "running": ("vllm:num_requests_running",),
+        "waiting": ("vllm:num_requests_waiting",),
+        "requests_total": ("vllm:request_success_total",),
+        "aborted_total": ('vllm:request_success_total{finished_reason="abort"}',),
+        "prompt_tokens_total": ("vllm:prompt_tokens_total",),
+        "generation_tokens_total": ("vllm:generation_tokens_total",),
+        "steps_total": ("vllm:iteration_tokens_total_count",),
+        "preemptions_total": ("vllm:num_preemptions_total",),
+        "kv_usage_ratio": ("vllm:kv_cache_usage_perc",),
+    },
+)
+SGLANG = Dialect(
+    # Its /health makes the model generate a token unless a variable forbids it.
+    alive="/v1/models",
+    words=("sglang",),
+    trims=("/flush_cache",),
+    pause="/pause_generation",
+    pause_body=b'{"mode": "abort"}',
+    resume="/continue_generation",
+    metrics={
+        "running": ("sglang:num_running_reqs",),
+        "waiting": ("sglang:num_queue_reqs",),
+        "requests_total": ("sglang:num_requests_total",),
+        "aborted_total": ("sglang:num_aborted_requests_total",),
+        "prompt_tokens_total": ("sglang:prompt_tokens_total",),
+        "generation_tokens_total": ("sglang:generation_tokens_total",),
+        "steps_total": (
+            "sglang:time_to_first_token_seconds_count",
+            "sglang:inter_token_latency_seconds_count",
+        ),
+        "kv_usage_ratio": ("sglang:token_usage",),
+    },
+    steps_are_progress=True,
+)
+GENERIC = Dialect(alive="/health")
+
+DIALECTS = {
+    EngineType.VLLM: VLLM,
+    EngineType.SGLANG: SGLANG,
+    EngineType.CUSTOM: GENERIC,
+}

@@ -1,0 +1,69 @@
+"""The adapter beside a real vLLM server; runs where vllm is installed and a model is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api.admin import Capability, EngineState
+from plimsoll_api.supervision import EngineEndpoint, EngineType
+from plimsoll_sidecar.act.adapter import EngineError
+from plimsoll_sidecar.act.foreign import ForeignEngine
+from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+
+MODEL = os.environ.get("PLIMSOLL_TEST_VLLM_MODEL", "")
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vllm is not installed here"
+    ),
+    pytest.mark.skipif(not MODEL, reason="PLIMSOLL_TEST_VLLM_MODEL names no model directory"),
+]
+START_S = 600.0
+
+
+def test_a_real_server_is_seen_drained_and_ended(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
+    command += [f"--model={MODEL}", f"--port={port}", "--enforce-eager", "--max-model-len=512"]
+    with (tmp_path / "vllm.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        adapter = ForeignEngine(
+            EngineEndpoint(type=EngineType.VLLM, admin_url=url, serving_url=url)
+        )
+        deadline = time.monotonic() + START_S
+        while True:
+            assert server.poll() is None, (tmp_path / "vllm.log").read_text()[-4000:]
+            assert time.monotonic() < deadline, "vllm did not start in time"
+            try:
+                status = adapter.status()
+            except EngineError:
+                time.sleep(1.0)
+                continue
+            if status.state is EngineState.SERVING:
+                break
+        assert status.processes[0].pid == server.pid
+        assert Capability.TRIM not in status.capabilities, "the development mode is off"
+        assert (status.load.running, status.load.waiting) == (0, 0)
+        assert status.load.kv_usage_ratio is not None
+        act = Command(
+            verb=Verb.DRAIN, operation_id="i-1", incident="i", epoch=status.epoch, deadline_s=10.0
+        )
+        assert adapter.drain(act).message.startswith("idle")
+        assert adapter.restart_engine(act).outcome is Outcome.SUCCEEDED
+        assert server.wait(30) is not None
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait(30)

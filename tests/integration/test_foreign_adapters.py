@@ -1,0 +1,152 @@
+"""The adapters of vLLM, SGLang and an unknown engine, against servers that keep their routes."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api.admin import Capability, DrainMode, EngineState
+from plimsoll_api.supervision import EngineEndpoint, EngineType
+from plimsoll_sidecar.act.adapter import EngineError
+from plimsoll_sidecar.act.foreign import ForeignEngine
+from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+from plimsoll_sidecar.signals.sampler import Sampler
+
+BASE = {Capability.DRAIN, Capability.RESTART_ENGINE}
+
+
+class Rig:
+    """Stand-ins at one port, one after the other, and their adapter."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.log = folder / "log"
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, kind: str, *arguments: str) -> int:
+        command = [sys.executable, str(Path(__file__).parent / "standin_foreign.py")]
+        command += [f"--kind={kind}", f"--port={self.port}", f"--log={self.log}", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serving\n"
+        return process.pid
+
+    def adapter(self, kind: EngineType) -> ForeignEngine:
+        url = f"http://127.0.0.1:{self.port}"
+        return ForeignEngine(EngineEndpoint(type=kind, admin_url=url, serving_url=url, model="m"))
+
+    @property
+    def calls(self) -> list[str]:
+        if not self.log.exists():
+            return []
+        return [line.split(" ", 1)[1] for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    one = Rig(tmp_path)
+    yield one
+    for process in one.processes:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def command(epoch: str, verb: Verb, deadline_s: float = 1.0) -> Command:
+    return Command(
+        verb=verb,
+        operation_id=f"i-{verb.value}",
+        incident="i",
+        epoch=epoch,
+        mode=DrainMode.FINISH,
+        deadline_s=deadline_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "trims", "drained"),
+    [
+        ("vllm", EngineType.VLLM, [], []),
+        ("vllm-pause", EngineType.VLLM, [], ["/pause"]),
+        ("vllm-dev", EngineType.VLLM, ["/reset_prefix_cache", "/reset_mm_cache"], ["/pause"]),
+        ("sglang", EngineType.SGLANG, ["/flush_cache"], ["/pause_generation"]),
+        ("custom", EngineType.CUSTOM, [], []),
+    ],
+)
+def test_only_what_the_server_has_is_offered_and_called(
+    rig: Rig, kind: str, engine: EngineType, trims: list[str], drained: list[str]
+) -> None:
+    pid = rig.start(kind)
+    adapter = rig.adapter(engine)
+    status = adapter.status()
+    assert status.state is EngineState.SERVING
+    assert [process.pid for process in status.processes] == [pid]
+    assert set(status.capabilities) == BASE | ({Capability.TRIM} if trims else set())
+    assert rig.calls == [], "to ask what it can do does nothing"
+    if trims:
+        assert adapter.trim(command(status.epoch, Verb.TRIM)).outcome is Outcome.SUCCEEDED
+        assert rig.calls == trims
+    result = adapter.drain(command(status.epoch, Verb.DRAIN, 5.0))
+    assert (result.outcome, result.message.split(";")[0]) == (Outcome.SUCCEEDED, "idle")
+    assert [call.partition("?")[0] for call in rig.calls[len(trims) :]] == drained
+    assert adapter.status().state is EngineState.DRAINED
+    adapter.resume(status.epoch)
+    assert adapter.status().state is EngineState.SERVING
+
+
+def test_a_restart_is_fenced_by_the_process(rig: Rig) -> None:
+    rig.start("vllm")
+    adapter = rig.adapter(EngineType.VLLM)
+    before = adapter.status().epoch
+    restart = command(before, Verb.RESTART_ENGINE)
+    assert adapter.restart_engine(restart).outcome is Outcome.SUCCEEDED
+    assert rig.processes[0].wait(5) == 0
+    assert adapter.restart_engine(restart).outcome is Outcome.REFUSED, "nobody serves"
+    with pytest.raises(EngineError, match=str(rig.port)):
+        adapter.status()
+    rig.start("vllm")
+    for again in (adapter, rig.adapter(EngineType.VLLM)):  # the second: a supervisor that restarted
+        result = again.restart_engine(restart)
+        assert result.outcome is Outcome.REFUSED
+        assert before in result.message
+    assert rig.processes[1].poll() is None
+    assert adapter.status().epoch != before
+
+
+def test_a_drain_waits_for_work_no_longer_than_its_deadline(rig: Rig) -> None:
+    rig.start("vllm", "--running=3")
+    adapter = rig.adapter(EngineType.VLLM)
+    epoch = adapter.status().epoch
+    begin = time.monotonic()
+    result = adapter.drain(command(epoch, Verb.DRAIN, 1.5))
+    assert "3 requests left" in result.message
+    assert 1.4 < time.monotonic() - begin < 4.0
+
+
+def test_a_connection_is_work_where_there_are_no_metrics(rig: Rig) -> None:
+    rig.start("custom")
+    adapter = rig.adapter(EngineType.CUSTOM)
+    epoch = adapter.status().epoch
+    with socket.create_connection(("127.0.0.1", rig.port)):
+        result = adapter.drain(command(epoch, Verb.DRAIN, 1.0))
+        assert "1 requests left" in result.message
+    assert adapter.drain(command(epoch, Verb.DRAIN, 5.0)).message == "idle"
+
+
+def test_a_sample_of_a_foreign_engine_knows_load_and_memory_and_no_ledger(rig: Rig) -> None:
+    rig.start("vllm", "--running=2")
+    sample = Sampler(rig.adapter(EngineType.VLLM)).sample()
+    assert sample.scrape_ok
+    assert (sample.load.running, sample.load.waiting, sample.load.kv_usage_ratio) == (2, 0, 0.5)
+    assert sample.load.steps_total is not None
+    assert sample.host.rss_anon is not None
+    assert sample.ledger is None
+    assert sample.device == []
