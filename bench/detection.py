@@ -13,12 +13,13 @@ is false. Time is virtual. The figures are those of the test split only.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,14 @@ def ours(run: Run) -> tuple[Verdict, list[float]]:
     return verdict, times
 
 
-def theirs(run: Run) -> Iterator[tuple[str, int, Verdict, list[float]]]:
-    """Each baseline with each choice of its parameters."""
+def theirs(
+    run: Run, chosen: dict[str, int] | None
+) -> Iterator[tuple[str, int, Verdict, list[float]]]:
+    """Each baseline with the choice of its parameters, or with each that there is."""
     for name, baseline in BASELINES.items():
         for number, choice in enumerate(baseline.choices):
+            if chosen is not None and chosen[name] != number:
+                continue
             verdict = run.verdict()
             times = alarms(baseline, run.t, run.sizes, run.limit, choice)
             for t in times:
@@ -117,35 +122,45 @@ def theirs(run: Run) -> Iterator[tuple[str, int, Verdict, list[float]]]:
             yield name, number, verdict, times[:50]
 
 
-def examine(case: Case) -> tuple[tuple[Verdict, list[float]], list[Any]]:
-    run = Run(case)
-    # A hang is no matter of memory: the baselines are not asked about it.
-    return ours(run), [] if case.kind == "Stall" else list(theirs(run))
+@dataclass
+class Job:
+    """The cases to examine; ``tune`` asks the baselines only, with every choice of parameters."""
+
+    cases: list[Case]
+    chosen: dict[str, int] | None = None
+    tune: bool = False
+
+    def examine(self, number: int) -> tuple[tuple[Verdict, list[float]], list[Any]]:
+        run = Run(self.cases[number])
+        mine = (run.verdict(), []) if self.tune else ours(run)
+        # A hang is no matter of memory: the baselines are not asked about it.
+        hang = run.case.kind == "Stall"
+        return mine, [] if hang else list(theirs(run, self.chosen))
 
 
 def cases_of(split: Split, quick: bool) -> list[Case]:
-    seeds = (1, 1) if quick else (2, 6)
-    cases = [*leaks(split, seeds[0]), *negatives(split, seeds[1], healthy.FAMILIES)]
+    cases = [*leaks(split, 1), *negatives(split, 1 if quick else 6, healthy.FAMILIES)]
     if quick:
         return [*cases[::9], *stalls(split)[:1]]
     cases += [*named(split), *stalls(split)]
     return [*cases, saturation()] if split is Split.TEST else cases
 
 
-def examine_all(cases: list[Case], jobs: int) -> list[Any]:
-    # The healthy runs' builders are functions without a name: a case travels by its number, in a
-    # forked process.
-    global _cases
-    _cases = cases
-    with ProcessPoolExecutor(jobs, initializer=os.nice, initargs=(NICE,)) as pool:
-        return list(pool.map(_examine, range(len(cases)), chunksize=1))
+def examine_all(job: Job, processes: int) -> list[Any]:
+    # Series are made of functions without a name: a case travels by its number, to a process that
+    # was forked with all of them.
+    global _job
+    _job = job
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, context, os.nice, (NICE,)) as pool:
+        return list(pool.map(_examine, range(len(job.cases))))
 
 
-_cases: list[Case] = []
+_job = Job([])
 
 
 def _examine(number: int) -> Any:
-    return examine(_cases[number])
+    return _job.examine(number)
 
 
 def tuned(results: list[Any]) -> dict[str, int]:
@@ -185,15 +200,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few cases, nothing is written")
     parser.add_argument("--jobs", type=int, default=2, choices=(1, 2))
     options = parser.parse_args()
-    development = examine_all(cases_of(Split.DEVELOPMENT, options.quick), options.jobs)
-    choice = tuned(development)
-    if options.split is Split.DEVELOPMENT:
-        return report(development, choice)
-    cases = cases_of(Split.TEST, options.quick)
-    results = examine_all(cases, options.jobs)
+    development = cases_of(Split.DEVELOPMENT, options.quick)
+    choice = tuned(examine_all(Job(development, tune=True), options.jobs))
+    cases = (
+        development if options.split is Split.DEVELOPMENT else cases_of(Split.TEST, options.quick)
+    )
+    results = examine_all(Job(cases, choice), options.jobs)
     report(results, choice)
-    if options.quick:
-        return None
+    if options.quick or options.split is Split.DEVELOPMENT:
+        return
     publish(
         "detection",
         summary(results, choice),
@@ -207,7 +222,6 @@ def main() -> None:
     from detection_plot import draw
 
     draw(cases, results, choice, PICTURES)
-    return None
 
 
 def report(results: list[Any], choice: dict[str, int]) -> None:

@@ -12,14 +12,15 @@ from dataclasses import replace
 
 from plimsoll_sidecar.detect.trend import Point, unexplained
 
-SETTLED_FLOORS = 4
+SETTLED_FLOORS = 8
 SETTLED_BYTES = 4 << 20
-"""Floors that differ by less have settled: pymalloc and glibc take memory in steps of 1 MiB."""
+"""The floor has settled when the later half of the floors is above the earlier by less: pymalloc
+and glibc take memory in steps of 1 MiB."""
 MAX_WARMUPS = 3.0
 """A warm-up that does not settle ends after this multiple of its length."""
-LEAK_SHARE = 0.25
+LEAK_SHARE = 0.33
 """A rise of this share of the budget after the minimal warm-up is no warm-up any more."""
-CLASS_SETTLE_S = 20.0
+CLASS_SETTLE_S = 45.0
 """Requests that came together need this long to reach their full size."""
 CLASS_SLACK = 1.25
 """A load above a class by less than this still belongs to it, so that 7 and 8 do not alternate."""
@@ -77,8 +78,10 @@ class Warmup:
     def _settled(self) -> bool:
         if len(self._floors) < SETTLED_FLOORS:
             return False
-        first, last = self._floors[0], self._floors[-1]
-        return unexplained(first, last) <= SETTLED_BYTES
+        half, floors = SETTLED_FLOORS // 2, list(self._floors)
+        earlier = min(floors[:half], key=lambda p: p.bytes)
+        later = min(floors[half:], key=lambda p: p.bytes)
+        return unexplained(earlier, later) <= SETTLED_BYTES
 
 
 class Baseline:

@@ -25,7 +25,7 @@ MIN_RISE_RATIO = SLOW_RATIO / 2
 MIN_RISE_BYTES = 2 << 20
 REACTION_S = 30.0
 """Drain, restart and warm-up of a worker: a budget that is spent sooner is as good as spent."""
-REACTION_RATIO = 0.5
+REACTION_RATIO = 0.8
 CLEAR_SHARE = 0.5
 """A suspicion ends when this share of the growth it stood on has come back."""
 CLEAR_SPANS = 3.0

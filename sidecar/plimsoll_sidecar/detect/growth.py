@@ -13,7 +13,7 @@ from collections import deque
 
 from plimsoll_sidecar.detect.trend import Point, Trend, fit, not_busier, unexplained
 
-WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 900.0, 5400.0, 32400.0)
+WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
 """Widths of the buckets. Horizons overlap: eight buckets of one span fewer than two of the next
 but one, so that a trend is never lost between two horizons."""
 BUCKETS = 20

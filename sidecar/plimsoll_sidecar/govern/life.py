@@ -33,7 +33,9 @@ from plimsoll_sidecar.govern.incident import (
 )
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import (
+    CONFIRM_MAX_S,
     CONFIRM_ROUNDS,
+    CONFIRM_SHARE,
     MAX_REFUSALS,
     ROUND,
     SLOT_RETRY_S,
@@ -106,7 +108,14 @@ class Life(Context):
             # The trim returned most of it: what is left must prove itself anew.
             incident.growth_at_trim, incident.seen = incident.growth_bytes, 0
             return
-        self._confirm(incident)
+        if self.now - incident.opened_at >= self._patience(incident):
+            self._confirm(incident)
+
+    def _patience(self, incident: Incident) -> float:
+        """How long to watch before belief, in seconds since the incident opened."""
+        budget = budget_of(incident.kind, self.assessment)
+        left = budget.exhaustion_s if budget else None
+        return min(CONFIRM_MAX_S, CONFIRM_SHARE * left) if left is not None else 0.0
 
     def _confirm(self, incident: Incident) -> None:
         incident.confirmed_at = self.now

@@ -110,3 +110,15 @@ def test_without_a_budget_memory_is_watched_and_nothing_suspected() -> None:
     assert isinstance(last.host, BudgetState)
     assert last.host.consumed_ratio is None
     assert last.host.unexplained == pytest.approx(300 * MIB, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_quick_burst_that_stays_within_the_budget_is_not_called_spent(
+    judge: Judge, seed: int
+) -> None:
+    """78 % of the budget in a minute, declared by nobody, and then no more."""
+    burst = Series(duration=1200, other=lambda t: 400 * MIB * min(1, max(0, t - 300) / 60))
+    burst.seed = seed
+    outcome = judge(burst)
+    assert outcome.over_t is None
+    assert outcome.last.suspicions == []
