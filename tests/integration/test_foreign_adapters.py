@@ -1,18 +1,30 @@
 """The adapters of vLLM, SGLang and an unknown engine, against servers that keep their routes."""
 
+import contextlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from plimsoll_api.admin import Capability, DrainMode, EngineState
-from plimsoll_api.supervision import EngineEndpoint, EngineType
+from plimsoll_api.supervision import (
+    EngineEndpoint,
+    EngineType,
+    ServiceRef,
+    SupervisorConfig,
+    encode,
+)
 from plimsoll_sidecar.act.adapter import EngineError
 from plimsoll_sidecar.act.foreign import ForeignEngine
+from plimsoll_sidecar.act.http import Server
+from plimsoll_sidecar.ask import Answer
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.signals.sampler import Sampler
 
@@ -119,6 +131,66 @@ def test_a_restart_is_fenced_by_the_process(rig: Rig) -> None:
         assert before in result.message
     assert rig.processes[1].poll() is None
     assert adapter.status().epoch != before
+
+
+def test_a_person_restarts_an_engine_that_has_no_worker(rig: Rig, tmp_path: Path) -> None:
+    rig.start("vllm")
+    endpoint = rig.adapter(EngineType.VLLM)._endpoint
+    config = SupervisorConfig(service=ServiceRef(name="s"), engine=endpoint)
+    (tmp_path / "supervisor.json").write_bytes(encode(config))
+
+    def ask(*arguments: str) -> Answer:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "plimsoll_sidecar.ask", *arguments),
+                *(f"--config={tmp_path}/supervisor.json", f"--run-dir={tmp_path}"),
+                f"--state-dir={tmp_path}",
+            ],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        return msgspec.json.decode(done.stdout, type=Answer)
+
+    seen = ask("status")
+    assert seen.capabilities == ["drain", "restart_engine"]
+    assert seen.epoch == rig.adapter(EngineType.VLLM).status().epoch, "every process says the same"
+    assert ask("restart", f"--expected-epoch={seen.epoch}").outcome == "Succeeded"
+    assert rig.processes[0].wait(5) == 0
+
+
+class Bad(BaseHTTPRequestHandler):
+    """/huge never ends, /drip ends after a minute, anything else is no HTTP."""
+
+    def do_GET(self) -> None:
+        if self.path not in ("/huge", "/drip"):
+            self.wfile.write(b"\x00garbage\r\n")
+            return
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(600):
+                self.wfile.write(b"a" * (1 << 20) if self.path == "/huge" else b"a")
+                time.sleep(0.1 if self.path == "/drip" else 0.0)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("/huge", "more than 4 MiB"), ("/drip", "its end"), ("/metrics", "GET /metrics")],
+)
+def test_an_answer_that_is_none_is_an_error_in_time(path: str, message: str) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Bad)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    begin = time.monotonic()
+    try:
+        with pytest.raises(EngineError, match=message):
+            Server(f"http://127.0.0.1:{server.server_port}").call("GET", path, 1.0)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert time.monotonic() - begin < 5.0
 
 
 def test_a_drain_waits_for_work_no_longer_than_its_deadline(rig: Rig) -> None:

@@ -10,6 +10,9 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
+LABELS = rb'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?'
+"""Up to the brace that is outside of every quoted value: values may hold any character."""
+
 
 def reader(names: Iterable[str]) -> Callable[[bytes], dict[str, float]]:
     """A function from a page to the sums of ``names`` over their label sets.
@@ -22,7 +25,7 @@ def reader(names: Iterable[str]) -> Callable[[bytes], dict[str, float]]:
     wanted = {name: _split(name) for name in names}
     plain = {metric.encode() for metric, _ in wanted.values()}
     lines = re.compile(
-        rb"^(" + b"|".join(sorted(map(re.escape, plain))) + rb")(?:\{(.*)\})?[ \t]+(\S+)", re.M
+        rb"^(" + b"|".join(sorted(map(re.escape, plain))) + rb")" + LABELS + rb"[ \t]+(\S+)", re.M
     )
 
     def read(page: bytes) -> dict[str, float]:

@@ -64,6 +64,7 @@ def test_what_is_no_number_is_unknown_and_labels_may_hold_anything() -> None:
         "a_total": 3.0,
         'a_total{x="y"}': 2.0,
     }
+    assert read(b'a_total{x="y"} 2 # {trace="1"} 0.5\n')["a_total"] == 2.0, "no exemplar"
     assert read(b"a_total NaN\n") == {}
     assert read(b'a_total{x="w"} 1\na_total{x="y"} +Inf\n') == {}
     assert read(b"a_total_created 1\nba_total 2\n# a_total 3\n") == {}
