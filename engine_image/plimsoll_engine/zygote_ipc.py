@@ -20,6 +20,9 @@ from plimsoll_api.admin import Role
 from plimsoll_engine.ipc import LENGTH
 
 STACKS_DIRECTORY = "stacks"
+MEDIA_CACHE_BYTES = 256 << 20
+"""Of the receiver cache and of the frontend's cache before it: some 200 images of 336 x 336 each.
+"""
 
 
 class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -44,6 +47,8 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     kv_offload_bytes: int = 0
     inject: str = ""
     weights: str = ""
+    encoder_cache_tokens: int | None = None
+    media_cache_bytes: int = MEDIA_CACHE_BYTES
 
 
 def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:

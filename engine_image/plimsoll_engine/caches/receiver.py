@@ -21,6 +21,9 @@ class Receiver:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
     def unpack(self, submit: Submit) -> Submit | MediaMissing:
         """``submit`` with the data of each of its media, or what is missing for it."""
         for key in submit.forget:
@@ -47,6 +50,13 @@ class Receiver:
         self._held.clear()
         self.bytes = 0
         return count
+
+    def problems(self) -> list[str]:
+        """What is wrong with this cache, for the audit; nothing on a sound one."""
+        total = sum(map(len, self._held.values()))
+        if total != self.bytes:
+            return [f"the items have {total} bytes, {self.bytes} are counted"]
+        return []
 
     def _drop(self, key: bytes) -> None:
         data = self._held.pop(key, None)

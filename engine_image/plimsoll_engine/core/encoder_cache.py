@@ -43,6 +43,8 @@ class EncoderCache:
 
     def refusal(self, request: Request) -> str | None:
         """Why ``request`` can never run here, or None."""
+        if self.lifelong and not request.media:
+            return "this model only transcribes audio: use /v1/audio/transcriptions"
         for media in request.media:
             if media.tokens > self.budget:
                 return (

@@ -18,13 +18,15 @@ from weakref import WeakSet
 
 import torch
 
+from plimsoll_engine.caches.receiver import Receiver
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.grammar import GrammarError, Grammars
 from plimsoll_engine.core.logit_edits import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Flight, Runner
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
-from plimsoll_engine.ipc import Dropped, Submit, Token
+from plimsoll_engine.ipc import Dropped, MediaMissing, Submit, Token
+from plimsoll_engine.zygote_ipc import MEDIA_CACHE_BYTES
 
 COMPILE_WAIT_S = 0.01
 """How long a step with nothing else to do waits for a grammar: a message may come meanwhile."""
@@ -65,9 +67,14 @@ class Engine:
     """All requests of one worker. Not thread-safe: the worker's loop alone calls it."""
 
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, grammars: Grammars | None = None
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        grammars: Grammars | None = None,
+        media_cache_bytes: int = MEDIA_CACHE_BYTES,
     ) -> None:
         self.runner = runner
+        self.receiver = Receiver(media_cache_bytes)
         self.scheduler = scheduler
         self.grammars = Grammars(None) if grammars is None else grammars
         self.counters = Counters()
@@ -110,11 +117,14 @@ class Engine:
         self.pool.reset_prefix_cache()
         return settled
 
-    def submit(self, submit: Submit) -> Dropped | None:
-        """Queue a request; the refusal of one that can never run."""
+    def submit(self, submit: Submit) -> Dropped | MediaMissing | None:
+        """Queue a request; the refusal of one that can never run, or what it lacks."""
+        whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
             return self._refused(submit.request_id, "a request of this id is already running")
-        request = self.make_request(submit)
+        if isinstance(whole, MediaMissing):
+            return whole
+        request = self.make_request(whole)
         if (why := self.scheduler.refusal(request)) is not None:
             return self._refused(submit.request_id, why)
         self.counters.requests += 1
@@ -270,8 +280,15 @@ class Engine:
         return Dropped(request_id, "invalid", message)
 
     def request_bytes(self) -> int:
-        """Host memory of the live requests: tokens, counts for penalties, states of grammars."""
-        return sum(
+        """Host memory of the live requests: tokens, counts for penalties, states of grammars, and
+        media beside the receiver cache."""
+        media = {
+            item.key: len(item.data or b"")
+            for request in self.requests.values()
+            for item in request.media
+            if item.key not in self.receiver
+        }
+        return sum(media.values()) + sum(
             TOKEN_BYTES * len(request.token_ids)
             + (0 if request.counts is None else COUNT_BYTES * len(request.counts))
             + (0 if request.matcher is None else request.matcher.bytes)
@@ -288,6 +305,7 @@ class Engine:
             self.scheduler.offload.close()
             self.scheduler.offload = None
         self._flight = None
+        self.receiver.clear()
         self.pool.reset_prefix_cache()
         self.runner.close()
 

@@ -20,7 +20,7 @@ from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.sampling import Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
-from plimsoll_engine.ipc import Logprobs
+from plimsoll_engine.ipc import Logprobs, Media
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
 
@@ -181,6 +181,17 @@ class Runner:
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
         hidden = self.model.forward(ids, positions.long(), step, embeds)
         return self.model.logits(hidden[rows.long()]) if len(last) else None
+
+    @property
+    def needs_media(self) -> bool:
+        """Whether every request must have an image or a sound: all its tokens attend to it."""
+        return (
+            self.outputs is not None and isinstance(self.model, MediaModel) and self.model.lifelong
+        )
+
+    def example_media(self) -> list[Media]:
+        """One of the largest media that the model takes, none where it takes text alone."""
+        return [self.model.example()] if isinstance(self.model, MediaModel) else []
 
     def close(self) -> None:
         """Let go of the model, the KV pool and the graphs. Again does nothing more."""

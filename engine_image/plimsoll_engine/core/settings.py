@@ -26,6 +26,24 @@ class Settings(msgspec.Struct, frozen=True):
     num_blocks: int
 
 
+ENCODED_AT_ONCE = 8
+"""Of the largest media, for a model whose requests hold them until they end: fewer would leave the
+batch narrow, and each takes as much memory as a long context."""
+
+
+def encoder_tokens(asked: int | None, settings: Settings, largest: int, lifelong: bool) -> int:
+    """The encoder cache's budget. Requests wait for room in it, so more is only faster."""
+    if asked is not None and asked < largest:
+        raise SettingsError(
+            f"--encoder-cache-tokens {asked}: one image or sound of this model takes {largest}"
+        )
+    if asked is not None:
+        return asked
+    if lifelong:
+        return largest * min(settings.max_num_seqs, ENCODED_AT_ONCE)
+    return max(largest, settings.max_num_batched_tokens)
+
+
 def resolve(
     asked: WorkerConfig, kv: KVShape, positions: int, dtype: torch.dtype, device: torch.device
 ) -> Settings:

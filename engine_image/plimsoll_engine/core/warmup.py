@@ -9,11 +9,12 @@ is taken.
 from __future__ import annotations
 
 from plimsoll_engine.core.blocks import BlockPool
+from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine import Counters, Engine
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.ipc import Sampling, Submit
-from plimsoll_engine.models.interface import Model
+from plimsoll_engine.ipc import Media, Sampling, Submit
+from plimsoll_engine.models.interface import MediaModel, Model
 
 SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
 """A pool of 512 tokens: 64 MiB for an 8B model."""
@@ -28,7 +29,10 @@ def load_kernels(model: Model) -> None:
     runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE)
     tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE
     pool = BlockPool(SMALL_BLOCKS, SMALL_BLOCK_SIZE)
-    engine = Engine(runner, Scheduler(pool, 4, tokens // 2, tokens // 2))
+    cache = None
+    if isinstance(model, MediaModel):
+        cache = EncoderCache(model.example().tokens, model.lifelong)
+    engine = Engine(runner, Scheduler(pool, 4, tokens // 2, tokens // 2, cache))
     try:
         warm_up(engine)
     finally:
@@ -44,18 +48,20 @@ def warm_up(engine: Engine) -> None:
         engine.pool.num_blocks * engine.pool.block_size - 2,
     )
     width = min(scheduler.max_num_seqs, engine.pool.num_blocks)
-    _round(engine, [max(1, longest)], temperature=0.0)
-    _round(engine, [1] * width, temperature=1.0)
+    media = engine.runner.example_media()
+    _round(engine, [max(1, longest)], 0.0, media)
+    _round(engine, [1] * width, 1.0, media if engine.runner.needs_media else [])
     engine.pool.reset_prefix_cache()
     engine.counters = Counters()
     scheduler.preemptions_total = 0
     scheduler.prefix_query_tokens_total = scheduler.prefix_hit_tokens_total = 0
 
 
-def _round(engine: Engine, lengths: list[int], temperature: float) -> None:
+def _round(engine: Engine, lengths: list[int], temperature: float, media: list[Media]) -> None:
     sampling = Sampling(max_tokens=2, temperature=temperature, ignore_eos=True)
     for number, length in enumerate(lengths):
-        engine.submit(Submit(f"warm-up-{number}", [number % 7] * length, sampling))
+        fitting = [item for item in media if item.length < length]
+        engine.submit(Submit(f"warm-up-{number}", [number % 7] * length, sampling, media=fitting))
     while engine.has_work:
         output = engine.step()
         if output.dropped:

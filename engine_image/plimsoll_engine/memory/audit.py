@@ -66,6 +66,33 @@ def ledger_within_bounds(_: Engine, ledger: Ledger) -> list[str]:
     return ledger.problems()
 
 
+def encoder_outputs_are_known(engine: Engine, _: Ledger) -> list[str]:
+    """The runner's encoder outputs are a subset of what the scheduler's ledger knows."""
+    cache, outputs = engine.scheduler.encoder, engine.runner.outputs
+    if cache is None or outputs is None:
+        return []
+    found = cache.problems()
+    if lost := outputs.keys() - cache.known():
+        found.append(f"{len(lost)} encoder outputs are in the runner and in no ledger")
+    if dead := cache.holders() - {request.request_id for request in engine.scheduler.running}:
+        found.append(f"{len(dead)} requests that do not run hold encoder outputs: {min(dead)}")
+    return found
+
+
+def receiver_cache_adds_up(engine: Engine, _: Ledger) -> list[str]:
+    """The receiver cache counts the bytes that it holds."""
+    return engine.receiver.problems()
+
+
+def idle_holds_no_encoder_output(engine: Engine, _: Ledger) -> list[str]:
+    """At idle neither the runner nor the scheduler's ledger has an encoder output."""
+    cache, outputs = engine.scheduler.encoder, engine.runner.outputs
+    if cache is None or outputs is None:
+        return []
+    held, known = len(outputs), len(cache.known())
+    return [f"{held} encoder outputs, {known} in the ledger"] if held or known else []
+
+
 def idle_holds_no_block(engine: Engine, _: Ledger) -> list[str]:
     """At idle no block is referenced but by a transfer under way."""
     offload = engine.scheduler.offload
@@ -95,9 +122,11 @@ ALWAYS: tuple[Rule, ...] = (
     released_requests_die,
     offload_adds_up,
     transfers_end,
+    encoder_outputs_are_known,
+    receiver_cache_adds_up,
     ledger_within_bounds,
 )
-AT_IDLE: tuple[Rule, ...] = (idle_holds_no_block,)
+AT_IDLE: tuple[Rule, ...] = (idle_holds_no_block, idle_holds_no_encoder_output)
 
 
 def audit(engine: Engine, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:

@@ -28,6 +28,7 @@ from plimsoll_engine.core.grammar import Grammars, Vocabulary
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.warmup import load_kernels, warm_up
+from plimsoll_engine.memory import media
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.interface import Model
@@ -123,8 +124,14 @@ class Lifecycle:
                     self.settings.max_num_seqs,
                     self.settings.max_num_batched_tokens,
                     self.settings.max_model_len,
+                    media.encoder_cache(self._model, self.config, self.settings),
                 )
-                self.engine = self.engine_type(self._runner, scheduler, Grammars(self.vocabulary))
+                self.engine = self.engine_type(
+                    self._runner,
+                    scheduler,
+                    Grammars(self.vocabulary),
+                    self.config.media_cache_bytes,
+                )
                 self._add_offload()
                 self._register_owners()
             if not quick:
@@ -211,6 +218,7 @@ class Lifecycle:
             "grammar_cache", MemoryKind.HOST, lambda: grammars.bytes, grammars.bytes_bound
         )
         self.ledger.register("requests", MemoryKind.HOST, self.engine.request_bytes, None)
+        media.register_owners(self.ledger, self.engine, self._model, tensors)
 
     def shutdown(self) -> None:
         """Give everything back. Again does nothing more."""

@@ -38,6 +38,12 @@ def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
             lambda: engine.grammars.bytes,
             engine.grammars.flush,
         ),
+        _step(
+            "receiver_cache_flush",
+            "media that the worker keeps",
+            lambda: engine.receiver.bytes,
+            engine.receiver.clear,
+        ),
         _step("gc_collect", "malloc in use and Python objects", host_in_use, gc.collect),
     ]
     if device.type == "cuda":

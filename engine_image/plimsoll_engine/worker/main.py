@@ -193,7 +193,8 @@ class Worker:
                 self.channel.send(ipc.Trimmed(operation_id, trim(self.engine, self.python)))
             case ipc.AuditQuery(query_id):
                 idle, rules, findings = audit(self.engine, self.lifecycle.ledger)
-                self.channel.send(ipc.AuditReport(query_id, idle, rules, findings))
+                keys = self.engine.receiver.keys()
+                self.channel.send(ipc.AuditReport(query_id, idle, rules, findings, keys))
             case ipc.DiagnosticQuery(query_id, kind):
                 self.channel.send(ipc.DiagnosticReport(query_id, diagnose(kind, self.allocations)))
             case ipc.Stop():
