@@ -13,7 +13,7 @@ import msgspec
 from plimsoll_api.units import parse_bytes
 from plimsoll_engine.inject import InjectError
 from plimsoll_engine.inject import parse as parse_faults
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
 WORKER_SOCKET = "worker.sock"
@@ -51,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     startup_timeout_s: float = 600.0
     shutdown_timeout_s: float = 30.0
     inject: str = ""
+    encoder_cache_tokens: int | None = None
+    media_cache_bytes: int = MEDIA_CACHE_BYTES
 
     @property
     def socket(self) -> Path:
@@ -78,6 +80,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             num_blocks=self.num_blocks,
             kv_offload_bytes=self.kv_offload_bytes,
             inject=self.inject,
+            encoder_cache_tokens=self.encoder_cache_tokens,
+            media_cache_bytes=self.media_cache_bytes,
             weights=str(self.weights_socket),
         )
 
@@ -130,6 +134,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--num-blocks", type=_positive, metavar="N", help="KV blocks of the pool")
     add("--kv-offload-bytes", default=0, type=_size, metavar="SIZE",
         help="host memory for evicted KV blocks, such as 8Gi; default: none")  # fmt: skip
+    add("--encoder-cache-tokens", type=_positive, metavar="N", help="images and sounds encoded")
+    add(
+        "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_positive, metavar="MIB",
+        help="processed images and sounds kept, here and in the worker each",
+    )  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
     add("--api-key-file", type=Path, metavar="FILE", help="keys of /v1, one a line; default: open")
     add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
@@ -181,6 +190,8 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         startup_timeout_s=flags.startup_timeout,
         shutdown_timeout_s=flags.shutdown_timeout,
         inject=inject,
+        encoder_cache_tokens=flags.encoder_cache_tokens,
+        media_cache_bytes=flags.media_cache_mib << 20,
     )
 
 

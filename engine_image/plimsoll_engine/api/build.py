@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from plimsoll_engine.api import grammar
+from plimsoll_engine.api import grammar, images
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     ChatRequest,
@@ -24,6 +24,7 @@ from plimsoll_engine.api.sampling import SEED_MASK, sampling
 from plimsoll_engine.frontend.engine import Engine
 from plimsoll_engine.frontend.requests import Admission, Generation
 from plimsoll_engine.frontend.tokenizer import TemplateError
+from plimsoll_engine.ipc import Media
 
 # OpenAI's default of /v1/completions.
 COMPLETION_TOKENS = 16
@@ -69,8 +70,12 @@ async def chat(engine: Engine, body: ChatRequest, tenant: str = "") -> Asked:
     if (body.n or 1) > engine.settings.max_queued:
         raise _too_many(engine, body.n or 1, "n")
     ids = await chat_prompt(engine, body)
+    media: list[Media] = []
+    if (sees := engine.media.processors.image) is not None:
+        urls = images.urls(body.messages)
+        ids, media = await images.place(engine.media, sees, ids, urls)
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return _asked(engine, body, "chatcmpl", [ids], max_tokens, tenant)
+    return _asked(engine, body, "chatcmpl", [ids], max_tokens, tenant, media)
 
 
 async def chat_prompt(engine: Engine, body: ChatRequest | TokenizeRequest) -> list[int]:
@@ -80,7 +85,7 @@ async def chat_prompt(engine: Engine, body: ChatRequest | TokenizeRequest) -> li
         tools = []
     try:
         text = engine.tokenizer.render(
-            [_plain(message) for message in body.messages or []],
+            [_plain(engine, message) for message in body.messages or []],
             [msgspec.to_builtins(tool) for tool in tools] or None,
             body.chat_template_kwargs or {},
         )
@@ -134,9 +139,11 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """A message as chat templates read it."""
-    plain: dict[str, Any] = {"role": message.role, "content": text_content(message)}
+def _plain(engine: Engine, message: Message) -> dict[str, Any]:
+    """A message as chat templates read it: those of models that see want parts."""
+    sees = engine.media.processors.image is not None
+    content = images.parts(message) if sees else text_content(message)
+    plain: dict[str, Any] = {"role": message.role, "content": content}
     if message.name:
         plain["name"] = message.name
     if message.tool_call_id:
@@ -166,6 +173,7 @@ def _asked(
     prompts: list[list[int]],
     max_tokens: int | None,
     tenant: str,
+    media: Sequence[Media] = (),
 ) -> Asked:
     param = "prompt" if prefix == "cmpl" else "messages"
     stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
@@ -187,7 +195,7 @@ def _asked(
             seeded = msgspec.structs.replace(how, seed=(how.seed + choice) & SEED_MASK)
             name = f"{asked.request_id}-{len(asked.generations)}"
             asked.generations.append(
-                Generation(name, ids, seeded, tokenizer.decode, stops, admission, asked.wake)
+                Generation(name, ids, seeded, tokenizer.decode, stops, admission, asked.wake, media)
             )
     return asked
 

@@ -19,7 +19,7 @@ from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine import ipc
 from plimsoll_engine.allocations import Allocations
 from plimsoll_engine.collector import FullCollections
-from plimsoll_engine.frontend import carry, load
+from plimsoll_engine.frontend import carry, load, media
 from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.faults import FrontendFaults
 from plimsoll_engine.frontend.keeper import Keeper
@@ -61,7 +61,8 @@ class Engine:
         self.lifecycle = Lifecycle(self._state_changed)
         self.requests = self.faults.request_log(settings.max_queued)
         self.operations = Operations(self.epochs)
-        self.ledger = FrontendLedger(self.requests, tokenizer)
+        self.media = media.reader(settings)
+        self.ledger = FrontendLedger(self.requests, tokenizer, self.media.cache)
         self.workers = Workers(settings.worker_config(), self.epochs, self._received, self._lost)
         self.keeper = Keeper(
             self.workers, self.epochs, self.lifecycle, self, settings.startup_timeout_s
@@ -224,6 +225,11 @@ class Engine:
                 if generation is not None:
                     generation.with_worker = False
                     generation.fail(RequestFailed(reason, why or reason, param))
+            case ipc.MediaMissing(request_id=request_id, keys=keys):
+                self.workers.media_lost(keys)
+                generation = self.requests.get(request_id)
+                if generation is not None and generation.with_worker and not generation.done:
+                    self._submit(generation)
             case ipc.Report():
                 self.report = message
                 self._report_at = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plimsoll_api.admin import LedgerEntry, MemoryKind, Role
+from plimsoll_engine.caches.processor import ProcessorCache
 from plimsoll_engine.frontend.requests import RequestLog
 from plimsoll_engine.frontend.tokenizer import Tokenizer
 
@@ -10,8 +11,9 @@ from plimsoll_engine.frontend.tokenizer import Tokenizer
 class FrontendLedger:
     """Owners of frontend memory, counted when asked."""
 
-    def __init__(self, requests: RequestLog, tokenizer: Tokenizer) -> None:
+    def __init__(self, requests: RequestLog, tokenizer: Tokenizer, media: ProcessorCache) -> None:
         self._requests = requests
+        self._media = media
         self._tokenizer_bytes = tokenizer.file_bytes
 
     def entries(self) -> list[LedgerEntry]:
@@ -27,6 +29,13 @@ class FrontendLedger:
                 kind=MemoryKind.HOST,
                 bytes=self._tokenizer_bytes,
                 bound=self._tokenizer_bytes,
+                process=Role.FRONTEND,
+            ),
+            LedgerEntry(
+                owner="processor_cache",
+                kind=MemoryKind.HOST,
+                bytes=self._media.nbytes,
+                bound=self._media.capacity,
                 process=Role.FRONTEND,
             ),
         ]

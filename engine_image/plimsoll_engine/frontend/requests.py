@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from plimsoll_engine.frontend.detokenize import Decode, Detokenizer, StopMatcher
-from plimsoll_engine.ipc import Logprobs, Sampling, Started, Submit
+from plimsoll_engine.ipc import Logprobs, Media, Sampling, Started, Submit
 
 
 class QueueFull(Exception):
@@ -70,8 +70,8 @@ class Generation:
 
     __slots__ = (
         "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "admission",
-        "ended", "finish_reason", "output_ids", "parked", "prompt_ids", "request_id", "sampling",
-        "started", "times", "wake", "with_worker",
+        "ended", "finish_reason", "media", "output_ids", "parked", "prompt_ids", "request_id",
+        "sampling", "started", "times", "wake", "with_worker",
     )  # fmt: skip
 
     def __init__(
@@ -83,12 +83,14 @@ class Generation:
         stops: Sequence[str] = (),
         admission: Admission = Admission(),
         wake: asyncio.Event | None = None,
+        media: Sequence[Media] = (),
     ) -> None:
         """``wake`` is set when there is something to :meth:`take`; the choices of one answer
         share it."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.sampling = sampling
+        self.media = list(media)
         self.admission = admission
         self.output_ids: list[int] = []
         self.finish_reason: str | None = None
@@ -173,6 +175,7 @@ class Generation:
             arrived=self.times.arrived,
             deadline_s=self.admission.deadline_s,
             cache_salt=self.admission.cache_salt,
+            media=self.media,
         )
 
 

@@ -14,6 +14,10 @@ WORKER_TIMEOUT_S = 30.0
 
 async def trim(engine: Engine, recorder: Recorder) -> None:
     """The worker's steps follow the frontend's. Fails where the worker does not answer."""
+    with recorder.step("processor_cache_flush") as step:
+        step.before_bytes = engine.media.cache.nbytes
+        step.detail = f"{engine.media.cache.clear()} processed images and sounds"
+        step.after_bytes = engine.media.cache.nbytes
     with recorder.step("frontend_gc_collect") as step:
         step.before_bytes = host_memory.rss_anon()
         step.detail = f"{gc.collect()} objects collected"

@@ -56,13 +56,14 @@ class Worker:
         self,
         epoch: Epoch,
         run_dir: str,
+        media_cache_bytes: int,
         on_message: Callable[[Worker, ipc.FromWorker], None],
         on_lost: Callable[[Worker, str], None],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.epoch = epoch
         self.pid: int | None = None
-        self.link = WorkerLink(epoch.number, self._received, self._disconnected)
+        self.link = WorkerLink(epoch.number, media_cache_bytes, self._received, self._disconnected)
         self.prepared: asyncio.Future[ipc.Prepared] = loop.create_future()
         self.ready: asyncio.Future[ipc.Ready] = loop.create_future()
         self.stopped: asyncio.Future[ipc.Stopped] = loop.create_future()

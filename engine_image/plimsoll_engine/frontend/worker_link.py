@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_engine import ipc
+from plimsoll_engine.caches.sender import Sender
 from plimsoll_engine.frontend.framing import read_body
 from plimsoll_engine.frontend.outbox import Outbox
 
@@ -32,11 +33,13 @@ class WorkerLink:
     def __init__(
         self,
         number: int,
+        media_cache_bytes: int,
         on_message: Callable[[ipc.FromWorker], None],
         on_lost: Callable[[], None],
     ) -> None:
         self.number = number
         self.outbox = Outbox()
+        self.sender = Sender(media_cache_bytes)
         self._on_message = on_message
         self._on_lost = on_lost
         self._writer: asyncio.StreamWriter | None = None
@@ -92,7 +95,8 @@ class WorkerLink:
                     self._work.clear()
                     await self._work.wait()
                     continue
-                writer.write(ipc.frame(message))
+                # Packed and written in one go: what the sender notes has happened.
+                writer.write(ipc.frame(self.sender.pack(message)))
                 await writer.drain()
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from plimsoll_api.admin import Role
 from plimsoll_engine import ipc
+from plimsoll_engine.caches.sender import Sender
 from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.worker import (
     REAP_TIMEOUT_S,
@@ -94,6 +95,16 @@ class Workers:
         """To the serving worker."""
         if self._serving is not None:
             self._serving.link.send(message)
+
+    def media_lost(self, keys: list[bytes]) -> None:
+        """The serving worker lacks these media: the next submission brings them."""
+        if self._serving is not None:
+            self._serving.link.sender.lost(keys)
+
+    @property
+    def sender(self) -> Sender | None:
+        """What the serving worker's receiver cache is known to hold."""
+        return None if self._serving is None else self._serving.link.sender
 
     async def start(self, timeout_s: float) -> ipc.Ready:
         """The next epoch's worker, serving. Raises :class:`WorkerLost`; nothing is left of it."""
@@ -181,7 +192,13 @@ class Workers:
     # ---- steps
 
     def _next(self) -> Worker:
-        return Worker(self._epochs.reserve(), self._config.run_dir, self._received, self._lost)
+        return Worker(
+            self._epochs.reserve(),
+            self._config.run_dir,
+            self._config.media_cache_bytes,
+            self._received,
+            self._lost,
+        )
 
     def _enter(self, worker: Worker) -> None:
         if self._serving is not worker:

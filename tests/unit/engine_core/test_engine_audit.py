@@ -77,6 +77,7 @@ def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helper
     assert list(steps) == [
         "prefix_cache_flush",
         "grammar_cache_flush",
+        "receiver_cache_flush",
         "gc_collect",
         "malloc_trim",
     ]

@@ -1,0 +1,45 @@
+"""The frontend's cache of processed media: who sends the same image again has it decoded once."""
+
+from __future__ import annotations
+
+from plimsoll_engine.caches.lru import LruCache
+from plimsoll_engine.media.interface import Processed
+
+
+class ProcessorCache:
+    """Tensors as bytes by key, at most ``capacity`` bytes."""
+
+    def __init__(self, capacity: int) -> None:
+        self._items: LruCache[bytes, Processed] = LruCache(capacity)
+        self.hits_total = 0
+        self.misses_total = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._items.used
+
+    @property
+    def capacity(self) -> int:
+        return self._items.capacity
+
+    def get(self, key: bytes) -> Processed | None:
+        found = self._items.get(key)
+        if found is None:
+            self.misses_total += 1
+        else:
+            self.hits_total += 1
+            self._items.touch(key)
+        return found
+
+    def put(self, item: Processed) -> None:
+        """Keep ``item``; one that is larger than the whole cache is not kept."""
+        if len(item.data) <= self._items.capacity:
+            self._items.put(item.key, item, len(item.data))
+
+    def clear(self) -> int:
+        """Let go of everything; running requests keep what they need. How many went."""
+        return len(self._items.clear())
+
+    def problems(self) -> list[str]:
+        """For the audit; nothing on a sound one."""
+        return self._items.problems()
