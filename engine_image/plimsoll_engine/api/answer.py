@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -113,11 +114,16 @@ class Answer(Response):
         while open_choices:
             for choice, delta in await self._next(open_choices):
                 choice.add(delta)
-        wholes = [choice.whole() for choice in self._choices]
-        body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
-        encoded = msgspec.json.encode(body)
-        await self._start(send, b"application/json")
+        encoded = self.encoded([choice.whole() for choice in self._choices])
+        await self._start(send, self.whole_type)
         await _last(send, encoded)
+
+    whole_type = b"application/json"
+
+    def encoded(self, wholes: list[dict[str, Any]]) -> bytes:
+        """The body of an answer in one piece."""
+        body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
+        return msgspec.json.encode(body)
 
     def _usage_body(self) -> dict[str, object]:
         return {"usage": usage(self._asked.generations, self._asked.n)}

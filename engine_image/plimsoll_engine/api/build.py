@@ -187,9 +187,9 @@ def _asked(
     asked = Asked(f"{prefix}-{secrets.token_hex(12)}", body.n or 1, [], asyncio.Event())
     must_match = grammar.of(body)
     for ids in prompts:
-        room = _room(engine, ids, max_tokens, param)
+        tokens = room(engine, ids, max_tokens, param)
         tokenizer = engine.tokenizer
-        how = sampling(body, room, tokenizer.eos_ids, tokenizer.vocab_size, must_match)
+        how = sampling(body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, must_match)
         for choice in range(asked.n):
             # The first choice is that of a request for one; as in vLLM the others count on.
             seeded = msgspec.structs.replace(how, seed=(how.seed + choice) & SEED_MASK)
@@ -200,7 +200,7 @@ def _asked(
     return asked
 
 
-def _room(engine: Engine, ids: list[int], max_tokens: int | None, param: str) -> int:
+def room(engine: Engine, ids: list[int], max_tokens: int | None, param: str) -> int:
     """The most tokens of output; ApiError where the prompt leaves less than was asked for."""
     if not ids:
         raise invalid(f"{param} has no token", param, "empty_prompt")

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from plimsoll_engine.api import body as bodies
-from plimsoll_engine.api import build, protocol, tokens
+from plimsoll_engine.api import build, protocol, tokens, transcription
 from plimsoll_engine.api.answer import Answer, error_response
 from plimsoll_engine.api.auth import TENANT
 from plimsoll_engine.api.build import Asked
@@ -60,6 +60,10 @@ def app(engine: Engine) -> FastAPI:
             for i in range(len(asked.generations))
         ]
         return _answer(engine, asked, choices, body)
+
+    @api.post("/v1/audio/transcriptions")
+    async def transcriptions(request: Request) -> Response:
+        return await transcription.answer(engine, request, _tenant(request))
 
     @api.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:

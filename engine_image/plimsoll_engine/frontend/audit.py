@@ -6,6 +6,7 @@ import secrets
 
 from plimsoll_api.admin import Audit, AuditFinding
 from plimsoll_engine import ipc
+from plimsoll_engine.caches.sender import Sender
 from plimsoll_engine.frontend.engine import Engine, NoAnswer
 
 TIMEOUT_S = 5.0
@@ -15,12 +16,16 @@ CAPACITY = "request_log_within_capacity"
 IDLE_OUTBOX = "idle_outbox_empty"
 IDLE_WORKER = "idle_frontend_means_idle_worker"
 ANSWERS = "worker_answers"
-RULES = [LEDGER_BOUNDS, CAPACITY, IDLE_OUTBOX, IDLE_WORKER, ANSWERS]
+RECEIVER = "receiver_cache_holds_what_was_sent"
+PROCESSOR = "processor_cache_adds_up"
+RULES = [LEDGER_BOUNDS, CAPACITY, IDLE_OUTBOX, IDLE_WORKER, RECEIVER, PROCESSOR, ANSWERS]
 
 
 async def audit(engine: Engine) -> Audit:
     """``idle`` is true where neither frontend nor worker held a request before and after."""
     before = len(engine.requests)
+    sender = engine.workers.sender
+    changes = None if sender is None else sender.changes
     try:
         query_id = f"audit-{secrets.token_hex(8)}"
         # The question follows every abort on the same socket, so an idle frontend's worker has
@@ -31,6 +36,9 @@ async def audit(engine: Engine) -> Audit:
         return Audit(str(engine.epochs.current), False, RULES, findings)
     idle = before == 0 and len(engine.requests) == 0
     findings = [*worker.findings, *_own(engine)]
+    # Only where nothing with media was sent around the question: else either may be ahead.
+    if sender is not None and sender is engine.workers.sender and sender.changes == changes:
+        findings += _mirror(sender, set(worker.receiver_keys))
     if idle and not worker.idle:
         findings.append(
             AuditFinding(IDLE_WORKER, "the worker holds requests that no client waits for")
@@ -42,6 +50,16 @@ async def audit(engine: Engine) -> Audit:
     )
 
 
+def _mirror(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
+    """The worker's receiver cache holds what the frontend believes, no less and no more."""
+    details = sender.problems()
+    if lacking := len(sender.keys() - held):
+        details.append(f"{lacking} media that were sent are not in the worker")
+    if unknown := len(held - sender.keys()):
+        details.append(f"{unknown} media in the worker are unknown to the frontend")
+    return [AuditFinding(RECEIVER, detail) for detail in details]
+
+
 def _own(engine: Engine) -> list[AuditFinding]:
     findings = [
         AuditFinding(LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, its bound is {e.bound}")
@@ -51,4 +69,5 @@ def _own(engine: Engine) -> list[AuditFinding]:
     held, capacity = len(engine.requests), engine.requests.capacity
     if held > capacity:
         findings.append(AuditFinding(CAPACITY, f"{held} requests, capacity {capacity}"))
+    findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.problems()]
     return findings

@@ -345,6 +345,7 @@ class Engine:
                     "device_baseline": stop.stopped.device_baseline,
                 },
             )
+        self.media.close()
         self.collections.stop()
         gc.unfreeze()
         self.lifecycle.move(EngineState.STOPPED)

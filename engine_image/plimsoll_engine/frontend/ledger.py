@@ -25,6 +25,12 @@ class FrontendLedger:
                 process=Role.FRONTEND,
             ),
             LedgerEntry(
+                owner="request_media",
+                kind=MemoryKind.HOST,
+                bytes=self._requests.media_bytes(),
+                process=Role.FRONTEND,
+            ),
+            LedgerEntry(
                 owner="tokenizer",
                 kind=MemoryKind.HOST,
                 bytes=self._tokenizer_bytes,

@@ -219,3 +219,9 @@ class RequestLog:
         running = self._running.values()
         prompts = {id(g.prompt_ids): len(g.prompt_ids) for g in running}  # choices share theirs
         return each * (sum(prompts.values()) + sum(len(g.output_ids) for g in running))
+
+    def media_bytes(self) -> int:
+        """Tensors of images and sounds, each counted once; those that the processor cache holds as
+        well are counted there too."""
+        media = {id(m.data): len(m.data or b"") for g in self._running.values() for m in g.media}
+        return sum(media.values())

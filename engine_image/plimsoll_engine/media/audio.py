@@ -15,6 +15,8 @@ MAX_BYTES = 25 << 20
 """Of one file, as OpenAI takes them."""
 MAX_SECONDS = 600.0
 MAX_CHANNELS = 8
+MAX_SAMPLES = 60_000_000
+"""Of all channels, decoded: 240 MB. Ten minutes of stereo at 48 kHz are 58 million."""
 RATES = (1_000, 384_000)
 
 Samples = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
@@ -71,6 +73,12 @@ def _check(file: soundfile.SoundFile) -> None:
     if seconds > MAX_SECONDS:
         raise MediaError(
             f"the audio is {seconds:.0f} s long; at most {MAX_SECONDS:.0f} s are taken: cut it",
+            "audio_too_large",
+        )
+    if file.frames * file.channels > MAX_SAMPLES:
+        raise MediaError(
+            f"the audio has {file.frames} samples in {file.channels} channels; at most"
+            f" {MAX_SAMPLES} in all are decoded: send one channel of 16 kHz",
             "audio_too_large",
         )
 

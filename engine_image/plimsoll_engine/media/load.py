@@ -11,6 +11,7 @@ from plimsoll_engine.media.settings import JsonFile
 if TYPE_CHECKING:
     from plimsoll_engine.media.clip import ClipProcessor
     from plimsoll_engine.media.whisper import WhisperProcessor
+    from plimsoll_engine.media.whisper_prompt import WhisperPrompt
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Processors:
 
     image: ClipProcessor | None = None
     audio: WhisperProcessor | None = None
+    speech: WhisperPrompt | None = None
+    """How the model is asked for a text, where it takes audio."""
 
 
 def processors(folder: Path) -> Processors:
@@ -34,6 +37,7 @@ def processors(folder: Path) -> Processors:
         return Processors(image=ClipProcessor(folder))
     if kind == "whisper":
         from plimsoll_engine.media.whisper import WhisperProcessor
+        from plimsoll_engine.media.whisper_prompt import WhisperPrompt
 
-        return Processors(audio=WhisperProcessor(folder))
+        return Processors(audio=WhisperProcessor(folder), speech=WhisperPrompt(folder))
     return Processors()

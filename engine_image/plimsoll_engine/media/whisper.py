@@ -58,10 +58,13 @@ class WhisperProcessor:
         """Of the first window of the file."""
         return self.window_of(audio.decode(data, self.rate)[: self.window])
 
-    def windows(self, data: bytes) -> list[Processed]:
-        """Of each window of the file, in order."""
+    def windows(self, data: bytes) -> list[tuple[float, Processed]]:
+        """Length in seconds and tensor of each window of the file, in order. Raises MediaError."""
         samples = audio.decode(data, self.rate)
-        return [self.window_of(one) for one in audio.windows(samples, self.window, self.rate)]
+        return [
+            (len(one) / self.rate, self.window_of(one))
+            for one in audio.windows(samples, self.window, self.rate)
+        ]
 
     def window_of(self, samples: Floats) -> Processed:
         """Of at most one window of samples, keyed by them."""

@@ -123,8 +123,8 @@ def test_trim_reports_each_step(engine: Any) -> None:
     operation = engine.finish("trim-1")
     assert operation["state"] == "succeeded", operation
     names = [step["name"] for step in operation["steps"]]
-    assert names[:2] == ["frontend_gc_collect", "frontend_malloc_trim"]
-    assert "gc_collect" in names[2:]
+    assert names[:3] == ["processor_cache_flush", "frontend_gc_collect", "frontend_malloc_trim"]
+    assert "gc_collect" in names[3:]
 
 
 @pytest.mark.parametrize("kind", ["stacks", "gc", "tracemalloc", "torch"])
