@@ -58,10 +58,14 @@ def png(width: int, height: int, seed: int = 1) -> bytes:
 
 
 def header(width: int, height: int) -> bytes:
-    """A PNG that says its size and has no pixel."""
-    content = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    end = struct.pack(">I", zlib.crc32(b"IHDR" + content))
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(content)) + b"IHDR" + content + end
+    """A PNG that says its size and ends where its pixels would begin."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + check
+
+    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", b"")
 
 
 def data_url(data: bytes) -> str:

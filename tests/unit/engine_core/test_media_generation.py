@@ -22,6 +22,7 @@ from transformers import LlavaForConditionalGeneration, WhisperForConditionalGen
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.ipc import Media, Sampling, Submit
@@ -314,3 +315,51 @@ def test_logits_equal_transformers(
         assert (ours - wanted).abs().max() < 1e-4
         seen.clear()
         engine.pool.reset_prefix_cache()
+
+
+def findings(engine: Engine) -> set[str]:
+    return {finding.rule for finding in audit(engine, Ledger())[2]}
+
+
+def test_outputs_freed_in_the_step_that_makes_them_are_found(
+    sounds: dict[str, tuple[list[int], list[Media]]],
+    make_engine: MakeMediaEngine,
+    helpers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The real bug put back: the runner is told to free before it has made, so nobody frees."""
+    engine = make_engine("whisper")
+    cache, outputs = engine.scheduler.encoder, engine.runner.outputs
+    assert cache is not None
+    assert outputs is not None
+    reserve = cache.reserve
+
+    def reserve_and_free(request: Request, count: int) -> tuple[int, list[Media]]:
+        found = reserve(request, count)
+        cache.drop(request)
+        outputs.free(cache.take_freed())
+        return found
+
+    monkeypatch.setattr(cache, "reserve", reserve_and_free)
+    engine.submit(submit("a", *next(iter(sounds.values())), 1))
+    helpers.finish(engine)
+    assert findings(engine) == {"encoder_outputs_are_known", "idle_holds_no_encoder_output"}
+    outputs.free(list(outputs.keys()))
+
+
+def test_outputs_that_an_idle_engine_keeps_are_found(
+    chats: dict[str, tuple[list[int], list[Media]]],
+    make_engine: MakeMediaEngine,
+    helpers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The real bug put back: what was released is told with the next step, and none follows."""
+    engine = make_engine("llava")
+    with monkeypatch.context() as bug:
+        bug.setattr(engine, "_free_outputs", lambda: None)
+        engine.submit(submit("a", *chats["one-0-0"], 1))
+        helpers.finish(engine)
+    assert findings(engine) == {"idle_holds_no_encoder_output"}
+    engine.submit(submit("b", *chats["one-0-0"], 1))
+    helpers.finish(engine)
+    assert findings(engine) == set()
