@@ -112,6 +112,19 @@ def fill(engine: Engine, helpers: Any) -> None:
     engine.poll(idle=True)
 
 
+def leave_one_under_way(engine: Engine, helpers: Any) -> None:
+    """Idle, with a transfer that the last step began: its request was given up at once."""
+    fill(engine, helpers)
+    for number in range(20):
+        engine.submit(helpers.submit(f"g{number}", [number + 3] * 21, 6))
+        engine.step()
+        engine.abort(f"g{number}")
+        helpers.finish(engine)
+        if engine.transferring:
+            return
+    raise AssertionError("no step began a transfer")
+
+
 def test_an_abort_while_its_blocks_come_in_leaves_nothing(engine: Engine, helpers: Any) -> None:
     fill(engine, helpers)
     offload_of(engine).settle(1.0)
@@ -142,7 +155,7 @@ def test_an_idle_engine_that_never_polls_is_found(
     """The real bug put back: transfers are looked after in steps alone."""
     sound = offload_of(engine)
     engine.scheduler.offload = Unpolled.over(sound)
-    fill(engine, helpers)
+    leave_one_under_way(engine, helpers)
     monkeypatch.setattr(module, "STALE_S", -1.0)
     for _ in range(3):
         engine.poll(idle=True)
@@ -172,7 +185,7 @@ def test_a_reset_says_that_it_could_not(
 def test_a_reset_that_does_not_wait_would_be_false_for_ever(engine: Engine, helpers: Any) -> None:
     """The real bug put back: it asks whether nothing is under way, and looks after nothing."""
     engine.scheduler.offload = Unpolled.over(offload_of(engine))
-    fill(engine, helpers)
+    leave_one_under_way(engine, helpers)
 
     def reset() -> bool:
         engine.poll(idle=True)
