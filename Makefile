@@ -40,6 +40,7 @@ lab: $(READY)
 
 test: $(READY) lab
 	$(PYTEST) -n 2 --dist loadgroup -m 'not long'
+	TRITON_INTERPRET=1 $(PYTEST) tests/unit/engine_kernels
 
 test-unit: $(READY)
 	$(PYTEST) tests/unit
