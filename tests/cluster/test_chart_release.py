@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.lab.kube import Kube, eventually
-from tests.lab.lab import Lab
+from tests.lab.lab import Lab, new_lab
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "plimsoll"
@@ -38,8 +40,20 @@ class Helm:
         return done.stdout
 
 
-def test_install_upgrade_rollback_uninstall(cluster: Lab, helm: str) -> None:
-    admin = cluster.kube
+@pytest.fixture(scope="module")
+def own(cluster: Lab) -> Iterator[Lab]:
+    """A control plane for this file alone: definitions that are deleted may take minutes to go, and
+    other tests need theirs. ``cluster`` says where something is missing for one."""
+    lab = new_lab(node=False)
+    lab.start()
+    try:
+        yield lab
+    finally:
+        lab.stop()
+
+
+def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
+    admin = own.kube
     kube = Kube(admin.kubectl, admin.kubeconfig, f"chart-{uuid.uuid4().hex[:8]}")
     kube("create", "namespace", kube.namespace)
     kube("label", "namespace", kube.namespace, "pod-security.kubernetes.io/enforce=restricted")
@@ -82,7 +96,7 @@ def test_install_upgrade_rollback_uninstall(cluster: Lab, helm: str) -> None:
         release("uninstall", RELEASE, "--ignore-not-found")
         kube.run("delete", "crd", *CRDS, "--timeout=60s")
         kube.run("delete", "namespace", kube.namespace, "--wait=false")
-        cluster.install_crds()
+        own.install_crds()
 
 
 def image(kube: Kube) -> str:
