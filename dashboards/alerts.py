@@ -1,85 +1,30 @@
 """Alert rules, as a plain rules file and as a PrometheusRule.
 
-Burn rate = increase(growth over a range) / budget x window / range: at 1 the budget is spent
-exactly within its window. The multi-window form is the Site Reliability Workbook's (chapter 5):
-a long range that matters and a short one that says it still goes on. Its 14.4 and 6 assume a
-window of 30 days; here a factor is what spends ``share`` of the budget within ``window / part``,
-so factor = share x part, and the ranges follow from the window. PromQL needs literal ranges, so
-there is one rule for each class of windows, and a budget belongs to the class at or below it.
+Those on leak budgets are :mod:`plimsoll_operator.render.burn`'s: PromQL needs literal ranges, so
+there is one rule for each class of windows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-RUNBOOKS = "https://plimsoll.dev/runbooks"
-WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
-"""The classes: 1 h, 6 h, 1 d, 7 d, 30 d."""
-SHORT_PART = 12
-LEAST_RANGE_S = 120
-LEAST_LONG_S = 360
-"""A range must hold several scrapes of 15 to 30 s."""
+from plimsoll_operator.render.burn import FAST, SLOW, WINDOWS_S, Burn, burn
+from plimsoll_operator.render.burn import alert as _alert
 
 
-@dataclass(frozen=True)
-class Burn:
-    """Spending ``share`` of the budget within a ``part``-th of its window."""
-
-    name: str
-    share: float
-    part: int
-    severity: str
-
-
-FAST = Burn("LeakBudgetBurnFast", share=0.2, part=24, severity="critical")
-SLOW = Burn("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
-
-
-def burn_rate(range_s: int, window: str) -> str:
-    """How many times faster than allowed the budget is spent: each service's worst replica.
-
-    ``window`` chooses the budgets by their window in seconds, for example ``">= 3600 < 21600"``.
-    """
-    grown = f"increase(plimsoll_memory_unexplained_growth_bytes_total[{_range(range_s)}])"
-    return (
-        "max by (namespace, service, kind) (\n"
-        f"  {grown} / plimsoll_memory_budget_bytes\n"
-        f"  * (plimsoll_memory_budget_window_seconds {window}) / {range_s}\n"
-        ")"
-    )
-
-
-def burn(rule: Burn, index: int) -> dict[str, Any]:
+def _of_class(rule: Burn, index: int) -> dict[str, Any]:
     """The rule for the budgets whose window is in the ``index``-th class."""
     window = WINDOWS_S[index]
     least = "> 0" if index == 0 else f">= {window}"
     most = f" < {WINDOWS_S[index + 1]}" if index + 1 < len(WINDOWS_S) else ""
-    long_s = max(window // rule.part, LEAST_LONG_S)
-    short_s = max(long_s // SHORT_PART, LEAST_RANGE_S)
-    # A shortest range that had to be made longer keeps the share, so its factor is smaller.
-    factor = round(rule.share * window / long_s, 2)
-    chosen = least + most
-    expression = (
-        f"{burn_rate(long_s, chosen)} > {factor}\nand {burn_rate(short_s, chosen)} > {factor}"
-    )
-    return _alert(
-        f"Plimsoll{rule.name}",
-        expression,
-        rule.severity,
-        "Leak budget of {{ $labels.service }} burns {{ $value | humanize }} times too fast",
-        f"A replica gained unexplained {{{{ $labels.kind }}}} memory more than {factor} times"
-        f" faster than its budget allows, over {_range(long_s)} and still over"
-        f" {_range(short_s)}.",
-        labels={"window": _range(window)},
-    )
+    return burn(rule, window, window=f" {least}{most}")
 
 
 def rules() -> list[dict[str, Any]]:
     """Every alert."""
-    burns = [burn(rule, index) for rule in (FAST, SLOW) for index in range(len(WINDOWS_S))]
+    burns = [_of_class(rule, index) for rule in (FAST, SLOW) for index in range(len(WINDOWS_S))]
     return [*burns, *_supervisor(), *_operator()]
 
 
@@ -154,31 +99,6 @@ def _operator() -> list[dict[str, Any]]:
     ]
 
 
-def _alert(
-    name: str,
-    expression: str,
-    severity: str,
-    summary: str,
-    text: str,
-    wait: str = "",
-    dashboard: str = "service",
-    labels: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    query = "?var-namespace={{ $labels.namespace }}&var-service={{ $labels.service }}"
-    return {
-        "alert": name,
-        "expr": expression,
-        **({"for": wait} if wait else {}),
-        "labels": {"severity": severity, **(labels or {})},
-        "annotations": {
-            "summary": summary,
-            "description": text,
-            "runbook_url": f"{RUNBOOKS}/{name}",
-            "dashboard": f"/d/plimsoll-{dashboard}" + (query if dashboard == "service" else ""),
-        },
-    }
-
-
 def groups() -> list[dict[str, Any]]:
     return [{"name": "plimsoll", "rules": rules()}]
 
@@ -201,14 +121,6 @@ def prometheus_rule() -> str:
             "spec": {"groups": groups()},
         }
     )
-
-
-def _range(seconds: int) -> str:
-    """Seconds as PromQL writes them."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds % size == 0:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -25,6 +25,11 @@ PATH_PATTERN = r"^/[A-Za-z0-9_./-]*$"
 RESERVED_PORTS = (8001, 9464, 9465)
 PORT_MESSAGE = "8001, 9464 and 9465 belong to the admin API and the supervisor"
 
+KEYS_MESSAGE = (
+    "engine.apiKeySecretRef is for engine.type plimsoll only: give another engine its key by "
+    "engine.env (VLLM_API_KEY for vllm) or engine.args"
+)
+
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=rf"^{_CLAIM}$")]
@@ -197,6 +202,11 @@ class Engine(Model):
             "x-kubernetes-list-map-keys": ["name"],
         },
     )
+    api_key_secret_ref: SecretKey | None = Field(
+        default=None,
+        description="API keys of `/v1` for a `plimsoll` engine, one a line: a request needs one of "
+        "them. A changed Secret is taken up without a restart. Default: `/v1` is open.",
+    )
     port: Annotated[int, Field(ge=1024, le=65535)] = Field(
         default=8000,
         description="Port of the OpenAI API in the pod. Not 8001, 9464 or 9465, which the admin "
@@ -234,6 +244,8 @@ class Engine(Model):
             raise ValueError(f"engine.image is needed for engine.type {self.type}")
         if self.admin_contract != "none" and self.type is not EngineType.CUSTOM:
             raise ValueError("engine.adminContract is for engine.type custom only")
+        if self.api_key_secret_ref is not None and self.type is not EngineType.PLIMSOLL:
+            raise ValueError(KEYS_MESSAGE)
         return self
 
 
@@ -248,6 +260,11 @@ ENGINE_RULES = validations(
         "!has(self.adminContract) || self.adminContract == 'none' || self.type == 'custom'",
         "engine.adminContract is for engine.type custom only: the others are known",
         fieldPath=".adminContract",
+    ),
+    rule(
+        "!has(self.apiKeySecretRef) || !has(self.type) || self.type == 'plimsoll'",
+        KEYS_MESSAGE,
+        fieldPath=".apiKeySecretRef",
     ),
 )
 

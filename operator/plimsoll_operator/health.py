@@ -3,7 +3,8 @@
 Healthy means that reconciling works: a canary lists one InferenceService through the same client
 (it only reads), and no watch has gone deaf. A quiet cluster sends no events, so the age of the last
 one is a metric and not a verdict; what convicts a watch is that a full list showed changes that it
-had not told of, twice running. Ready means listed once, or standing by for the leader.
+had not told of, twice running. Ready means listed once, or standing by for the leader. Without the
+custom resource definitions it waits for them: healthy, since no restart would help, and not ready.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aiohttp import web
 
 from plimsoll_operator.api import Api, ApiError
 from plimsoll_operator.config import Config
-from plimsoll_operator.kinds import SERVICE
+from plimsoll_operator.kinds import DEFINED, SERVICE
 from plimsoll_operator.metrics import Metrics
 from plimsoll_operator.watch import Watches
 
@@ -27,6 +28,7 @@ CANARY_S = 20.0
 STALE_S = 120.0
 """Unhealthy when the canary was last well this long ago: six of its turns."""
 DEAF_LISTS = 2
+DEFINITIONS_S = 2.0
 
 
 class Health:
@@ -46,6 +48,20 @@ class Health:
     def canary_age_s(self) -> float:
         """Seconds since the API server last answered the canary."""
         return self._clock() - self._well
+
+    async def definitions(self) -> None:
+        """Returns once the cluster serves our kinds; says once which ones it waits for.
+
+        :class:`ApiError`, OSError or TimeoutError where the cluster cannot be asked.
+        """
+        said = ""
+        while missing := [kind.crd for kind in DEFINED if not await self._api.serves(kind)]:
+            self._well = self._clock()
+            if said != (said := " and ".join(missing)):
+                log.warning("waiting for %s: apply the CRDs (kubectl apply -k config)", said)
+            await asyncio.sleep(DEFINITIONS_S)
+        if said:
+            log.info("the CRDs are there")
 
     async def canary(self, config: Config) -> None:
         """Reads for ever, and never writes."""

@@ -34,6 +34,11 @@ class Kind:
         """URL path of the API that the kind belongs to."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
+    @property
+    def crd(self) -> str:
+        """Name of the definition, of a kind that a CustomResourceDefinition makes."""
+        return f"{self.plural}.{self.group}"
+
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
         """URL path of one object, or of the list of a namespace or of all."""
         parts = [self.group_path]
@@ -45,6 +50,9 @@ class Kind:
 
 SERVICE = Kind("InferenceService", "plimsoll.dev", "v1alpha1", "inferenceservices", "")
 INCIDENT = Kind("LeakIncident", "plimsoll.dev", "v1alpha1", "leakincidents", "")
+DEFINED = (SERVICE, INCIDENT)
+"""The kinds that our own definitions make."""
+
 POD = Kind("Pod", "", "v1", "pods")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 OWNED = (

@@ -54,6 +54,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     metrics.registry.register(parts)
     server = await health.serve(config.http_port)
     try:
+        if not await _first(stop, health.definitions()):
+            return
         if election:
             health.ready = True  # to stand by is what it is there for
             if not await _first(stop, election.acquire(), health.canary(config)):
@@ -164,8 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_serve(config))
     except ApiError as error:
-        hint = "; are the CRDs applied? (kubectl apply -k config)" if error.status == 404 else ""
-        log.error("cannot start: %s%s", error, hint)
+        log.error("cannot start: %s", error)
         return 1
     except (OSError, TimeoutError) as error:
         log.error("cannot start: %s", error or repr(error))

@@ -14,6 +14,7 @@ import yaml
 
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, new_lab
+from tests.lab.operator import Operator, operator_kubeconfig
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "plimsoll"
@@ -97,6 +98,26 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
         kube.run("delete", "crd", *CRDS, "--timeout=60s")
         kube.run("delete", "namespace", kube.namespace, "--wait=false")
         own.install_crds()
+
+
+def test_the_operator_waits_for_its_definitions(own: Lab, tmp_path: Path) -> None:
+    """Applied in any order: without its kinds it is up, not ready, and says why."""
+    account = operator_kubeconfig(own.kube, tmp_path / "kubeconfig")
+    own.kube("delete", "crd", *CRDS, "--timeout=60s")
+    operator = Operator(account, "default", ready=False)
+    try:
+        eventually(operator.healthy, "the operator is up")
+        eventually(lambda: "waiting for" in operator.log.read_text(), "it says so")
+        assert not operator.ready()
+        own.install_crds()
+        eventually(operator.ready, "the operator goes on")
+        said = [json.loads(line) for line in operator.log.read_text().splitlines()]
+    finally:
+        own.install_crds()
+        assert operator.stop() == 0, operator.log.read_text()
+    waiting = [line["message"] for line in said if "waiting for" in line["message"]]
+    assert waiting[0].startswith(f"waiting for {CRDS[0]} and {CRDS[1]}: apply the CRDs")
+    assert len(waiting) <= 2, "it is not said again and again"
 
 
 def image(kube: Kube) -> str:

@@ -37,7 +37,8 @@ def operator_kubeconfig(kube: Kube, target: Path) -> Path:
 class Operator:
     """``plimsoll-operator run`` on one namespace."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, *flags: str) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, *flags: str, ready: bool = True) -> None:
+        """``ready`` waits until it is."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -54,16 +55,25 @@ class Operator:
                 stdout=log,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - the tests' threads hold no lock here
             )
-        eventually(self._healthy, "the operator is healthy")
+        if ready:
+            eventually(self.ready, "the operator is ready")
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def _healthy(self) -> bool:
+    def ready(self) -> bool:
+        """Whether it says that it is; AssertionError with its log where it has ended."""
+        return self._answers("readyz")
+
+    def healthy(self) -> bool:
+        """As :meth:`ready`, for its liveness."""
+        return self._answers("healthz")
+
+    def _answers(self, path: str) -> bool:
         assert self._process.poll() is None, self.log.read_text()
         try:
-            return self._read("readyz") is not None
+            return self._read(path) is not None
         except OSError:
             return False
 

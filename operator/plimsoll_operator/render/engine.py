@@ -6,7 +6,7 @@ from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.units import parse_duration
-from plimsoll_operator.render.paths import Places, in_pod
+from plimsoll_operator.render.paths import KEYS_DIR, KEYS_FILE, Places, in_pod
 
 
 def engine_args(service: InferenceService, places: Places | None = None) -> list[str]:
@@ -22,6 +22,7 @@ def engine_args(service: InferenceService, places: Places | None = None) -> list
         f"--admin-port={at.admin_port}",
         f"--run-dir={at.run_dir}",
         f"--startup-timeout={seconds(parse_duration(engine.startup_timeout))}",
+        *([f"--api-key-file={KEYS_DIR}/{KEYS_FILE}"] if engine.api_key_secret_ref else []),
         *engine.args,
     ]
 
@@ -47,7 +48,13 @@ def engine_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def plain_env(service: InferenceService) -> dict[str, str]:
-    """The manifest's variables as a process takes them; ValueError where one is a reference."""
+    """The manifest's variables as a process takes them; ValueError where one, or the engine's API
+    keys, are a reference."""
+    if service.spec.engine.api_key_secret_ref is not None:
+        raise ValueError(
+            "spec.engine.apiKeySecretRef needs a cluster; to run without one, leave it out and "
+            "name a file in spec.engine.args: --api-key-file=FILE"
+        )
     variables: dict[str, str] = {}
     for index, variable in enumerate(service.spec.engine.env):
         if variable.value_from is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision import EngineType
 from plimsoll_api.units import parse_duration
-from plimsoll_operator.render import model, names, paths
+from plimsoll_operator.render import api_keys, model, names, paths
 from plimsoll_operator.render.containers import (
     PROBE_PERIOD_S,
     Images,
@@ -59,6 +59,7 @@ def engine_container(service: InferenceService, images: Images) -> dict[str, Any
             {"name": "cache", "mountPath": paths.CACHE_DIR},
             {"name": "tmp", "mountPath": "/tmp"},
             *model.mounts(service),
+            *api_keys.mounts(service),
         ],
     }
 

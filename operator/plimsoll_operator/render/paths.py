@@ -18,6 +18,8 @@ CONFIG_DIR = "/etc/plimsoll"
 STATE_DIR = "/var/lib/plimsoll"
 CACHE_DIR = "/var/cache/plimsoll"
 CLAIM_DIR = "/mnt/model"
+KEYS_DIR = "/etc/plimsoll-keys"
+KEYS_FILE = "keys"
 DEFAULT_REVISION = "main"
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 

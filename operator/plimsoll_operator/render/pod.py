@@ -7,7 +7,7 @@ from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.units import parse_duration
-from plimsoll_operator.render import model, names, paths
+from plimsoll_operator.render import api_keys, model, names, paths
 from plimsoll_operator.render.containers import Images, probe, resources, restricted
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.engine_container import engine_container
@@ -121,6 +121,7 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "config", "configMap": {"name": names.supervisor(name)}},
         {"name": "token", "projected": {"sources": _token_sources()}},
         *model.volumes(service),
+        *api_keys.volumes(service),
     ]
 
 

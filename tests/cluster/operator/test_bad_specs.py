@@ -43,6 +43,10 @@ GIB2 = {"host": {"growthBudget": "2Gi"}}
         ({"supervision": {"maxUnavailable": 0}}, "spec.supervision.maxUnavailable"),
         ({"engine": {"type": "magic"}}, "spec.engine.type"),
         ({"engine": {"port": 8001}}, "engine.port must not be 8001"),
+        (
+            {"engine": {"type": "vllm", "image": "i", "apiKeySecretRef": {"name": "s"}}},
+            "engine.apiKeySecretRef is for engine.type plimsoll only",
+        ),
     ],
 )
 def test_refused_with_the_field(

@@ -64,6 +64,8 @@ def test_the_deployment_runs_the_command_line_that_exists() -> None:
     config = parse(container["args"], environ={})
     assert config.namespaces == ()
     assert config.http_port == container["ports"][0]["containerPort"]
+    assert config.lease == ("plimsoll-system", "plimsoll-operator"), "two never work at once"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_the_watches_are_narrowed_by_the_server() -> None:

@@ -150,6 +150,9 @@ def test_a_reference_needs_a_cluster() -> None:
     one = service(engine={"env": [{"name": "A", "value": "1"}, secret]})
     with pytest.raises(ValueError, match=r"spec\.engine\.env\[1\]\.valueFrom: KEY"):
         plain_env(one)
+    keyed = service(engine={"apiKeySecretRef": {"name": "clients"}})
+    with pytest.raises(ValueError, match=r"spec\.engine\.apiKeySecretRef needs a cluster"):
+        plain_env(keyed)
     assert template(engine={"env": [secret]})["spec"]["containers"][0]["env"][-1] == secret
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from plimsoll_api.supervision import CONFIG_FILE, decode
 from plimsoll_operator.compare import with_replicas
-from plimsoll_operator.reconcile import parse
+from plimsoll_operator.reconcile import InvalidSpec, parse
 from plimsoll_operator.render import Images, render
 
+ROOT = Path(__file__).parents[3]
 IMAGES = Images("engine:1", "supervisor:1")
 
 
@@ -174,14 +177,57 @@ def test_a_foreign_engine_is_started_probed_and_stopped_by_what_it_has() -> None
     assert (own.type, own.admin_url) == ("plimsoll", "http://127.0.0.1:8001")
 
 
+def test_api_keys_are_a_file_that_the_engine_alone_sees() -> None:
+    keys = {"apiKeySecretRef": {"name": "clients", "key": "keys.txt"}}
+    spec = pod(engine=keys | {"args": ["--dtype=float32"]})
+    engine = spec["containers"][0]
+    mount = next(one for one in engine["volumeMounts"] if one["name"] == "api-keys")
+    volume = next(one for one in spec["volumes"] if one["name"] == "api-keys")
+    item = volume["secret"]["items"][0]
+    assert (volume["secret"]["secretName"], item["key"]) == ("clients", "keys.txt")
+    assert f"--api-key-file={mount['mountPath']}/{item['path']}" in engine["command"]
+    assert "subPath" not in mount, "a rotated key has to arrive"
+    assert not any("api-keys" in str(one) for one in spec["initContainers"])
+    assert "api-key" not in str(pod()), "without a reference /v1 is open"
+    with pytest.raises(InvalidSpec, match=r"spec\.engine.*VLLM_API_KEY"):
+        pod(engine=keys | {"type": "vllm", "image": "vllm:1"})
+
+
 def test_alerts_follow_the_services_own_window() -> None:
     made = objects(
-        memory={"host": {"growthBudget": "100Mi", "window": "10h"}},
+        memory={
+            "host": {"growthBudget": "100Mi", "window": "10h"},
+            "device": {"growthBudget": "1Gi", "window": "24h"},
+        },
         observability={"prometheusRule": {"enabled": True, "labels": {"release": "main"}}},
     )["PrometheusRule", "qwen"]
     assert made["metadata"]["labels"]["release"] == "main"
     rules = made["spec"]["groups"][0]["rules"]
-    burning = [rule["expr"] for rule in rules if rule["alert"] == "PlimsollLeakBudgetBurn"]
-    assert "[720s]) > 10485760" in burning[0]
-    assert "[3600s]) > 26214400" in burning[1]
-    assert not any('kind="device"' in expression for expression in burning)
+    host = [rule for rule in rules if 'kind="host"' in rule["expr"]]
+    # 20 % in a 24th of 10 h, 30 % in a quarter: 25 min at 4.8 and 150 min at 1.2.
+    assert [rule["expr"].count("[25m]") for rule in host] == [1, 0]
+    assert [rule["expr"].count("[150m]") for rule in host] == [0, 1]
+    assert all('service="qwen"' in rule["expr"] for rule in rules)
+
+
+def test_a_services_alerts_are_those_of_the_cluster() -> None:
+    """One source: the same names, labels and words, so that Alertmanager takes both for one."""
+    groups = yaml.safe_load((ROOT / "dashboards" / "alerts.yaml").read_text())["groups"]
+    cluster = {
+        (rule["alert"], rule["labels"].get("window")): rule
+        for group in groups
+        for rule in group["rules"]
+    }
+    budget = {"device": {"growthBudget": "1Gi", "window": "24h"}}
+    asked = {"prometheusRule": {"enabled": True}}
+    made = objects(memory=budget, observability=asked)["PrometheusRule", "qwen"]
+    rules = made["spec"]["groups"][0]["rules"]
+    assert [rule["alert"] for rule in rules] == [
+        "PlimsollLeakBudgetBurnFast",
+        "PlimsollLeakBudgetBurnSlow",
+    ]
+    for rule in rules:
+        same = cluster[rule["alert"], rule["labels"]["window"]]
+        assert {**rule, "expr": ""} == {**same, "expr": ""}
+        matchers = '{namespace="ml",service="qwen",kind="device"}'
+        assert rule["expr"].replace(matchers, "") == same["expr"].replace(" >= 86400 < 604800", "")
