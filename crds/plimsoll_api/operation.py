@@ -120,6 +120,13 @@ class OnLeak(StrEnum):
     ROLLBACK = "Rollback"
 
 
+class RunRevision(StrEnum):
+    """Which revision of the pods runs."""
+
+    SPEC = "Spec"
+    LAST_GOOD = "LastGood"
+
+
 class Rollout(Model):
     """How new pods take the place of old ones."""
 
@@ -143,6 +150,11 @@ class Rollout(Model):
         description="When the same leak shows in most replicas of a new revision: `Hold` stops the "
         "roll-out where it is, `Rollback` also returns to the last good revision, `Continue` does "
         "nothing but say so.",
+    )
+    revision: RunRevision = Field(
+        default=RunRevision.SPEC,
+        description="`Spec` runs what the spec says. `LastGood` goes back to the last revision "
+        "before it that was rolled out completely, and stays there until this is `Spec` again.",
     )
 
     @model_validator(mode="after")

@@ -10,25 +10,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.operation import OnLeak
+from plimsoll_api.operation import OnLeak, RunRevision
 from plimsoll_operator.fleet.suspect import Suspect
 from plimsoll_operator.kinds import Object
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a roll-out does about a bad revision. ``revision`` is the one to run."""
+    """What a roll-out does about a bad revision. ``revision`` is the one to run; ``requested``
+    says that a person asked for the last good one, not a leak."""
 
     revision: str
     paused: bool = False
     action: str = "None"
+    requested: bool = False
 
 
-def advanced(before: dict[str, str], update: str, rolled_out: bool) -> dict[str, str]:
-    """``status.revisions`` after an observation."""
+def advanced(before: dict[str, str], update: str, rolled_out: str) -> dict[str, str]:
+    """``status.revisions`` after an observation; ``rolled_out`` is the revision that runs
+    completely, empty where one is under way.
+
+    What was gone back from is forgotten: nobody wants to go back to it later.
+    """
     current, previous = before.get("current", ""), before.get("previous", "")
-    if rolled_out and current != update:
-        current, previous = update, current
+    if rolled_out and current != rolled_out:
+        current, previous = rolled_out, current if rolled_out == update else ""
     found = {"update": update, "current": current, "previous": previous}
     return {key: value for key, value in found.items() if value}
 
@@ -40,6 +46,11 @@ def course(
 
     A roll-back that was begun goes on until the spec changes: its evidence ages and goes.
     """
+    if service.spec.rollout.revision is RunRevision.LAST_GOOD:
+        target = last_good(status.get("revisions") or {}, update)
+        if target in known:
+            return Course(target, action="RolledBack", requested=True)
+        return Course(update, requested=True)
     remembered = (status.get("suspectRevision") or {}).get("revision") == update
     if not remembered and suspect is None:
         return Course(update)

@@ -51,7 +51,9 @@ def status(
         )
         verdicts += conditions.completeness(service, missing)
     if plan is not None:
+        complete = any(one.reason == "RolloutComplete" for one in verdicts)
         verdicts += conditions.suspicion(plan.suspect, plan.course)
+        verdicts += conditions.requested(plan.course, complete)
     if failure is not None:
         verdicts += conditions.failed(failure)
     if figures is not None:
@@ -86,9 +88,9 @@ def _revisions(
         kept = ("revisions", "suspectRevision")
         return {key: before[key] for key in kept if key in before}
     update = pod_hash(service)
-    done = any(one.reason == "RolloutComplete" for one in verdicts)
     annotations = ((deployment or {}).get("metadata") or {}).get("annotations") or {}
-    done = done and annotations.get(names.POD_HASH) == update
+    complete = any(one.reason == "RolloutComplete" for one in verdicts)
+    done = str(annotations.get(names.POD_HASH, "")) if complete else ""
     found: Object = {"revisions": advanced(before.get("revisions") or {}, update, done)}
     suspect = told(plan.suspect, before, update, plan.course.action, plan.changed)
     return found | ({"suspectRevision": suspect} if suspect else {})

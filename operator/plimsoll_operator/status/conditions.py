@@ -210,8 +210,8 @@ def ends(pods: list[Object]) -> list[Verdict]:
 
 
 def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
-    """``SuspectRevision``; while a roll-out is held or rolled back it is stalled for that."""
-    acts = course.action in ("Held", "RolledBack")
+    """``SuspectRevision``; while a roll-out is held or rolled back for it, it is stalled."""
+    acts = course.action in ("Held", "RolledBack") and not course.requested
     if suspect is None and not acts:
         return [Verdict(Type.SUSPECT_REVISION, False, "NoSuspect")]
     evidence = (
@@ -221,7 +221,7 @@ def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
         else "its leaking replicas are gone by now"
     )
     found = [Verdict(Type.SUSPECT_REVISION, True, "SameLeakInMostReplicas", evidence)]
-    if course.paused or course.action == "RolledBack":
+    if acts:
         text = (
             f"rolled back to revision {course.revision}: {evidence}; change the spec to go on"
             if course.action == "RolledBack"
@@ -231,6 +231,23 @@ def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
         found.append(Verdict(Type.PROGRESSING, False, reason, text))
         found.append(Verdict(Type.STALLED, True, reason, text))
     return found
+
+
+def requested(course: Course, complete: bool) -> list[Verdict]:
+    """``rollout.revision`` is ``LastGood``: a roll-back that was asked for is no failure.
+
+    ``complete`` says that the revision which is to run does so in all replicas.
+    """
+    if not course.requested:
+        return []
+    if course.action == "RolledBack":
+        text = f"revision {course.revision} runs, as rollout.revision asks; Spec goes on"
+        return [Verdict(Type.PROGRESSING, False, "RolledBackOnRequest", text)] if complete else []
+    text = (
+        "rollout.revision is LastGood, and before the present revision none was rolled out "
+        "completely: the present one runs"
+    )
+    return [Verdict(Type.STALLED, True, "NoGoodRevision", text)]
 
 
 def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:

@@ -74,6 +74,12 @@ def test_a_revision_that_leaks_everywhere(
         manifest["spec"]["rollout"]["onLeak"] = "Continue"
         kubectl.apply(manifest)
         eventually(lambda: not kubectl.get("deployment", "tiny")["spec"].get("paused"))
+        assert argument(kubectl) == "--max-num-seqs=7"
+        kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"revision": "LastGood"}}})
+        eventually(lambda: argument(kubectl) != "--max-num-seqs=7")
+        assert revisions(kubectl)["current"] == first
+        kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"revision": "Spec"}}})
+        eventually(lambda: argument(kubectl) == "--max-num-seqs=7")
     else:
         eventually(lambda: argument(kubectl) != "--max-num-seqs=7")
         assert kubectl.condition("tiny", "Stalled")["reason"] == "RolledBackForLeak"

@@ -16,6 +16,7 @@ from plimsoll_operator.kinds import ref
 from plimsoll_operator.reconcile import parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.status import conditions
 from plimsoll_operator.status.build import status
 
 IMAGES = Images("engine:1", "supervisor:1")
@@ -147,6 +148,38 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     again = status(new, parse(new), None, [], [], {}, None, "2026-01-02T00:00:00Z", plan=later)
     times = {one["type"]: one["lastTransitionTime"] for one in again["conditions"]}
     assert times["Stalled"] == NOW
+
+
+def test_a_person_goes_back_to_the_last_good_revision() -> None:
+    asked = service(revision="LastGood")
+    known = {"old", "new"}
+    for revisions in ({"current": "old"}, {"current": "new", "previous": "old"}):
+        course = history.course(asked, {"revisions": revisions}, "new", None, known)
+        assert (course.revision, course.action, course.requested) == ("old", "RolledBack", True)
+        assert conditions.requested(course, False) == [], "while pods are replaced it progresses"
+        (done,) = conditions.requested(course, True)
+        assert (done.type, done.status, done.reason) == (
+            "Progressing",
+            False,
+            "RolledBackOnRequest",
+        )
+        (seen,) = conditions.suspicion(None, course)
+        assert seen.status is False, "no leak is blamed for what a person asked for"
+    nowhere = history.course(asked, {"revisions": {"current": "new"}}, "new", None, known)
+    assert (nowhere.revision, nowhere.action) == ("new", "None")
+    (stalled,) = conditions.requested(nowhere, True)
+    assert (stalled.type, stalled.reason) == ("Stalled", "NoGoodRevision")
+    assert conditions.requested(history.course(service(), {}, "new", None, known), True) == []
+
+
+def test_a_revision_that_was_gone_back_from_is_never_gone_back_to() -> None:
+    done = history.advanced({"current": "old"}, "bad", "bad")
+    assert done == {"update": "bad", "current": "bad", "previous": "old"}
+    assert history.advanced(done, "bad", "") == done, "under way nothing is decided"
+    back = history.advanced(done, "bad", "old")
+    assert back == {"update": "bad", "current": "old"}
+    mended = history.advanced(back, "newer", "old")
+    assert history.last_good(mended, "newer") == "old"
 
 
 def test_differences_are_named_by_their_path() -> None:
