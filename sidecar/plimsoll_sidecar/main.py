@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,8 +48,15 @@ def new_detector(config: SupervisorConfig) -> Detector:
     return Detector(config.memory, config.supervision.stall_timeout_s, config.sample_interval_s)
 
 
-def build(arguments: argparse.Namespace, kube: KubeClient | None) -> tuple[Supervisor, Metrics]:
-    """Puts the parts together. ``kube`` is None in local mode. Raises ConfigError and OSError."""
+def build(
+    arguments: argparse.Namespace,
+    kube: KubeClient | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Supervisor, Metrics]:
+    """Puts the parts together. ``kube`` is None in local mode. Raises ConfigError and OSError.
+
+    ``clock`` gives samples their time, in seconds since any begin.
+    """
     config = ConfigFile(arguments.config)
     current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir
     state_dir.mkdir(parents=True, exist_ok=True)
@@ -70,7 +78,7 @@ def build(arguments: argparse.Namespace, kube: KubeClient | None) -> tuple[Super
         return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
 
     metrics = Metrics()
-    source = Sampler(engine)
+    source = Sampler(engine, clock)
     supervisor = Supervisor(
         config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod
     )

@@ -6,10 +6,10 @@ id or an incident.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 
-import psutil
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -24,6 +24,7 @@ from plimsoll_sidecar.detect.assessment import HOST_SEGMENTS, Assessment, Budget
 from plimsoll_sidecar.govern.command import Event, Happening
 from plimsoll_sidecar.govern.incident import Incident, Phase, StepOutcome
 from plimsoll_sidecar.record.ratchet import Ratchet, band_of
+from plimsoll_sidecar.signals.proc import resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATIONS = frozenset({"Trim", "WorkerRestart", "EngineRestart", "PodReplace"})
@@ -127,7 +128,6 @@ class Metrics:
         self._awaiting: dict[str, float] = {}
         self._known_at: dict[str, float] = {}
         self._cpu_seen = 0.0
-        self._process = psutil.Process()
         self._begin_at_zero()
         self.journal(True)
         self.config(True)
@@ -215,15 +215,10 @@ class Metrics:
             self._growth.labels(kind).inc(risen)
 
     def _own_cost(self) -> None:
-        self._rss.labels("supervisor").set(self._process.memory_info().rss)
-        try:
-            parent = self._process.parent()
-            if parent is not None:
-                self._rss.labels("launcher").set(parent.memory_info().rss)
-        except psutil.Error:
-            self._rss.clear()
-        times = self._process.cpu_times()
-        spent = times.user + times.system
+        for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
+            size = resident(pid)
+            _set(self._rss, process, size.total if size is not None else None)
+        spent = time.process_time()
         self._cpu.inc(max(0.0, spent - self._cpu_seen))
         self._cpu_seen = spent
 

@@ -27,6 +27,10 @@ class Resident(msgspec.Struct, frozen=True):
     file: int
     shmem: int
 
+    @property
+    def total(self) -> int:
+        return self.anon + self.file + self.shmem
+
 
 class Processes:
     """The processes of one engine: those that it names, and their descendants.
