@@ -11,10 +11,15 @@ from typing import Self
 
 import httpx
 
+from tests.lab.kube import eventually
+
 PROMPTS = ("the water line", "the cargo", "the master", "the weights", "the sailors", "the mark")
 MAX_TOKENS = 128
 SILENCE_S = 60.0
 """A stream that says nothing for longer than this is broken."""
+
+REACHED_S = 30.0
+"""kube-proxy has forwarded the Service's address by then."""
 
 
 @dataclass
@@ -34,6 +39,10 @@ class Streams:
     """Longest silence of each request in seconds."""
 
     def __enter__(self) -> Self:
+        # A first packet that comes while kube-proxy writes a new Service's rules is let through
+        # untranslated, and its connection stays so until it times out. That is no broken stream.
+        eventually(self._reached, f"{self.url} is forwarded", REACHED_S)
+        self._began = time.monotonic()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
@@ -53,6 +62,12 @@ class Streams:
         for thread in self._threads:
             thread.join(timeout=2 * SILENCE_S)
 
+    def _reached(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
     def _run(self, number: int) -> None:
         with httpx.Client(base_url=self.url, timeout=httpx.Timeout(5, read=SILENCE_S)) as client:
             turn = number
@@ -62,8 +77,9 @@ class Streams:
                 try:
                     text, pause = ask(client, self.model, prompt)
                 except (httpx.HTTPError, ValueError) as error:
+                    at = time.monotonic() - self._began
                     with self._lock:
-                        self.failures.append(f"{type(error).__name__}: {error}")
+                        self.failures.append(f"{at:.1f} s: {type(error).__name__}: {error}")
                     self._stop.wait(1)
                     continue
                 with self._lock:
