@@ -7,15 +7,11 @@ what a replay leaves is good until the next one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from plimsoll_engine.core.inputs import Inputs
 from plimsoll_engine.models.interface import Model, StepPlan
-
-if TYPE_CHECKING:
-    from plimsoll_engine.core.runner import Inputs
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FIRST = 4

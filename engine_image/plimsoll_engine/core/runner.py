@@ -17,14 +17,13 @@ import torch
 
 from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.core.inputs import Inputs, collect, to_device
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.sampling import Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.ipc import Logprobs, Media
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
-
-Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class NextToken(NamedTuple):
@@ -55,20 +54,6 @@ class Flight:
             if request is not None and not request.released:
                 found.append((request, NextToken(token_id, logprobs.get(row))))
         return found
-
-
-@dataclass(slots=True)
-class Inputs:
-    """The integers of a step on the host. ``sources`` says where a token's id is: negative for
-    ``ids``, else a row of the tokens that the step before sampled."""
-
-    ids: Array
-    sources: Array
-    positions: Array
-    slots: Array
-    contexts: Array
-    starts: Array
-    tables: Array
 
 
 class Runner:
@@ -211,38 +196,3 @@ def _place(chunk: Chunk) -> tuple[int, int]:
     if chunk.count == 1:
         return 0, -chunk.request.computed
     return (1, 0) if chunk.request.computed else (2, chunk.count)
-
-
-def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
-    """The inputs of a step, decode rows first."""
-    counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
-    computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
-    starts = np.zeros(len(chunks) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    width = max(len(chunk.request.block_ids) for chunk in chunks)
-    tables = np.zeros((len(chunks), width), np.int32)
-    sources = np.full(starts[-1], -1, np.int32)
-    ids: list[int] = []
-    for row, chunk in enumerate(chunks):
-        request = chunk.request
-        tables[row, : len(request.block_ids)] = request.block_ids
-        ids += request.token_ids[request.computed : request.computed + chunk.count]
-        if request.pending and chunk.ends:
-            ids.append(0)
-            sources[len(ids) - 1] = request.sampled_row
-    sequence = np.repeat(np.arange(len(chunks)), counts)
-    positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[sequence]
-    slots = tables[sequence, positions // block_size] * block_size + positions % block_size
-    return Inputs(
-        np.array(ids, np.int32), sources, positions, slots, computed + counts, starts, tables
-    )
-
-
-def to_device(values: Array, device: torch.device) -> torch.Tensor:
-    """``values`` on ``device``. From pinned memory, so that the copy waits in the stream and not
-    the host for it; torch keeps the pinned memory until then."""
-    if device.type != "cuda":
-        return torch.from_numpy(values)
-    pinned = torch.empty(len(values), dtype=torch.int32, pin_memory=True)
-    pinned.numpy()[:] = values
-    return pinned.to(device, non_blocking=True)

@@ -1,0 +1,63 @@
+"""The integers of a step: collected on the host from the scheduled chunks, copied in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from plimsoll_engine.core.scheduler import Chunk
+
+Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The integers of a step on the host. ``sources`` says where a token's id is: negative for
+    ``ids``, else a row of the tokens that the step before sampled."""
+
+    ids: Array
+    sources: Array
+    positions: Array
+    slots: Array
+    contexts: Array
+    starts: Array
+    tables: Array
+
+
+def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
+    """The inputs of a step, decode rows first."""
+    counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
+    computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
+    starts = np.zeros(len(chunks) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    width = max(len(chunk.request.block_ids) for chunk in chunks)
+    tables = np.zeros((len(chunks), width), np.int32)
+    sources = np.full(starts[-1], -1, np.int32)
+    ids: list[int] = []
+    for row, chunk in enumerate(chunks):
+        request = chunk.request
+        tables[row, : len(request.block_ids)] = request.block_ids
+        ids += request.token_ids[request.computed : request.computed + chunk.count]
+        if request.pending and chunk.ends:
+            ids.append(0)
+            sources[len(ids) - 1] = request.sampled_row
+    sequence = np.repeat(np.arange(len(chunks)), counts)
+    positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[sequence]
+    slots = tables[sequence, positions // block_size] * block_size + positions % block_size
+    return Inputs(
+        np.array(ids, np.int32), sources, positions, slots, computed + counts, starts, tables
+    )
+
+
+def to_device(values: Array, device: torch.device) -> torch.Tensor:
+    """``values`` on ``device``. From pinned memory, so that the copy waits in the stream and not
+    the host for it; torch keeps the pinned memory until then."""
+    if device.type != "cuda":
+        return torch.from_numpy(values)
+    pinned = torch.empty(len(values), dtype=torch.int32, pin_memory=True)
+    pinned.numpy()[:] = values
+    return pinned.to(device, non_blocking=True)
