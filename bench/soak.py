@@ -2,12 +2,15 @@
 
     python bench/soak.py --requests 1000000
 
-Requests of 1 to 4 tokens go through the frontend's own API (no HTTP) to a worker with a tiny model,
-``--concurrency`` at a time; 20 % are given up at a random point: before their first step, while
-they wait, between two tokens. After each block of them the engine goes idle: both sides' ledgers
-are audited against each other, and the memory of both processes is read (malloc in use and Python
-objects; not RSS, which also tells what the allocator keeps for later). Growth is the Theil-Sen
-slope over the idle points after the first tenth, with its 95 % interval.
+Requests of 1 to 4 tokens go through the frontend's own API (no HTTP), ``--concurrency`` at a time:
+text and chats with an image to a tiny LLaVA, sounds to a tiny Whisper. An engine serves one model,
+so two engines live side by side in this process, each with a worker of its own; images and sounds
+are files that the frontend decodes or finds in its cache. 20 % are given up at a random point:
+while their file is decoded, before their first step, while they wait, between two tokens. After
+each block of them the engines go idle: both sides' ledgers are audited against each other, and the
+memory of all three processes is read (malloc in use and Python objects; not RSS, which also tells
+what the allocator keeps for later). Growth is the Theil-Sen slope over the idle points after the
+first tenth, with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -15,36 +18,38 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from result import publish
 from scipy.stats import theilslopes
+from soak_requests import Clients
 
 from plimsoll_engine import ipc
+from plimsoll_engine.collector import FullCollections
 from plimsoll_engine.frontend.audit import audit
 from plimsoll_engine.frontend.engine import Engine
-from plimsoll_engine.frontend.requests import Generation
 from plimsoll_engine.frontend.tokenizer import Tokenizer
 from plimsoll_engine.host_memory import PythonObjects, malloc
 from plimsoll_engine.settings import Settings
 
-VOCABULARY = 500
-"""Of the tiny model's 512 tokens, the special ones left out."""
-ABORTED = 0.2
+MEDIA_CACHE_BYTES = 1 << 20
+"""Of the processor cache and of the receiver cache: 28 images or 65 sounds, so that both evict."""
+ENCODER_TOKENS = 2048
+"""128 images, or 40 sounds."""
 WARM_UP = 0.1
 """Of the idle points: caches fill, the allocator finds its size."""
 REPORT_TIMEOUT_S = 5.0
 POLL_S = 0.02
 IDLE_TIMEOUT_S = 60.0
-STALL_S = 120.0
+SHUTDOWN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,78 +65,35 @@ class Point:
         return self.frontend_bytes + self.worker_bytes
 
 
-class Soak:
-    """The clients of one engine."""
+class Idle:
+    """What is found and measured when nothing runs. ``findings`` are the audits'."""
 
-    def __init__(self, engine: Engine, seed: int) -> None:
-        self.engine = engine
-        self.rng = random.Random(seed)
-        self.done = 0
-        self.aborted = 0
-        self.failed = 0
-        self.python = PythonObjects()
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
+        self._python = PythonObjects()
         self.points: list[Point] = []
         self.findings: list[str] = []
 
-    async def run(self, requests: int, block: int, concurrency: int) -> None:
-        for begin in range(0, requests, block):
-            left = iter(range(begin, min(begin + block, requests)))
-            await asyncio.gather(*(self._client(left) for _ in range(concurrency)))
-            await self._idle_point()
-
-    async def _client(self, numbers: Iterator[int]) -> None:
-        for number in numbers:
-            await self._request(number)
-
-    async def _request(self, number: int) -> None:
-        rng = self.rng
-        # One in four shares its beginning with others, so that cached blocks are shared, too.
-        shared = [5] * 32 if rng.random() < 0.25 else []
-        prompt = shared + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 24))]
-        sampling = ipc.Sampling(
-            max_tokens=rng.randint(1, 4),
-            temperature=rng.choice((0.0, 0.0, 0.0, 1.0)),
-            seed=number,
-            ignore_eos=True,
-        )
-        generation = Generation(f"soak-{number}", prompt, sampling, self.engine.tokenizer.decode)
-        aborted = rng.random() < ABORTED
-        async with asyncio.timeout(STALL_S):
-            with self.engine.running(generation):
-                if aborted:
-                    await self._leave(generation)
-                else:
-                    while (await generation.delta()).finish_reason is None:
-                        pass
-        self.done += 1
-        self.aborted += aborted
-
-    async def _leave(self, generation: Generation) -> None:
-        match self.rng.randrange(3):
-            case 0:
-                pass  # between its registration and its submission's arrival
-            case 1:
-                await asyncio.sleep(self.rng.random() * 0.02)
-            case 2:
-                await generation.delta()
-
-    async def _idle_point(self) -> None:
-        async with asyncio.timeout(IDLE_TIMEOUT_S):
-            await self.engine.idle.wait()
-        found = await audit(self.engine)
-        if not found.idle:
-            self.findings.append(f"after {self.done} requests the engine is not idle")
-        self.findings += [f"{f.rule}: {f.detail}" for f in found.findings]
-        worker = await reports(self.engine, 2)  # the first may have been under way
+    async def look(self, requests: int) -> None:
+        """After so many ``requests``."""
+        for engine in self._engines:
+            async with asyncio.timeout(IDLE_TIMEOUT_S):
+                await engine.idle.wait()
+            found = await audit(engine)
+            if not found.idle:
+                self.findings.append(f"after {requests} requests the engine is not idle")
+            self.findings += [f"{f.rule}: {f.detail}" for f in found.findings]
+        # The first report may have been under way.
+        reported = await asyncio.gather(*(reports(engine, 2) for engine in self._engines))
+        workers = 0
+        for memory in (report.memory for report in reported):
+            assert memory.malloc_in_use is not None
+            assert memory.python_objects is not None
+            workers += memory.malloc_in_use + memory.python_objects
         in_use, _ = malloc()
-        _, objects = self.python.measure()
-        memory = worker.memory
         assert in_use is not None
-        assert memory.malloc_in_use is not None
-        assert memory.python_objects is not None
-        self.points.append(
-            Point(self.done, in_use + objects, memory.malloc_in_use + memory.python_objects)
-        )
+        _, objects = self._python.measure()
+        self.points.append(Point(requests, in_use + objects, workers))
 
 
 async def reports(engine: Engine, count: int) -> ipc.Report:
@@ -155,68 +117,95 @@ def growth(points: list[Point]) -> tuple[float, float, float]:
     return float(slope), float(low), float(high)
 
 
-def make_model(folder: Path) -> None:
+def make_models(folder: Path) -> None:
     """In a process of its own: a frontend has no torch."""
-    subprocess.run([sys.executable, "-m", "plimsoll_engine.models.tiny", folder], check=True)
+    command = [sys.executable, "-m", "plimsoll_engine.models.tiny_media", "all", folder]
+    subprocess.run(command, check=True)
+
+
+def settings(model: Path, concurrency: int, inject: str) -> Settings:
+    """Those of the engine that serves the checkpoint in ``model``."""
+    run_dir = model.parent / f"run-{model.name}"
+    run_dir.mkdir()
+    return Settings(
+        model=model,
+        served_model_name=model.name,
+        run_dir=run_dir,
+        dtype="float32",
+        device="cpu",
+        max_num_seqs=concurrency,
+        max_model_len=128,
+        num_blocks=16 * concurrency,
+        max_queued=2 * concurrency,
+        inject=inject,
+        media_cache_bytes=MEDIA_CACHE_BYTES,
+        encoder_cache_tokens=ENCODER_TOKENS,
+    )
+
+
+@asynccontextmanager
+async def serving(concurrency: int, inject: str) -> AsyncIterator[list[Engine]]:
+    """The engine that sees and the engine that hears."""
+    with tempfile.TemporaryDirectory(prefix="soak") as name:
+        folder = Path(name)
+        await asyncio.to_thread(make_models, folder)
+        engines = [
+            Engine(settings(folder / kind, concurrency, inject), Tokenizer(folder / kind))
+            for kind in ("llava", "whisper")
+        ]
+        try:
+            await asyncio.gather(*(engine.start() for engine in engines))
+            yield engines
+            await asyncio.gather(*(engine.shutdown(SHUTDOWN_S) for engine in engines))
+        finally:
+            await asyncio.gather(*(engine.workers.close() for engine in engines))
 
 
 async def soak(
     requests: int, block: int, concurrency: int, seed: int, inject: str = ""
 ) -> dict[str, Any]:
     """The figures and samples of one run; ``inject`` as in ``PLIMSOLL_INJECT``."""
-    with tempfile.TemporaryDirectory(prefix="soak") as folder:
-        model = Path(folder) / "model"
-        await asyncio.to_thread(make_model, model)
-        settings = Settings(
-            model=model,
-            served_model_name="tiny",
-            run_dir=Path(folder),
-            dtype="float32",
-            device="cpu",
-            max_num_seqs=concurrency,
-            max_model_len=128,
-            num_blocks=16 * concurrency,
-            max_queued=2 * concurrency,
-            inject=inject,
-        )
-        engine = Engine(settings, Tokenizer(model))
-        try:
-            await engine.start()
-            client = Soak(engine, seed)
-            begun = time.monotonic()
-            await client.run(requests, block, concurrency)
-            took_s = time.monotonic() - begun
-            collected = await _garbage(engine)
-            await engine.shutdown(10)
-        finally:
-            await engine.workers.close()
-    slope, low, high = growth(client.points)
+    async with serving(concurrency, inject) as engines:
+        clients, idle, collections = Clients(*engines, seed), Idle(engines), FullCollections()
+        gc.collect()
+        collections.start()
+        begun = time.monotonic()
+        for begin in range(0, requests, block):
+            end = min(begin + block, requests)
+            await clients.run(range(begin, end), concurrency)
+            await idle.look(end)
+        took_s = time.monotonic() - begun
+        gc.collect()
+        collections.stop()
+        in_workers = [await _garbage(engine) for engine in engines]
+    slope, low, high = growth(idle.points)
     return {
         "figures": {
-            "requests_count": client.done,
-            "aborted_count": client.aborted,
-            "requests_per_s": client.done / took_s,
+            "requests_count": clients.done.total(),
+            **{f"{kind}_requests_count": count for kind, count in sorted(clients.done.items())},
+            "aborted_count": clients.aborted,
+            "requests_per_s": clients.done.total() / took_s,
             "growth_bytes_per_request": slope,
             "growth_low_bytes_per_request": low,
             "growth_high_bytes_per_request": high,
-            "gen2_collected_count": collected,
-            "audit_violations_count": len(client.findings),
+            "gen2_collected_count": collections.collected + sum(in_workers),
+            "audit_violations_count": len(idle.findings),
         },
         "samples": {
-            "findings": client.findings[:20],
-            "points": [[p.requests, p.frontend_bytes, p.worker_bytes] for p in client.points],
+            "engines": "LLaVA (text, image) and Whisper (audio) side by side, one frontend process",
+            "findings": idle.findings[:20],
+            "points": [[p.requests, p.frontend_bytes, p.worker_bytes] for p in idle.points],
         },
     }
 
 
 async def _garbage(engine: Engine) -> int:
-    """Objects that full collections found in both processes since the start, the last one now."""
-    in_frontend = engine.collections.collected + gc.collect()
+    """Objects that full collections found in the worker since its start, the last one now."""
     operation = "soak-trim"
     await engine.ask(ipc.Trim(operation), operation, ipc.Trimmed, 30)
-    in_worker = (await reports(engine, 1)).memory.full_collected
-    assert in_worker is not None
-    return in_frontend + in_worker
+    collected = (await reports(engine, 1)).memory.full_collected
+    assert collected is not None
+    return collected
 
 
 def main() -> None:

@@ -29,15 +29,16 @@ def bench() -> ModuleType:
     return module
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_two_thousand_requests_leave_nothing(bench: ModuleType) -> None:
     figures = asyncio.run(bench.soak(2_000, 200, 100, seed=1))["figures"]
 
     assert figures["requests_count"] == 2_000
+    assert min(figures[f"{kind}_requests_count"] for kind in ("text", "image", "audio")) > 200
     assert figures["aborted_count"] >= 300
     assert figures["audit_violations_count"] == 0
     assert figures["gen2_collected_count"] == 0
-    # The prefix cache still fills here; what one lost request keeps would be more.
+    # Caches still fill here; what one lost request keeps would be more.
     assert figures["growth_bytes_per_request"] < KEPT / 16
 
 

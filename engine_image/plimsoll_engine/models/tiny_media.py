@@ -1,9 +1,10 @@
 """Tiny checkpoints that see and hear: LLaVA (CLIP, projector, Llama) and Whisper, in a second.
 
 ``python -m plimsoll_engine.models.tiny_media llava|whisper OUT`` writes config, weights (float32,
-under 1 MB), tokenizer, processor and generation configs, the same bytes on every run. The weights
-are random, with the spread that keeps activations of order one: text depends on every token and on
-every pixel or sample, and the best logit leads by far more than float32 rounds.
+under 1 MB), tokenizer, processor and generation configs, the same bytes on every run; ``all`` as
+the kind writes each to a folder of its name in OUT. The weights are random, with the spread that
+keeps activations of order one: text depends on every token and on every pixel or sample, and the
+best logit leads by far more than float32 rounds.
 """
 
 from __future__ import annotations
@@ -218,10 +219,14 @@ WRITERS = {"llava": write_llava, "whisper": write_whisper}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a tiny multimodal checkpoint.")
-    parser.add_argument("kind", choices=sorted(WRITERS))
+    parser.add_argument("kind", choices=[*sorted(WRITERS), "all"])
     parser.add_argument("out", type=Path, help="folder to write it to")
     arguments = parser.parse_args()
-    WRITERS[arguments.kind](arguments.out)
+    if arguments.kind != "all":
+        WRITERS[arguments.kind](arguments.out)
+        return
+    for kind, write in WRITERS.items():
+        write(arguments.out / kind)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,142 @@
+"""The soak's clients: short requests of text, with an image, or of a sound, some given up."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import soundfile
+from PIL import Image
+
+from plimsoll_engine import ipc
+from plimsoll_engine.api import images
+from plimsoll_engine.frontend.engine import Engine
+from plimsoll_engine.frontend.media import MAX_WAITING
+from plimsoll_engine.frontend.requests import Generation
+from plimsoll_engine.media.interface import Processed
+
+VOCABULARY = 500
+"""Of the tiny models' 512 tokens, the special ones left out."""
+ABORTED = 0.2
+KINDS = {"text": 0.6, "image": 0.2, "audio": 0.2}
+"""Shares of the requests."""
+FILES = 1024
+"""Different images, and as many sounds: many times what the caches hold."""
+POPULAR = 8
+"""Files that half of the requests bring, as users do that ask again."""
+SIDE = 32
+RATE, SECONDS = 16_000, 0.25
+STALL_S = 120.0
+
+
+class Clients:
+    """``sees`` answers text and images, ``hears`` sounds."""
+
+    def __init__(self, sees: Engine, hears: Engine, seed: int) -> None:
+        self._sees, self._hears = sees, hears
+        self._rng = random.Random(seed)
+        self._images = [_image_url(number) for number in range(FILES)]
+        self._sounds = [_sound(number) for number in range(FILES)]
+        self._reading = asyncio.Semaphore(MAX_WAITING)  # of each engine; more would be refused
+        self.done: Counter[str] = Counter()
+        self.aborted = 0
+
+    async def run(self, numbers: range, concurrency: int) -> None:
+        """Requests with these numbers, ``concurrency`` at a time."""
+        left = iter(numbers)
+        await asyncio.gather(*(self._client(left) for _ in range(concurrency)))
+
+    async def _client(self, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            (kind,) = self._rng.choices(list(KINDS), KINDS.values())
+            aborted = self._rng.random() < ABORTED
+            async with asyncio.timeout(STALL_S):
+                await self._request(kind, number, aborted)
+            self.done[kind] += 1
+            self.aborted += aborted
+
+    async def _request(self, kind: str, number: int, aborted: bool) -> None:
+        if aborted and kind != "text" and self._rng.random() < 0.25:
+            await self._leave_early(kind)
+            return
+        engine, ids, media = await self._prompt(kind)
+        sampling = ipc.Sampling(
+            max_tokens=self._rng.randint(1, 4),
+            temperature=self._rng.choice((0.0, 0.0, 0.0, 1.0)),
+            seed=number,
+            ignore_eos=True,
+        )
+        name = f"soak-{number}"
+        generation = Generation(name, ids, sampling, engine.tokenizer.decode, media=media)
+        with engine.running(generation):
+            if aborted:
+                await self._leave(generation)
+            else:
+                while (await generation.delta()).finish_reason is None:
+                    pass
+
+    async def _leave_early(self, kind: str) -> None:
+        """While the file is decoded."""
+        reading = asyncio.ensure_future(self._prompt(kind))
+        await asyncio.sleep(self._rng.random() * 0.005)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+    async def _leave(self, generation: Generation) -> None:
+        match self._rng.randrange(3):
+            case 0:
+                pass  # between its registration and its submission's arrival
+            case 1:
+                await asyncio.sleep(self._rng.random() * 0.02)
+            case 2:
+                await generation.delta()
+
+    async def _prompt(self, kind: str) -> tuple[Engine, list[int], list[ipc.Media]]:
+        if kind == "audio":
+            return await self._heard()
+        # One in four shares its beginning with others, so that cached blocks are shared, too.
+        ids = [5] * 32 if self._rng.random() < 0.25 else []
+        media: list[ipc.Media] = []
+        if kind == "image":
+            sees = self._sees.media.processors.image
+            assert sees is not None
+            assert sees.placeholder is not None
+            url = self._images[self._file()]
+            async with self._reading:
+                ids, media = await images.place(
+                    self._sees.media, sees, [*ids, sees.placeholder], [url]
+                )
+        ids += [self._rng.randrange(VOCABULARY) for _ in range(self._rng.randint(1, 24))]
+        return self._sees, ids, media
+
+    async def _heard(self) -> tuple[Engine, list[int], list[ipc.Media]]:
+        reader = self._hears.media
+        hears, speech = reader.processors.audio, reader.processors.speech
+        assert hears is not None
+        assert speech is not None
+        async with self._reading:
+            sound: Processed = await reader.read(hears, self._sounds[self._file()])
+        ids = speech.ids(self._rng.choice(speech.languages))
+        return self._hears, ids, [sound.media(0, hears.placeholders, hears.tokens)]
+
+    def _file(self) -> int:
+        return self._rng.randrange(POPULAR if self._rng.random() < 0.5 else FILES)
+
+
+def _image_url(number: int) -> str:
+    pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return "data:image/png;base64," + b64encode(file.getvalue()).decode()
+
+
+def _sound(number: int) -> bytes:
+    noise = np.random.default_rng(number).uniform(-0.5, 0.5, int(RATE * SECONDS))
+    file = io.BytesIO()
+    soundfile.write(file, noise.astype(np.float32), RATE, format="WAV")
+    return file.getvalue()
