@@ -6,7 +6,7 @@ from typing import Any
 
 from plimsoll_api.units import quantity
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.render.merge import LIST_KEYS
+from plimsoll_operator.render.merge import LIST_KEYS, item_key
 from plimsoll_operator.render.names import APPLIED_HASH
 
 _QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
@@ -62,13 +62,13 @@ def contains(live: Any, wanted: Any, field: str = "", amounts: bool = False) -> 
 
 
 def _list_contains(live: list[Any], wanted: list[Any], field: str, amounts: bool) -> bool:
-    key = LIST_KEYS.get(field)
-    if key is None or not all(isinstance(item, dict) and key in item for item in wanted):
+    keys = LIST_KEYS.get(field)
+    if keys is None or not all(item_key(item, keys) for item in wanted):
         return len(live) == len(wanted) and all(
             contains(one, other, "", amounts) for one, other in zip(live, wanted, strict=True)
         )
-    by_key = {item.get(key): item for item in live if isinstance(item, dict)}
-    return all(contains(by_key.get(item[key]), item, "", amounts) for item in wanted)
+    by_key = {item_key(item, keys): item for item in live}
+    return all(contains(by_key.get(item_key(item, keys)), item, "", amounts) for item in wanted)
 
 
 def _same_amount(live: Any, wanted: Any) -> bool:

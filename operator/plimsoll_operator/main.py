@@ -28,7 +28,8 @@ from plimsoll_operator.workqueue import WorkQueue
 log = logging.getLogger(__name__)
 
 SUSPICIOUS_S = 60.0
-EARLY_S = 5.0
+INTERRUPTED_S = 5.0
+"""Watches that begin anew do so together."""
 VOTING_TIMEOUT_S = 5.0
 
 
@@ -119,20 +120,33 @@ async def _resync(
 ) -> None:
     """Lists everything again and again; sooner after a list that showed what no event had told.
 
-    The first time comes soon: what was deleted between the list at the start and the beginning of
-    the watches is in neither, and watches are not to blame for it.
+    A list that kopf began a watch with, at the start or after an interruption, calls for one of our
+    own soon: kopf tells of no object that is not in its list any more, and the watch is not to
+    blame for that.
     """
-    early = True
     while True:
         usual = min(every_s, SUSPICIOUS_S) if watches.deaf(1) else every_s
-        await asyncio.sleep(EARLY_S if early else usual)
+        interrupted = await _within(usual, watches.listing.wait())
+        if interrupted:
+            await asyncio.sleep(INTERRUPTED_S)
+            watches.listing.clear()
         try:
-            behind = (lambda *_: None) if early else watches.listed
+            behind = (lambda *_: None) if interrupted else watches.listed
             for key in await controller.sync(behind):
                 queue.add(key)
-            early = False
         except (ApiError, OSError, TimeoutError) as error:
-            log.warning("resync: %s; again in %.0f s", error or repr(error), every_s)
+            if interrupted:
+                watches.listing.set()
+            log.warning("resync: %s", error or repr(error))
+
+
+async def _within(seconds: float, wanted: Coroutine[Any, Any, Any]) -> bool:
+    """Whether ``wanted`` came to its end in time."""
+    try:
+        await asyncio.wait_for(wanted, seconds)
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:

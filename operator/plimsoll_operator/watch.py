@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from typing import Any
@@ -60,6 +61,9 @@ class Watches:
         self._last = {kind.kind: began for kind in WATCHED}
         self._misses: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
+        self.listing = asyncio.Event()
+        """Set by a list that kopf began a watch with: what was deleted before it is in no event."""
+        self.listing.set()  # the first ones are still to come
         self.events = 0
 
     @property
@@ -104,6 +108,8 @@ class Watches:
         async def seen(event: Any, **_: Any) -> None:
             self._last[kind.kind] = time.monotonic()
             self.events += 1
+            if event["type"] is None:
+                self.listing.set()
             item: Object = about | dict(event["object"])
             item["metadata"] = {
                 name: value for name, value in item["metadata"].items() if name != "managedFields"

@@ -6,13 +6,19 @@ It speaks plain HTTP on loopback, so that a client needs only another ``server``
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import json
 import random
 import ssl
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 from aiohttp import web
 
 HOP = {"host", "content-length", "transfer-encoding", "connection", "accept-encoding"}
@@ -20,8 +26,26 @@ HANG_S = 3.0
 RARE, WATCH_LIFE_S = 0.12, (0.2, 4.0)
 
 
+EXPIRED = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
+
+
+@contextlib.contextmanager
+def proxied(kubeconfig: Path, seed: int) -> Iterator[tuple[FaultyProxy, Path]]:
+    """A proxy before the server of ``kubeconfig``, and a kubeconfig that leads through it."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster = config["clusters"][0]["cluster"]
+    ca = kubeconfig.with_name(f"ca-{seed}.crt")
+    ca.write_bytes(base64.b64decode(cluster.pop("certificate-authority-data")))
+    with FaultyProxy(cluster["server"], str(ca), seed) as proxy:
+        cluster["server"] = f"http://127.0.0.1:{proxy.port}"
+        through = kubeconfig.with_name(f"proxied-{seed}")
+        through.write_text(yaml.safe_dump(config))
+        yield proxy, through
+
+
 class FaultyProxy:
-    """``faulty`` turns the faults on and off; ``injected`` counts them by name."""
+    """``faulty`` turns the faults on and off; ``injected`` counts them by name. While ``expired``
+    is set every watch ends as the API server ends one that begins too far back."""
 
     def __init__(self, server: str, ca_file: str, seed: int) -> None:
         self._server = server
@@ -29,6 +53,7 @@ class FaultyProxy:
         self._random = random.Random(seed)
         self._stale: dict[str, tuple[int, bytes]] = {}
         self.faulty = False
+        self.expired = False
         self.injected: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
@@ -96,6 +121,10 @@ class FaultyProxy:
             life = self._random.uniform(*WATCH_LIFE_S)
             try:
                 while True:
+                    if self.expired:
+                        self.injected["watch expired"] += 1
+                        await out.write(json.dumps(EXPIRED).encode() + b"\n")
+                        break
                     patience = life if self.faulty else 1.0
                     try:
                         async with asyncio.timeout(patience):

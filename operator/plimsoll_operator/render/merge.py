@@ -8,21 +8,30 @@ from __future__ import annotations
 
 from typing import Any
 
-LIST_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "env": "name",
-    "volumes": "name",
-    "imagePullSecrets": "name",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "ports": "containerPort",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-    "resourceClaims": "name",
+LIST_KEYS: dict[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "ephemeralContainers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "imagePullSecrets": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "ports": ("containerPort",),
+    "hostAliases": ("ip",),
+    # The list map keys: there may be a hard and a soft constraint on one topology.
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "resourceClaims": ("name",),
 }
-"""Field of a pod -> the key its items merge by (``patchMergeKey`` of core/v1)."""
+"""Field of a pod -> what its items merge by (``patchMergeKey`` of core/v1)."""
+
+
+def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
+    """What ``item`` merges by, None where it lacks it."""
+    if not isinstance(item, dict):
+        return None
+    found = tuple(item.get(key) for key in keys)
+    return found if all(isinstance(one, str | int) for one in found) else None  # type: ignore[return-value]
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
@@ -35,22 +44,20 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
             else:
                 merged[key] = merge(merged.get(key), value, key)
         return merged
-    if isinstance(patch, list) and field in LIST_KEYS and _keyed(patch, LIST_KEYS[field]):
-        return _merge_list(base if isinstance(base, list) else [], patch, LIST_KEYS[field])
+    keys = LIST_KEYS.get(field)
+    if isinstance(patch, list) and keys and all(item_key(one, keys) for one in patch):
+        return _merge_list(base if isinstance(base, list) else [], patch, keys)
     return patch
 
 
-def _keyed(items: list[Any], key: str) -> bool:
-    return all(isinstance(item, dict) and isinstance(item.get(key), str | int) for item in items)
-
-
-def _merge_list(base: list[Any], patch: list[Any], key: str) -> list[Any]:
+def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> list[Any]:
     merged = list(base)
-    index = {item.get(key): i for i, item in enumerate(base) if isinstance(item, dict)}
+    index = {item_key(item, keys): i for i, item in enumerate(base)}
     for item in patch:
-        at = index.get(item[key])
+        key = item_key(item, keys)
+        at = index.get(key)
         if at is None:
-            index[item[key]] = len(merged)
+            index[key] = len(merged)
             merged.append(merge({}, item))
         else:
             merged[at] = merge(merged[at], item)

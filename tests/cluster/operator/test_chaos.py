@@ -5,7 +5,6 @@ At the end every object is what its spec says, nothing is left over, and the ope
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import random
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from plimsoll_operator.compare import needs_apply
 from plimsoll_operator.kinds import ref
 from plimsoll_operator.reconcile import parse
 from plimsoll_operator.render import Images, render
-from tests.lab.faults import FaultyProxy
+from tests.lab.faults import proxied
 from tests.lab.operator import Operator
 
 SERVICES = tuple(f"chaos-{letter}" for letter in "abcde")
@@ -46,14 +44,7 @@ def test_in_the_end_everything_is_as_its_spec_says(
     seed: int,
     length_s: float,
 ) -> None:
-    config = yaml.safe_load(operator_account.read_text())
-    cluster = config["clusters"][0]["cluster"]
-    ca = operator_account.with_name(f"ca-{seed}.crt")
-    ca.write_bytes(base64.b64decode(cluster.pop("certificate-authority-data")))
-    with FaultyProxy(cluster["server"], str(ca), seed) as proxy:
-        cluster["server"] = f"http://127.0.0.1:{proxy.port}"
-        account = operator_account.with_name(f"chaos-{seed}")
-        account.write_text(yaml.safe_dump(config))
+    with proxied(operator_account, seed) as (proxy, account):
         operator = Operator(account, kubectl.namespace, *FLAGS)
         try:
             proxy.faulty = True
@@ -154,3 +145,27 @@ def at_rest(operator: Operator) -> None:
             assert operator.metric("plimsoll_operator_queue_length") == 0
             return
     raise AssertionError("the operator writes on and on")
+
+
+@pytest.mark.long
+def test_what_is_deleted_while_watches_begin_anew_is_noticed(
+    kubectl: Any,
+    operator_account: Path,
+    manifest: dict[str, Any],
+    eventually: Callable[..., Any],
+) -> None:
+    """A watch that begins anew tells of what is there, and not of what has gone."""
+    with proxied(operator_account, seed=0) as (proxy, account):
+        operator = Operator(account, kubectl.namespace, "--resync", "600")
+        try:
+            for name in ("tiny", "other"):
+                kubectl.apply(manifest | {"metadata": {"name": name}})
+            eventually(lambda: kubectl.get("deployment", "tiny"))
+            time.sleep(12)  # past the list that follows every start
+            proxy.expired = True
+            eventually(lambda: proxy.injected["watch expired"] > 20)
+            kubectl("delete", "plinf", "tiny")
+            proxy.expired = False
+            eventually(lambda: operator.metric("plimsoll_operator_services") == 1, 30)
+        finally:
+            assert operator.stop() == 0, operator.log.read_text()

@@ -114,6 +114,25 @@ def test_a_roll_out_can_always_move(
     }
 
 
+def test_placement_and_device_slices_are_the_manifests() -> None:
+    chosen = {"matchLabels": {"plimsoll.dev/service": "qwen"}}
+    spread = [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": one, "labelSelector": chosen}
+        for one in ("DoNotSchedule", "ScheduleAnyway")
+    ]
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    slice_ = {"nvidia.com/mig-1g.10gb": 1}
+    spec = pod(
+        engine={"resources": {"limits": slice_, "requests": {"cpu": 2}}},
+        podTemplate={"spec": {"topologySpreadConstraints": spread, "tolerations": tolerations}},
+    )
+    assert spec["topologySpreadConstraints"] == spread, "a hard and a soft one on one topology"
+    assert spec["tolerations"] == tolerations
+    resources = spec["containers"][0]["resources"]
+    assert resources == {"limits": {"nvidia.com/mig-1g.10gb": "1"}, "requests": {"cpu": "2"}}
+    assert "mig" not in str(spec["initContainers"]), "the supervisor takes no slice"
+
+
 def test_a_roll_outs_deadline_is_ones_own() -> None:
     made = objects(rollout={"progressDeadline": "90s"})["Deployment", "qwen"]
     assert made["spec"]["progressDeadlineSeconds"] == 90
