@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic.alias_generators import to_camel
 
 from plimsoll_api.schema import (
     Model,
@@ -18,8 +20,15 @@ from plimsoll_api.supervision import EngineType
 
 _CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*"
-URI_PATTERN = rf"^(file:///|pvc://{_CLAIM}(/|$)|hf://{_REPOSITORY}$)"
-URI_MESSAGE = "model.uri must be file:///ABSOLUTE/PATH, pvc://CLAIM/PATH or hf://ORGANISATION/NAME"
+_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_PREFIX = r"[A-Za-z0-9_.=+@-][A-Za-z0-9_./=+@-]*"
+URI_PATTERN = (
+    rf"^(file:///|pvc://{_CLAIM}(/|$)|hf://{_REPOSITORY}$|s3://{_BUCKET}(/({_PREFIX})?)?$)"
+)
+URI_MESSAGE = (
+    "model.uri must be file:///ABSOLUTE/PATH, pvc://CLAIM/PATH, hf://ORGANISATION/NAME or "
+    "s3://BUCKET/PREFIX"
+)
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_./-]*$"
 PATH_PATTERN = r"^/[A-Za-z0-9_./-]*$"
 RESERVED_PORTS = (8001, 9464, 9465)
@@ -44,6 +53,12 @@ class SecretKey(Model):
     )
 
 
+class SecretName(Model):
+    """A Secret in the same namespace."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+
+
 class ModelCache(Model):
     """Where downloaded checkpoints are kept, so that a new pod finds them."""
 
@@ -62,8 +77,10 @@ class ModelSource(Model):
         Field(
             description="Where the checkpoint is. `file:///PATH` is a path inside the engine's "
             "container, `pvc://CLAIM/PATH` a directory on a PersistentVolumeClaim of the same "
-            "namespace, mounted read-only, `hf://ORGANISATION/NAME` a repository of the Hugging "
-            "Face Hub that an init container downloads before the engine starts.",
+            "namespace, mounted read-only. The others are downloaded by an init container: "
+            "`hf://ORGANISATION/NAME` is a repository of the Hugging Face Hub, "
+            "`s3://BUCKET/PREFIX` what is below a prefix in S3 or a store that speaks its "
+            "protocol.",
             json_schema_extra=validations(
                 rule(f"self.matches('{URI_PATTERN}') && !self.contains('..')", URI_MESSAGE)
             ),
@@ -79,6 +96,12 @@ class ModelSource(Model):
     token_secret_ref: SecretKey | None = Field(
         default=None, description="Access token for an `hf://` repository that is not public."
     )
+    credentials_secret_ref: SecretName | None = Field(
+        default=None,
+        description="Secret for an `s3://` model, whose keys are the variables of AWS's tools: "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and as needed AWS_SESSION_TOKEN, AWS_REGION "
+        "and, for other stores than AWS, AWS_ENDPOINT_URL_S3. Default: a public bucket of AWS.",
+    )
     cache: ModelCache | None = Field(
         default=None,
         description="Keeps what was downloaded on a claim. Default: each pod downloads for itself.",
@@ -91,35 +114,40 @@ class ModelSource(Model):
     @field_validator("uri")
     @classmethod
     def _supported(cls, uri: str) -> str:
-        scheme, _, rest = uri.partition("://")
-        known = {
-            "file": rest.startswith("/"),
-            "pvc": bool(rest.partition("/")[0]),
-            "hf": rest.count("/") == 1 and all(rest.split("/")),
-        }
-        if not known.get(scheme) or ".." in uri:
+        if not re.match(URI_PATTERN, uri) or ".." in uri:
             raise ValueError(f"{URI_MESSAGE}, not {uri!r}")
         return uri
 
     @model_validator(mode="after")
-    def _only_downloads(self) -> Self:
-        given = {
-            "revision": self.revision,
-            "tokenSecretRef": self.token_secret_ref,
-            "cache": self.cache,
-        }
-        unused = [name for name, value in given.items() if value is not None]
-        if unused and not self.uri.startswith("hf://"):
-            raise ValueError(f"{', '.join(unused)} only goes with a model.uri that begins hf://")
+    def _fits_its_source(self) -> Self:
+        for name, schemes in _ONLY_FOR.items():
+            if getattr(self, name) is not None and not self.uri.startswith(schemes):
+                raise ValueError(_only_for(name))
         return self
 
 
+_ONLY_FOR = {
+    "revision": ("hf://",),
+    "token_secret_ref": ("hf://",),
+    "credentials_secret_ref": ("s3://",),
+    "cache": ("hf://", "s3://"),
+}
+"""Fields of a model that only go with some sources."""
+
+
+def _only_for(name: str) -> str:
+    return f"model.{to_camel(name)} only goes with a model.uri of {' or '.join(_ONLY_FOR[name])}"
+
+
 MODEL_RULES = validations(
-    rule(
-        "self.uri.startsWith('hf://') || "
-        "!(has(self.revision) || has(self.tokenSecretRef) || has(self.cache))",
-        "model.revision, model.tokenSecretRef and model.cache only go with a model.uri that "
-        "begins hf://",
+    *(
+        rule(
+            f"!has(self.{to_camel(name)}) || "
+            + " || ".join(f"self.uri.startsWith('{scheme}')" for scheme in schemes),
+            _only_for(name),
+            fieldPath=f".{to_camel(name)}",
+        )
+        for name, schemes in _ONLY_FOR.items()
     )
 )
 

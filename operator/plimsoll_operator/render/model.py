@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.serving import ModelSource
 from plimsoll_operator.render import paths
 from plimsoll_operator.render.containers import Images, restricted
 
@@ -38,27 +39,18 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
     It goes on where an earlier one was cut off, and is done at once where all is there.
     """
     model = service.spec.model
-    if not model.uri.startswith("hf://"):
+    if not model.uri.startswith(("hf://", "s3://")):
         return []
-    token = model.token_secret_ref
-    variables: list[dict[str, Any]] = [
-        {"name": "HOME", "value": "/tmp"},
-        {"name": "HF_HOME", "value": "/tmp/huggingface"},
-    ]
-    if token is not None:
-        source = {"secretKeyRef": {"name": token.name, "key": token.key}}
-        variables.append({"name": "HF_TOKEN", "valueFrom": source})
     return [
         {
             "name": DOWNLOAD,
             "image": images.engine,
             "command": [
                 *("python", "-m", "plimsoll_engine.download"),
-                f"--repository={model.uri.removeprefix('hf://')}",
-                f"--revision={model.revision or paths.DEFAULT_REVISION}",
+                *_source(model),
                 f"--to={paths.model_dir(model)}",
             ],
-            "env": variables,
+            **_credentials(model),
             # Files are written as they arrive; hashes of chunks are all that it keeps.
             "resources": {
                 "requests": {"cpu": "100m", "memory": "256Mi"},
@@ -71,3 +63,26 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
             ],
         }
     ]
+
+
+def _source(model: ModelSource) -> list[str]:
+    if model.uri.startswith("s3://"):
+        return [f"--s3={model.uri}"]
+    return [
+        f"--repository={model.uri.removeprefix('hf://')}",
+        f"--revision={model.revision or paths.DEFAULT_REVISION}",
+    ]
+
+
+def _credentials(model: ModelSource) -> dict[str, Any]:
+    """Environment of the download, which alone sees the Secret."""
+    variables: list[dict[str, Any]] = [
+        {"name": "HOME", "value": "/tmp"},
+        {"name": "HF_HOME", "value": "/tmp/huggingface"},
+    ]
+    if token := model.token_secret_ref:
+        source = {"secretKeyRef": {"name": token.name, "key": token.key}}
+        variables.append({"name": "HF_TOKEN", "valueFrom": source})
+    keys = model.credentials_secret_ref
+    every = {"envFrom": [{"secretRef": {"name": keys.name}}]} if keys else {}
+    return {"env": variables, **every}

@@ -56,6 +56,8 @@ def model_dir(model: ModelSource) -> str:
         return rest
     if scheme == "pvc":
         return str(PurePosixPath(CLAIM_DIR) / claim(model.uri)[1])
+    if scheme == "s3":  # apart from the hub's organisations, whose names begin with no underscore
+        return str(PurePosixPath(CLAIM_DIR) / "_s3" / rest)
     # One directory a revision: services that share a cache may serve different ones.
     revision = (model.revision or DEFAULT_REVISION).replace("/", "--")
     return str(PurePosixPath(CLAIM_DIR) / rest / revision)

@@ -100,7 +100,10 @@ def test_any_character_arrives(
         ({"engine": {"type": "vllm"}}, "engine.image is needed"),
         ({"engine": {"adminContract": "plimsoll"}}, "engine.adminContract is for"),
         ({"model": {"uri": "hf://one"}}, "model.uri must be"),
-        ({"model": {"uri": "file:///m", "revision": "main"}}, "only go with a model.uri"),
+        (
+            {"model": {"uri": "file:///m", "revision": "main"}},
+            "model.revision only goes with a model.uri of hf://",
+        ),
         ({"disruption": {"maxUnavailable": "some"}}, "spec.disruption.maxUnavailable"),
         ({"observability": {"podMonitor": {"interval": "0s"}}}, "must be more than 0"),
     ],

@@ -36,7 +36,7 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
             },
             "must not be larger than engine.resources.limits.memory 1Gi",
         ),
-        ({"model": {"uri": "s3://bucket"}}, "spec.model.uri"),
+        ({"model": {"uri": "gs://bucket"}}, "spec.model.uri"),
         ({"model": {"uri": "pvc:///path"}}, "spec.model.uri"),
         ({"supervision": {"ladder": ["EngineRestart", "Trim"]}}, "spec.supervision.ladder"),
         ({"supervision": {"ladder": ["PodReplace"]}}, "spec.supervision.ladder"),

@@ -162,6 +162,46 @@ def test_a_model_of_the_hub_is_downloaded_first() -> None:
     assert "HF_TOKEN" not in str(engine)
 
 
+def test_a_model_in_a_bucket_is_downloaded_with_the_secrets_variables() -> None:
+    model = {
+        "uri": "s3://weights/qwen/4b/",
+        "credentialsSecretRef": {"name": "store"},
+        "cache": {"claim": "models"},
+    }
+    spec = pod(model=model)
+    first = spec["initContainers"][0]
+    assert "--s3=s3://weights/qwen/4b/" in first["command"]
+    folder = "/mnt/model/_s3/weights/qwen/4b"
+    assert f"--to={folder}" in first["command"]
+    assert first["envFrom"] == [{"secretRef": {"name": "store"}}]
+    engine = spec["containers"][0]
+    assert f"--model={folder}" in engine["command"]
+    assert "store" not in str(engine), "the engine needs no credentials"
+    assert "envFrom" not in pod(model={"uri": "s3://public"})["initContainers"][0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"uri": "pvc://claim/x", "cache": {"claim": "models"}},
+        {"uri": "hf://a/b", "credentialsSecretRef": {"name": "store"}},
+        {"uri": "s3://weights", "revision": "main"},
+        {"uri": "s3://weights", "tokenSecretRef": {"name": "hub"}},
+    ],
+)
+def test_what_does_not_go_with_a_source_is_refused(model: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match=r"spec\.model: .*only goes with a model\.uri of"):
+        pod(model=model)
+
+
+def test_a_claim_is_mounted_read_only() -> None:
+    spec = pod(model={"uri": "pvc://weights/qwen/4b"})
+    volume = next(one for one in spec["volumes"] if one["name"] == "model")
+    assert volume["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
+    assert [one["name"] for one in spec["initContainers"]] == ["supervisor"]
+    assert "--model=/mnt/model/qwen/4b" in spec["containers"][0]["command"]
+
+
 def test_without_a_cache_a_download_is_the_pods_own() -> None:
     spec = pod(model={"uri": "hf://Qwen/Qwen3-4B"})
     assert next(v for v in spec["volumes"] if v["name"] == "model")["emptyDir"] == {}

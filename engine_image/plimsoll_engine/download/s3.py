@@ -1,0 +1,177 @@
+"""The objects below a prefix of a bucket into a directory.
+
+A file that was cut off is gone on with, one that is there is not fetched again, and one that the
+bucket has no more goes. Pods that share the directory take turns by a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from plimsoll_engine.download.bucket import Bucket, Changed, Item, Settings, Unreachable
+from plimsoll_engine.download.target import (
+    DownloadError,
+    Progress,
+    complete,
+    finish,
+    ignored,
+    require_space,
+    size_of,
+)
+
+log = logging.getLogger("download")
+T = TypeVar("T")
+
+INDEX = ".plimsoll-objects.json"
+"""Name -> etag of the files that are whole."""
+LOCK = ".plimsoll-lock"
+AT_ONCE = 4
+TRIES = 6
+FIRST_PAUSE_S = 0.5
+
+
+def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
+    """The version in ``target``, a hash of what the bucket holds; :class:`DownloadError` where it
+    cannot be had."""
+    name, _, prefix = uri.removeprefix("s3://").partition("/")
+    prefix = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+    bucket = Bucket(name, Settings.of(environ))
+    there = complete(target)
+    try:
+        # Nobody waits for a store whose checkpoint is here.
+        listed = _again(lambda: bucket.list(prefix), TRIES if there is None else 1)
+    except Unreachable as error:
+        if there is None:
+            raise DownloadError(f"{uri} cannot be reached: {error}") from None
+        log.warning("%s cannot be reached (%s): using what is here", uri, error)
+        return there
+    wanted = _wanted(listed, prefix)
+    if not wanted:
+        raise DownloadError(f"{uri} holds no object")
+    listing = "".join(f"{n}\0{one.etag}\0{one.size}\n" for n, one in sorted(wanted.items()))
+    version = hashlib.sha256(listing.encode()).hexdigest()[:16]
+    target.mkdir(parents=True, exist_ok=True)
+    with _alone(target):
+        if complete(target) != version:
+            _fetch_all(bucket, wanted, target)
+            finish(target, version)
+    return version
+
+
+def _wanted(items: list[Item], prefix: str) -> dict[str, Item]:
+    """Objects by their file names below the target."""
+    found = {}
+    for item in items:
+        name = item.key.removeprefix(prefix)
+        if not name or name.endswith("/") or ignored(name):
+            continue
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or path.parts[0].startswith(".plimsoll"):
+            raise DownloadError(f"the object {item.key!r} has a name that no file may have")
+        found[str(path)] = item
+    return found
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    with (target / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another pod is filling %s: waiting for it", target)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
+    index = _index(target)
+    for name in index.keys() - wanted.keys():
+        (target / name).unlink(missing_ok=True)
+    index = {name: etag for name, etag in index.items() if name in wanted}
+    missing = {name: one for name, one in wanted.items() if index.get(name) != one.etag}
+    size = sum(one.size for one in wanted.values())
+    require_space(target, size - size_of(target))
+    guard = threading.Lock()
+
+    def fetch(name: str, item: Item) -> None:
+        _again(lambda: _fetch(bucket, item, target / name))
+        with guard:
+            index[name] = item.etag
+            _write(target / INDEX, json.dumps(index, sort_keys=True))
+
+    # The largest first, so that the end does not wait for one of them alone.
+    order = sorted(missing.items(), key=lambda one: -one[1].size)
+    with Progress(target, size), ThreadPoolExecutor(AT_ONCE) as pool:
+        tasks = [pool.submit(fetch, name, item) for name, item in order]
+        try:
+            for task in tasks:
+                task.result()
+        except (Unreachable, OSError) as error:
+            raise DownloadError(f"{error}; what came is kept") from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _fetch(bucket: Bucket, item: Item, path: Path) -> None:
+    """One file, from where an earlier try ended. A part belongs to one etag."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    etag = hashlib.sha256(item.etag.encode()).hexdigest()[:12]
+    part = path.with_name(f"{path.name}.{etag}.part")
+    for other in path.parent.glob(f"{path.name}.*.part"):
+        if other != part:
+            other.unlink()
+    with part.open("ab") as file:
+        offset = file.tell()
+        if offset > item.size:
+            file.truncate(offset := 0)  # appending goes on from there
+        if offset < item.size:
+            try:
+                for block in bucket.read(item, offset):
+                    file.write(block)
+            except Changed:
+                part.unlink()
+                raise
+        file.flush()
+        os.fsync(file.fileno())
+        came = os.fstat(file.fileno()).st_size
+    if came != item.size:
+        raise Unreachable(f"{item.key}: {came} of {item.size} bytes came")
+    part.replace(path)
+
+
+def _again(call: Callable[[], T], tries: int = TRIES) -> T:
+    """``call``, tried again with growing pauses while the store is not reached."""
+    for failures in range(1, tries):
+        try:
+            return call()
+        except Unreachable as error:
+            pause = FIRST_PAUSE_S * 2.0**failures * random.uniform(0.5, 1.0)
+            log.warning("%s; again in %.1f s", error, pause)
+            time.sleep(pause)
+    return call()
+
+
+def _index(target: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads((target / INDEX).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    whole = path.with_name(f"{path.name}.new")
+    whole.write_text(text)
+    whole.replace(path)
