@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from plimsoll_operator.render.burn import FAST, SLOW, WINDOWS_S, Burn, burn
+from plimsoll_operator.render.burn import FAST, RUNBOOKS, SLOW, WINDOWS_S, Burn, burn
 from plimsoll_operator.render.burn import alert as _alert
 
 
@@ -103,9 +103,9 @@ def groups() -> list[dict[str, Any]]:
     return [{"name": "plimsoll", "rules": rules()}]
 
 
-def rules_file() -> str:
-    """For ``rule_files`` of a plain Prometheus."""
-    return _yaml({"groups": groups()})
+def rules_file(runbooks: str = RUNBOOKS) -> str:
+    """For ``rule_files`` of a plain Prometheus; ``runbooks`` is where the pages are published."""
+    return _yaml({"groups": groups()}).replace(f"{RUNBOOKS}/", f"{runbooks}/")
 
 
 def prometheus_rule() -> str:

@@ -28,7 +28,7 @@ from grafana_foundation_sdk.models.dashboard import (
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="$datasource")
 HEIGHT = 8
-FULL, HALF, THIRD = 24, 12, 8
+FULL, WIDE, HALF, THIRD = 24, 16, 12, 8
 BYTES, SECONDS, SHARE, COUNT, RATE = "bytes", "s", "percentunit", "short", "ops"
 TAG = "plimsoll"
 LEVELS = {"baseline": "green", "budget": "red"}
@@ -49,8 +49,8 @@ def lines(
     panel.fill_opacity(25 if stacked else 5).line_width(1)
     if stacked:
         panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
-        for name, colour in LEVELS.items():
-            panel.override_by_name(name, _level(colour))
+    for name in (name for _, name in queries if name in LEVELS):
+        panel.override_by_name(name, _level(LEVELS[name]))
     return panel
 
 
@@ -61,6 +61,7 @@ def _level(colour: str) -> list[DynamicConfigValue]:
         _value("custom.stacking", apart),
         _value("custom.fillOpacity", 0),
         _value("custom.lineWidth", 2),
+        _value("custom.lineStyle", {"fill": "dash", "dash": [10, 6]}),
         _value("color", {"mode": "fixed", "fixedColor": colour}),
     ]
 

@@ -9,11 +9,11 @@ from dashboards.annotations import remediations
 from dashboards.panels import (
     BYTES,
     COUNT,
-    FULL,
     HALF,
     SECONDS,
     SHARE,
     THIRD,
+    WIDE,
     bars,
     board,
     lines,
@@ -25,7 +25,7 @@ AT = 'namespace=~"$namespace",service=~"$service",pod=~"$pod"'
 def service() -> Dashboard:
     made = board("service", "Service", "One service.", "namespace", "service", "pod")
     for kind, name in (("host", "Host"), ("device", "Device")):
-        made.with_panel(_segments(kind, name))
+        made.with_panel(_segments(kind, name)).with_panel(_growth(kind, name))
     return (
         made.with_panel(bars("Leak budget", SHARE, "Share that is spent, by replica.",
                              (f"plimsoll_memory_budget_consumed_ratio{{{AT}}}",
@@ -92,6 +92,19 @@ def _segments(kind: str, name: str) -> timeseries.Panel:
         (f"max by (segment) (plimsoll_memory_segment_bytes{{{at}}})", "{{segment}}"),
         (f"max(plimsoll_memory_baseline_bytes{{{at}}})", "baseline"),
         (level, "budget"),
-        width=FULL,
+        width=WIDE,
         stacked=True,
+    )
+
+
+def _growth(kind: str, name: str) -> timeseries.Panel:
+    """The leak itself: beside gigabytes of baseline some hundred megabytes are hard to see."""
+    at = f'{AT},kind="{kind}"'
+    return lines(
+        f"{name} growth that nothing explains",
+        BYTES,
+        "Each replica's unexplained growth against the budget that it may spend.",
+        (f"plimsoll_memory_unexplained_bytes{{{at}}}", "{{pod}}"),
+        (f"max(plimsoll_memory_budget_bytes{{{at}}})", "budget"),
+        width=THIRD,
     )

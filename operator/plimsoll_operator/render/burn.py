@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RUNBOOKS = "https://plimsoll.dev/runbooks"
+"""Where ``docs/runbooks/`` is published: an alert's page is ``NAME.md`` below it."""
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
 """Classes of windows: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the one at or below its own."""
 SHORT_PART = 12
@@ -95,7 +96,7 @@ def alert(
         "annotations": {
             "summary": summary,
             "description": text,
-            "runbook_url": f"{RUNBOOKS}/{name}",
+            "runbook_url": f"{RUNBOOKS}/{name}.md",
             "dashboard": f"/d/plimsoll-{dashboard}" + (query if dashboard == "service" else ""),
         },
     }

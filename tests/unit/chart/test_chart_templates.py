@@ -68,6 +68,7 @@ def test_it_lints(helm: str) -> None:
         ({"serviceMonitor": {"interval": "soon"}}, "interval"),
         ({"extraArgs": ["workers=2"]}, "extraArgs"),
         ({"logLevel": "LOUD"}, "logLevel"),
+        ({"rules": {"runbooks": "wiki/plimsoll"}}, "runbooks"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name must name"),
     ],
 )
@@ -123,6 +124,20 @@ def test_monitoring_is_made_where_its_api_is(helm: str) -> None:
     assert not kinds(rendered(helm, values=asked)) & wanted
     assert kinds(rendered(helm, MONITORING, values=asked)) >= wanted
     assert not kinds(rendered(helm, MONITORING)) & wanted
+
+
+def test_alerts_link_to_where_pages_and_dashboards_are_published(helm: str) -> None:
+    asked = {
+        "enabled": True,
+        "runbooks": "https://wiki.example/plimsoll/",
+        "grafana": "https://g.example",
+    }
+    items = rendered(helm, MONITORING, values={"rules": asked})
+    rules = of(items, "PrometheusRule")["spec"]["groups"][0]["rules"]
+    for rule in rules:
+        notes = rule["annotations"]
+        assert notes["runbook_url"] == f"https://wiki.example/plimsoll/{rule['alert']}.md"
+        assert notes["dashboard"].startswith("https://g.example/d/plimsoll-")
 
 
 def test_toggles(helm: str) -> None:

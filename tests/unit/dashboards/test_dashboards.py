@@ -12,6 +12,7 @@ import yaml
 
 from dashboards import generate
 from docs.tools import metrics
+from plimsoll_operator.render.burn import RUNBOOKS
 from tests.unit.dashboards import queries
 
 RULES_TEST = Path(__file__).with_name("alerts_test.yaml")
@@ -72,11 +73,19 @@ def test_every_alert_says_what_to_do() -> None:
         notes, name = rule["annotations"], str(rule["alert"])
         assert isinstance(notes, dict)
         assert {"summary", "description", "runbook_url", "dashboard"} == set(notes)
-        assert notes["runbook_url"].endswith(f"/{name}")
-        page = queries.ROOT / "docs" / "runbooks" / f"{name}.md"
+        below = notes["runbook_url"].removeprefix(f"{RUNBOOKS}/")
+        page = queries.ROOT / "docs" / "runbooks" / below
         assert page.read_text().startswith(f"# {name}\n")
         board = notes["dashboard"].removeprefix("/d/plimsoll-").partition("?")[0]
         assert (queries.FOLDER / f"{board}.json").exists()
+
+
+def test_pages_may_be_published_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main(["--runbooks", "https://wiki.example/plimsoll/"]) == 0
+    for group in yaml.safe_load(capsys.readouterr().out)["groups"]:
+        for rule in group["rules"]:
+            url = rule["annotations"]["runbook_url"]
+            assert url == f"https://wiki.example/plimsoll/{rule['alert']}.md"
 
 
 def test_the_prometheus_rule_holds_the_same_rules() -> None:
