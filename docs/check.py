@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dashboards import generate as dashboards
 from docs import generate as pages
-from docs.tools import commands, links, manifests
+from docs.tools import commands, executed, links, manifests
 from docs.tools.blocks import ROOT, documents
 from plimsoll_api import generate as crds
 
@@ -63,6 +63,7 @@ CHECKS: dict[str, Callable[[], Iterable[str]]] = {
     "links": lambda: each(links.broken),
     "index": index,
     "commands": lambda: each(commands.wrong),
+    "commands that a test runs": lambda: each(executed.unrun),
     "manifests": lambda: [*each(manifests.wrong), *manifests.examples()],
     "generated files": generated,
     "alert rules": rules,

@@ -43,6 +43,7 @@ def incidents(
 ) -> None:
     """List incidents, newest first."""
     from plimsoll_cli import incidents as listing
+    from plimsoll_cli.output import waiting
     from plimsoll_cli.told import Told
 
     wanted = listing.Filter(service, phase, kind, open_only)
@@ -60,10 +61,12 @@ def incidents(
         cluster = options.cluster(kubeconfig, context, namespace, everywhere)
 
         def read() -> list[Told]:
-            return stories.every(cluster, service)
+            with waiting("reading incidents") as tell:
+                return stories.every(cluster, service, tell)
 
     if watch:
         listing.watch(read, wanted, output)
+        return
     found = read()
     shown = listing.listing(found, wanted, limit)
     listing.print_list(shown, output, len(listing.listing(found, wanted, None)) - len(shown))
@@ -134,7 +137,9 @@ def _action(what: str, text: str) -> Callable[..., None]:
     """The command of one action; ``text`` is its help."""
 
     def command(
-        pod: Annotated[str, typer.Argument(help="The replica.")],
+        pod: Annotated[str, typer.Argument(help="The replica; with --local its service.")],
+        local: options.Local = False,
+        run_dir: options.RunDir = None,
         kubeconfig: options.Kubeconfig = None,
         context: options.Context = None,
         namespace: options.Namespace = None,
@@ -143,10 +148,17 @@ def _action(what: str, text: str) -> Callable[..., None]:
             float, typer.Option(parser=options.duration, metavar="TIME", help="Of a drain.")
         ] = "30s",  # type: ignore[assignment]
     ) -> None:
-        from plimsoll_cli.cluster import actions
+        from plimsoll_cli import actions
 
-        cluster = options.cluster(kubeconfig, context, namespace)
-        answer = actions.act(cluster, what, pod, yes, deadline, typer.confirm)
+        if local or run_dir is not None:
+            from plimsoll_cli.local import ask, root
+
+            reach = ask.beside(run_dir or root.of(pod))
+        else:
+            from plimsoll_cli.cluster.exec import beside
+
+            reach = beside(options.cluster(kubeconfig, context, namespace), pod)
+        answer = actions.act(reach, what, pod, yes, deadline, typer.confirm)
         typer.echo(f"{what} {pod}: {answer.message or 'done'}")
 
     command.__doc__ = text

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from plimsoll_api.units import format_bytes
-from plimsoll_cli.spark import sparkline
+from plimsoll_cli.spark import plot
 from plimsoll_cli.told import Told, seconds
 from plimsoll_sidecar.record.incident import IncidentStep
 
@@ -20,6 +20,8 @@ WHAT = {
     "OutOfMemoryKill": "the kernel killed the engine for its memory",
     "CapacityLoss": "KV blocks were held although no request was running",
 }
+LABEL, WIDEST, HEIGHT = 9, 64, 5
+"""Columns of a size, most columns and the lines of the picture."""
 REPORT = "report the leak with the saved diagnostics: a restart cures its effect only."
 NEXT = {
     "Open": "wait: the supervisor first makes sure that the growth goes on.",
@@ -61,7 +63,12 @@ def memory(told: Told) -> list[tuple[float, int]]:
     opened, points = seconds(told.spec.opened_at) or 0.0, []
     for step in told.status.timeline:
         at = (seconds(step.time) or opened) - opened
+        if step.outcome == "Begun":
+            continue
         points += [(at, size) for size in (step.before_bytes, step.after_bytes) if size is not None]
+    ended = seconds(told.status.ended_at)
+    if points and ended is not None and ended - opened > points[-1][0]:
+        points.append((ended - opened, points[-1][1]))  # what was verified at the end
     return points
 
 
@@ -101,10 +108,11 @@ def _lasted(told: Told) -> str:
 
 
 def span(value: float) -> str:
-    """``45 s``, ``12 min``, ``3 h``."""
-    if value < 120:
-        return f"{value:.0f} s"
-    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.0f} h"
+    """``45 s``, ``12 min``, ``3 h``, ``4 d``."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if value < most:
+            return f"{value / size:.0f} {unit}"
+    return f"{value / 86_400:.0f} d"
 
 
 def _seen(told: Told) -> Iterator[Text]:
@@ -126,10 +134,18 @@ def _picture(told: Told, width: int, plain: bool) -> Iterator[Text]:
     points = memory(told)
     if len(points) < 2:
         return
-    sizes = [float(size) for _, size in points]
-    drawn = sparkline(sizes, max(8, min(40, width - 34)), plain)
-    low, high = format_bytes(min(sizes)), format_bytes(max(sizes))
-    yield Text(f"\nMemory over the steps: {drawn}  {low} to {high}")
+    drawn = plot(points, max(8, min(WIDEST, width - LABEL - 4)), HEIGHT, plain)
+    if not drawn:
+        return
+    sizes = [size for _, size in points]
+    labels = {0: format_bytes(max(sizes)), HEIGHT - 1: format_bytes(min(sizes))}
+    yield Text("\nMemory of the replica, from step to step:")
+    for row, line in enumerate(drawn):
+        edge = "|" if plain else "│"
+        yield Text.assemble((f"{labels.get(row, ''):>{LABEL}} {edge}", "dim"), (line, "cyan"))
+    ends = f"+{span(points[0][0])}", f"+{span(points[-1][0])}"
+    gap = max(1, len(max(drawn, key=len)) - len(ends[0]) - len(ends[1]))
+    yield Text(f"{'':>{LABEL}}  {ends[0]}{' ' * gap}{ends[1]}", style="dim")
 
 
 def _tried(told: Told, width: int, plain: bool) -> Iterator[Text]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.text import Text
 
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import root
-from plimsoll_cli.output import Output, console, show, write
+from plimsoll_cli.output import Cell, Output, console, show, write
 from plimsoll_cli.told import Told, of_journal
 from plimsoll_sidecar.detect.assessment import Kind
 from plimsoll_sidecar.govern.incident import Incident, Phase
 from plimsoll_sidecar.record.journal import FILE
 
 STATE_DIR = "state"
+LEAST_WIDTH = {"OPENED": 90, "SERVICE": 110, "OUTCOME": 75, "RETURNED": 110}
+"""Columns that a narrower terminal leaves out."""
+STYLE = {"Resolved": "green", "Unresolved": "red", "Suppressed": "magenta"}
 WATCH_S = 2.0
 
 
@@ -90,14 +95,23 @@ def print_list(found: Sequence[Told], output: Output, more: int = 0) -> None:
         out.print("no incidents")
         return
     wide = output is Output.WIDE
-    spaces = any(told.namespace for told in found)
-    show(columns(wide, spaces), [row(told, wide, spaces) for told in found], out)
+    spaces = wide or len({told.namespace for told in found}) > 1
+    names, rows = columns(wide, spaces), [row(told, wide, spaces) for told in found]
+    if out.is_terminal and not wide:
+        kept = [at for at, name in enumerate(names) if out.width >= LEAST_WIDTH.get(name, 0)]
+        names, rows = [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
+    show(names, rows, out)
     if more:
         out.print(f"and {more} older: --limit shows more")
 
 
 def watch(read_all: Callable[[], list[Told]], wanted: Filter, output: Output) -> None:
     """A line for each change, until Ctrl-C. Reads again every two seconds."""
+    with contextlib.suppress(KeyboardInterrupt):
+        _watch(read_all, wanted, output)
+
+
+def _watch(read_all: Callable[[], list[Told]], wanted: Filter, output: Output) -> None:
     known: dict[str, str] = {}
     out = console()
     while True:
@@ -124,11 +138,12 @@ def columns(wide: bool, namespaces: bool) -> list[str]:
     return [*names, "POD", "EPOCH", "ENDED"] if wide else names
 
 
-def row(told: Told, wide: bool, namespaces: bool) -> list[str]:
+def row(told: Told, wide: bool, namespaces: bool) -> list[Cell]:
     spec, status = told.spec, told.status
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
-    cells = [told.namespace] if namespaces else []
-    cells += [spec.opened_at, told.name, spec.service, status.phase, status.outcome or ""]
+    phase = Text(status.phase, style=STYLE.get(status.phase, "yellow"))
+    cells: list[Cell] = [told.namespace] if namespaces else []
+    cells += [spec.opened_at, told.name, spec.service, phase, status.outcome or ""]
     cells += [returned, headline(told)]
     return [*cells, spec.pod, spec.epoch, status.ended_at or ""] if wide else cells
 

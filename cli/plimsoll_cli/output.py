@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +31,19 @@ class Output(StrEnum):
 def console() -> Console:
     """For tables. Rich itself keeps to NO_COLOR and to what is no terminal."""
     return Console(highlight=False)
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """A spinner beside ``text`` on the standard error, if that is a terminal, until the block ends.
+    What is yielded changes the text."""
+    out = Console(stderr=True, highlight=False)
+    if not out.is_terminal:
+        yield lambda text: None
+        return
+    spinner = "line" if plain(out) else "dots"
+    with out.status(escape(text), spinner=spinner) as status:
+        yield lambda text: status.update(escape(text))
 
 
 def plain(out: Console) -> bool:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"^(?:<!-- run(?P<where>: \w+)? -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```",
-                    re.MULTILINE | re.DOTALL)  # fmt: skip
+_FENCE = re.compile(
+    r"^(?:<!-- run(?P<where>: [\w/.]+)? -->\n)?"
+    r"```(?P<language>\w*)\n(?P<text>.*?)^```",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
 class Block:
-    """``run`` is None where no test executes it, else ``local`` or ``cluster``."""
+    """``run`` says who executes it: ``local``, ``cluster``, a test's path, or None for nobody."""
 
     path: Path
     line: int

@@ -66,25 +66,44 @@ class Scene:
     prometheus: Prometheus
 
 
+@dataclass(frozen=True)
+class Replica:
+    """A service that runs here under load, and the Prometheus that scrapes it. ``began`` is in
+    Unix seconds."""
+
+    began: float
+    supervisor: str
+    engine: str
+    run_dir: Path
+    prometheus: Prometheus
+    process: subprocess.Popen[bytes]
+
+    def until(self, expression: str, limit_s: float) -> list[dict[str, Any]]:
+        """The series of an expression once there are any. RuntimeError where the service ends or
+        the time is over."""
+        ask = self.prometheus.query
+        found: list[dict[str, Any]] = _until(
+            lambda: ask(expression, time.time()), limit_s, self.process, expression
+        )
+        return found
+
+
 @contextlib.contextmanager
-def leak(work: Path, extra: Mapping[str, str] | None = None) -> Iterator[Scene]:
-    """Runs the leak to its end, and keeps everything up while the caller looks at it.
+def replica(
+    work: Path, manifest: Path, extra: Mapping[str, str] | None = None
+) -> Iterator[Replica]:
+    """Runs the service of ``manifest`` under :data:`STREAMS` clients until the caller is done.
 
     ``extra`` are further scrape targets, job -> ``host:port``.
     """
     with contextlib.ExitStack() as stack:
-        log = (work / "run.log").open("w+")
-        stack.enter_context(log)
-        replica = stack.enter_context(
-            _process(
-                [
-                    *(sys.executable, "-m", "plimsoll_cli.main", "run", "--local", "--no-view"),
-                    *("-f", str(ROOT / "examples" / "leaky.yaml"), "--run-dir", str(work / "run")),
-                ],
-                log,
-            )
-        )
-        text = _until(lambda: READY.search(_read(work / "run.log")), START_S, replica)
+        log = stack.enter_context((work / "run.log").open("w+"))
+        command = [
+            *(sys.executable, "-m", "plimsoll_cli.main", "run", "--local", "--no-view"),
+            *("-f", str(manifest), "--run-dir", str(work / "run")),
+        ]
+        process = stack.enter_context(_process(command, log))
+        text = _until(lambda: READY.search(_read(work / "run.log")), START_S, process)
         engine, supervisor = text.groups()
         targets = {"engine": _host(engine), "supervisor": _host(supervisor), **(extra or {})}
         server = stack.enter_context(prometheus(work, targets))
@@ -94,10 +113,17 @@ def leak(work: Path, extra: Mapping[str, str] | None = None) -> Iterator[Scene]:
             client = threading.Thread(target=_ask, args=(engine, number, ending), daemon=True)
             client.start()
         stack.callback(ending.set)
-        cured = 'sum(plimsoll_incidents_ended_total{phase="Resolved",outcome="WorkerRestart"}) > 0'
-        _until(lambda: server.query(cured, time.time()), LEAK_S, replica)
+        yield Replica(began, supervisor, engine, work / "run", server, process)
+
+
+@contextlib.contextmanager
+def leak(work: Path, extra: Mapping[str, str] | None = None) -> Iterator[Scene]:
+    """Runs the leak to its end, and keeps everything up while the caller looks at it."""
+    cured = 'sum(plimsoll_incidents_ended_total{phase="Resolved",outcome="WorkerRestart"}) > 0'
+    with replica(work, ROOT / "examples" / "leaky.yaml", extra) as one:
+        one.until(cured, LEAK_S)
         time.sleep(SETTLE_S)
-        yield Scene(began, time.time(), supervisor, engine, work / "run", server)
+        yield Scene(one.began, time.time(), one.supervisor, one.engine, one.run_dir, one.prometheus)
 
 
 @contextlib.contextmanager
@@ -147,14 +173,16 @@ def _process(command: list[str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def _until(check: Callable[[], Any], limit_s: float, process: subprocess.Popen[bytes]) -> Any:
+def _until(
+    check: Callable[[], Any], limit_s: float, process: subprocess.Popen[bytes], what: str = ""
+) -> Any:
     """The first true answer; RuntimeError where the process ends or the time is over."""
     deadline = time.monotonic() + limit_s
     while not (value := check()):
         if process.poll() is not None:
             raise RuntimeError(f"{process.args!r}: ended with status {process.returncode}")
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{process.args!r}: not within {limit_s:.0f} s")
+            raise RuntimeError(f"{what or process.args!r}: not within {limit_s:.0f} s")
         time.sleep(0.5)
     return value
 

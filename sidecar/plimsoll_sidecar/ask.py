@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 import uuid
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,8 @@ from plimsoll_sidecar.act.engines import adapter_for
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.launcher import RESET_FILE, TOKEN_FILE
+from plimsoll_sidecar.signals import nvml
+from plimsoll_sidecar.signals.sampler import Sampler
 
 VERBS = {
     "trim": Verb.TRIM,
@@ -38,7 +41,11 @@ DEADLINE_S = 30.0
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-    """What is printed, as one line of JSON. ``outcome`` is empty for ``status``."""
+    """What is printed, as one line of JSON. ``outcome`` is empty for ``status``.
+
+    For ``status`` also what this container sees: the sources of host and of device memory, empty
+    where it sees none, and what NVML says when it is asked.
+    """
 
     epoch: str | None = None
     state: str | None = None
@@ -46,6 +53,10 @@ class Answer(msgspec.Struct, omit_defaults=True):
     capabilities: list[str] = []
     outcome: str = ""
     message: str = ""
+    supervisor: str = ""
+    host_memory: str = ""
+    device_memory: str = ""
+    nvml: str = ""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,7 +80,7 @@ def ask(arguments: argparse.Namespace, engine: EngineAdapter) -> Answer:
         capabilities=[one.value for one in status.capabilities],
     )
     if arguments.what == "status":
-        return answer
+        return _sees(engine, answer)
     expected = arguments.expected_epoch
     if expected != status.epoch:
         answer.outcome = Outcome.REFUSED.value
@@ -90,6 +101,20 @@ def ask(arguments: argparse.Namespace, engine: EngineAdapter) -> Answer:
     if arguments.what == "drain" and result.outcome is not Outcome.SUCCEEDED:
         readiness.remove(str(arguments.state_dir))
     answer.outcome, answer.message = result.outcome.value, result.message
+    return answer
+
+
+def _sees(engine: EngineAdapter, answer: Answer) -> Answer:
+    """One sample says more than any check of mounts and permissions."""
+    sampler = Sampler(engine)
+    sample = sampler.sample()
+    host = sample.host
+    if host is not None:
+        sources = {"cgroup": host.cgroup_anon, "processes": host.rss_anon}
+        answer.host_memory = ", ".join(name for name, size in sources.items() if size is not None)
+    if any(device.used is not None for device in sample.device or ()):
+        answer.device_memory = sampler.device_source or ""
+    answer.nvml, answer.supervisor = nvml.describe(), version("plimsoll")
     return answer
 
 

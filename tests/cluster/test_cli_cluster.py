@@ -76,7 +76,7 @@ def test_incidents_are_read_by_page_newest_first(
     names = [one["metadata"]["name"] for one in json.loads(done.stdout)]
     assert names == [f"leaky-{index:02d}" for index in reversed(range(COUNT))]
     some = plimsoll(kube, "incidents", "leaky", "--limit", "3").stdout.splitlines()
-    assert some[0].split()[:3] == ["NAMESPACE", "OPENED", "NAME"]
+    assert some[0].split()[:3] == ["OPENED", "NAME", "SERVICE"]
     assert some[-1] == "and 9 older: --limit shows more"
     assert plimsoll(kube, "incidents", "calm").stdout == "no incidents\n"
 

@@ -3,9 +3,12 @@ streams."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ def test_a_person_trims_restarts_drains_and_resumes(
     kube.apply(manifest(QUIET))
     kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
     (found,) = kube.list("pods", SELECTOR)
-    pod, address = found["metadata"]["name"], found["status"]["podIP"]
+    pod = found["metadata"]["name"]
 
     replica = checks(kube)[pod]
     assert replica["ok"] is True, replica
@@ -70,9 +73,15 @@ def test_a_person_trims_restarts_drains_and_resumes(
     assert resumed.exit_code == 0, resumed.exception or resumed.output
     eventually(lambda: ready(kube), "the pod is back in service")
 
-    page = httpx.get(f"http://{address}:9464/", timeout=10, trust_env=False)
+    with forwarded(kube, pod) as url:
+        page = httpx.get(url, timeout=10, trust_env=False)
     assert page.status_code == 200
     assert SERVICE in page.text
+    # What the runbooks tell to look at.
+    assert kube("logs", pod, "-c", "supervisor", "--tail=50")
+    assert "journal" in kube("exec", pod, "-c", "supervisor", "--", "ls", "/var/lib/plimsoll")
+    held = kube("get", "leases", "-l", f"plimsoll.dev/service={SERVICE}")
+    assert SERVICE in held
 
 
 @pytest.mark.long
@@ -91,6 +100,23 @@ def test_inject_puts_a_supervisor_beside_any_server(
     assert 'plimsoll_signal_age_seconds{signal="engine"}' in text
     again = CliRunner().invoke(app, ["inject", str(plain), image, "--host-budget=64Mi"])
     assert "configured" not in kube("apply", "-f", "-", stdin=again.stdout)
+
+
+@contextlib.contextmanager
+def forwarded(kube: Kube, pod: str) -> Iterator[str]:
+    """The supervisor's page through ``kubectl port-forward``, at a free port."""
+    flags = [f"--kubeconfig={kube.kubeconfig}", f"-n={kube.namespace}"]
+    process = subprocess.Popen(
+        [*kube.kubectl, *flags, "port-forward", pod, ":9464"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert found, "kubectl port-forward ended"
+        yield f"http://127.0.0.1:{found[1]}/"
+    finally:
+        process.terminate()
+        process.wait(10)
 
 
 def scraped(address: str) -> str:

@@ -11,6 +11,7 @@ from plimsoll_api.leakincident import PLURAL as INCIDENTS
 from plimsoll_api.schema import GROUP, VERSION
 from plimsoll_cli.cluster.client import Cluster
 from plimsoll_cli.errors import RunError
+from plimsoll_sidecar.ask import Answer
 
 LEAST_MINOR = 33
 """Native sidecars are stable since Kubernetes 1.33."""
@@ -109,7 +110,8 @@ def _operator(cluster: Cluster) -> Check:
 
 def _replicas(cluster: Cluster, service: str | None) -> Iterator[Check]:
     """What each supervisor sees of its engine."""
-    from plimsoll_cli.cluster.actions import ask_supervisor
+    from plimsoll_cli.actions import status
+    from plimsoll_cli.cluster.exec import beside
 
     chosen = f"plimsoll.dev/service={service}" if service else "plimsoll.dev/service"
     for pod in cluster.listed("/api/v1", "pods", labelSelector=chosen):
@@ -119,15 +121,31 @@ def _replicas(cluster: Cluster, service: str | None) -> Iterator[Check]:
             yield Check(name, False, trouble)
             continue
         try:
-            seen = ask_supervisor(cluster, name, pod["metadata"]["namespace"])
+            seen = status(beside(cluster, name, pod["metadata"]["namespace"]), name)
         except RunError as error:
             yield Check(name, False, str(error).splitlines()[0])
             continue
         if seen.epoch is None:
             yield Check(name, False, f"the supervisor does not see its engine: {seen.message}")
         else:
-            text = f"engine {seen.version} {seen.state}, epoch {seen.epoch}; can"
-            yield Check(name, True, f"{text} {', '.join(sorted(seen.capabilities))}")
+            yield Check(name, bool(seen.host_memory), _sight(seen))
+
+
+def _sight(seen: Answer) -> str:
+    """What a supervisor sees, and what its engine can do."""
+    host = (
+        f"host memory by {seen.host_memory}"
+        if seen.host_memory
+        else (
+            "it sees no host memory (shareProcessNamespace, and one user for both containers,"
+            " let it)"
+        )
+    )
+    device = f"device memory by {seen.device_memory}" if seen.device_memory else "no device memory"
+    return (
+        f"engine {seen.version} {seen.state}, epoch {seen.epoch}; supervisor {seen.supervisor};"
+        f" {host}; {device} ({seen.nvml}); can {', '.join(sorted(seen.capabilities))}"
+    )
 
 
 def _sidecar(pod: dict[str, Any]) -> str | None:

@@ -7,8 +7,21 @@ from kubernetes import client as k8s
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
 
+from plimsoll_cli.actions import Reach
 from plimsoll_cli.cluster.client import Cluster, denied
 from plimsoll_cli.errors import RunError
+
+SUPERVISOR = "supervisor"
+
+
+def beside(cluster: Cluster, pod: str, namespace: str | None = None) -> Reach:
+    """Runs ``plimsoll_sidecar.ask`` in the supervisor's container of ``pod``."""
+
+    def reach(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
+        command = ["python", "-m", "plimsoll_sidecar.ask", *arguments]
+        return run(cluster, pod, SUPERVISOR, command, limit_s, namespace)
+
+    return reach
 
 
 def run(

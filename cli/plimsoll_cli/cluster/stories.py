@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from plimsoll_api.leakincident import PLURAL
-from plimsoll_cli.cluster.client import Cluster
+from plimsoll_cli.cluster.client import PAGE, Cluster
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.told import Told, UnreadableError, of_object
 
 
-def every(cluster: Cluster, service: str | None) -> list[Told]:
-    """All incidents that can be read, by page. A label narrows the list at the API server."""
+def every(cluster: Cluster, service: str | None, tell: Callable[[str], None]) -> list[Told]:
+    """All incidents that can be read, by page. A label narrows the list at the API server.
+    ``tell`` hears how far it is."""
     chosen = {"labelSelector": f"plimsoll.dev/service={service[:63]}"} if service else {}
     try:
-        return [of_object(item) for item in cluster.pages(PLURAL, **chosen)]
+        found = []
+        for item in cluster.pages(PLURAL, **chosen):
+            found.append(of_object(item))
+            if len(found) % PAGE == 0:
+                tell(f"reading incidents: {len(found)}")
+        return found
     except UnreadableError as error:
         raise RunError(f"{error}: was it written by another version?") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from plimsoll_cli.spark import bar, sparkline
 PERIOD_S = 2.0
 KEPT = 60
 BAR = 10
+STATES = {"Ready": "green", "RestartBudgetExhausted": "bold red", "Unknown": "dim"}
 NARROW = 90
 """Below this many columns a table leaves out bars and sparklines."""
 
@@ -102,13 +104,19 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
         if not rows:
             out.print("no services")
             return
-        wide = output is Output.WIDE
-        show(columns(wide, 0), [cells(row, history, wide, 0, plain(out)) for row in rows], out)
+        wide, width = output is Output.WIDE, out.width if out.is_terminal else 0
+        shown = [cells(row, None, wide, width, plain(out)) for row in rows]
+        show(columns(wide, width, trend=False), shown, out)
         return
+    with contextlib.suppress(KeyboardInterrupt):
+        _live(cluster, rows, history, output is Output.WIDE, out)
+
+
+def _live(cluster: Cluster, rows: list[Row], history: History, wide: bool, out: Console) -> None:
     trouble = ""
     with Live(console=out, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(frame(rows, history, output is Output.WIDE, out, trouble), refresh=True)
+            live.update(frame(rows, history, wide, out, trouble), refresh=True)
             time.sleep(PERIOD_S)
             try:
                 rows, trouble = _read(cluster), ""
@@ -130,22 +138,28 @@ def frame(
     return Group(head, note, table(columns(wide, out.width), shown, out.width))
 
 
-def columns(wide: bool, width: int) -> list[str]:
+def columns(wide: bool, width: int, trend: bool = True) -> list[str]:
     names = ["SERVICE", "READY", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
     if width >= NARROW:
-        names[2:2] = ["BUDGET", "TREND"]
+        names[2:2] = ["BUDGET", "TREND"] if trend else ["BUDGET"]
     return [*names, "MODE", "WORST", "URL"] if wide else names
 
 
-def cells(row: Row, history: History, wide: bool, width: int, ascii_only: bool) -> list[Cell]:
+def cells(
+    row: Row, history: History | None, wide: bool, width: int, ascii_only: bool
+) -> list[Cell]:
+    """``history`` is None where only this moment is shown."""
     style = _style(row.spent)
     made: list[Cell] = [row.key, f"{row.ready}/{row.replicas}"]
     if width >= NARROW:
         share = None if row.spent is None else row.spent / 100
         made.append(Text(bar(share, BAR, ascii_only), style=style))
-        made.append(Text(sparkline(history.seen[row.key], 12, ascii_only), style=style))
+        if history is not None:
+            trend = sparkline(history.seen[row.key], 12, ascii_only, low=0.0, high=100.0)
+            made.append(Text(trend, style=style))
     made += [Text(_percent(value), style=_style(value)) for value in (row.host, row.device)]
-    made += [str(row.restarts), str(row.incidents), row.state]
+    incidents = Text(str(row.incidents), style="yellow" if row.incidents else "")
+    made += [str(row.restarts), incidents, Text(row.state, style=STATES.get(row.state, "yellow"))]
     return [*made, row.mode, row.worst, row.url] if wide else made
 
 

@@ -1,4 +1,8 @@
-"""Segments stacked over time, against the baseline and the budget, as one SVG element."""
+"""Memory over time as SVG: segments stacked against baseline and budget, and the growth alone.
+
+Beside gigabytes of baseline some megabytes of leak are a hair's breadth: the second picture shows
+only them, against the whole budget.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from plimsoll_sidecar.page.history import Point
 WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 28
 LINES = 4
+HEADROOM = 1.05
+"""So that a budget's line is never the edge of its picture."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,57 @@ def svg(band: Band, points: Sequence[Point]) -> str:
     box = _Box(times[0], max(times[-1], times[0] + 1.0), top)
     parts = [*_grid(box), *_areas(box, band, times, sums)]
     parts += _level(box, baseline, "baseline", 12) + _level(box, line, "budget", -4)
-    newest, text = sum(sums[-1]), f"{band.name} memory by segment over time"
+    newest = format_bytes(sum(sums[-1]))
     level = f", the budget's line is at {format_bytes(line)}" if line is not None else ""
+    return _svg(
+        band.name,
+        f"{band.name} memory by segment over time",
+        f"Now {newest}{level}. The table below has the numbers.",
+        parts,
+    )
+
+
+def growth(name: str, grown: Sequence[tuple[float, int | None]], budget: int) -> str:
+    """Unexplained growth (seconds, bytes or None) against ``budget``; empty where fewer than two
+    points are known. Where it is unknown the picture has a gap."""
+    known = [(at, size) for at, size in grown if size is not None]
+    if len(known) < 2:
+        return ""
+    top = _ceiling(max(budget, *(size for _, size in known)) * HEADROOM)
+    box = _Box(grown[0][0], max(grown[-1][0], grown[0][0] + 1.0), top)
+    parts = [*_grid(box), *_known_parts(box, grown), *_level(box, budget, "budget", -4)]
+    now = grown[-1][1]
+    said = "Now unknown" if now is None else f"Now {format_bytes(now)}"
+    return _svg(
+        f"{name}-growth",
+        f"{name} memory that nothing explains, over time",
+        f"{said}, the budget is {format_bytes(budget)}.",
+        parts,
+    )
+
+
+def _known_parts(box: _Box, grown: Sequence[tuple[float, int | None]]) -> list[str]:
+    """An area for each stretch of known points."""
+    stretches: list[list[tuple[float, int]]] = [[]]
+    for at, size in grown:
+        if size is None:
+            stretches.append([])
+        else:
+            stretches[-1].append((at, size))
+    made = []
+    for stretch in (one for one in stretches if len(one) > 1):
+        line = " ".join(f"{box.x(at)},{box.y(size)}" for at, size in stretch)
+        floor = f"{box.x(stretch[-1][0])},{box.y(0)} {box.x(stretch[0][0])},{box.y(0)}"
+        made += [f'<polygon class="grown" points="{line} {floor}"/>']
+        made += [f'<polyline class="grown" points="{line}"/>']
+    return made
+
+
+def _svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{band.name}-t'
-        f' {band.name}-d"><title id="{band.name}-t">{escape(text)}</title>'
-        f'<desc id="{band.name}-d">Now {format_bytes(newest)}{level}. The table below has the'
-        f" numbers.</desc>{''.join(parts)}</svg>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">'
+        f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(text)}</desc>'
+        f"{''.join(parts)}</svg>"
     )
 
 

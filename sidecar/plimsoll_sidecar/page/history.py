@@ -11,18 +11,20 @@ from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Segment
 POINTS = 240
 SEGMENTS = tuple(Segment)
 UNKNOWN = -1
-_HOST, _DEVICE = len(SEGMENTS), len(SEGMENTS) + 1
-WIDTH = len(SEGMENTS) + 2
+_HOST, _DEVICE, _HOST_GROWTH, _DEVICE_GROWTH = range(len(SEGMENTS), len(SEGMENTS) + 4)
+WIDTH = len(SEGMENTS) + 4
 
 
 @dataclass(frozen=True)
 class Point:
-    """``baseline`` is of host and device; what is unknown is absent or None."""
+    """Baseline and unexplained growth of host and device; what is unknown is absent or None."""
 
     at: float
     segments: dict[Segment, int]
     host_baseline: int | None
     device_baseline: int | None
+    host_growth: int | None
+    device_growth: int | None
 
 
 class History:
@@ -46,6 +48,7 @@ class History:
         self._skipped = 0
         row = [seen.segments.get(segment, UNKNOWN) for segment in SEGMENTS]
         row += [_baseline(seen.host), _baseline(seen.device)]
+        row += [_growth(seen.host), _growth(seen.device)]
         with self._lock:
             self._times.append(at)
             self._values.extend(row)
@@ -72,10 +75,20 @@ def _baseline(state: BudgetState | None) -> int:
     return UNKNOWN if state is None or state.baseline is None else state.baseline
 
 
+def _growth(state: BudgetState | None) -> int:
+    return UNKNOWN if state is None or state.unexplained is None else max(state.unexplained, 0)
+
+
+def _known(value: int) -> int | None:
+    return None if value == UNKNOWN else value
+
+
 def _point(at: float, row: list[int]) -> Point:
     return Point(
         at=at,
         segments={s: v for s, v in zip(SEGMENTS, row, strict=False) if v != UNKNOWN},
-        host_baseline=None if row[_HOST] == UNKNOWN else row[_HOST],
-        device_baseline=None if row[_DEVICE] == UNKNOWN else row[_DEVICE],
+        host_baseline=_known(row[_HOST]),
+        device_baseline=_known(row[_DEVICE]),
+        host_growth=_known(row[_HOST_GROWTH]),
+        device_growth=_known(row[_DEVICE_GROWTH]),
     )

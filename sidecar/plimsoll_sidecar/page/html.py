@@ -10,7 +10,7 @@ import msgspec
 from plimsoll_api.supervision import MemoryPolicy
 from plimsoll_sidecar.detect.assessment import DEVICE_SEGMENTS, HOST_SEGMENTS
 from plimsoll_sidecar.page import sections
-from plimsoll_sidecar.page.chart import Band, svg
+from plimsoll_sidecar.page.chart import Band, growth, svg
 from plimsoll_sidecar.page.history import Point
 from plimsoll_sidecar.record.view import View
 
@@ -38,6 +38,9 @@ meter{width:12rem}svg{width:100%;height:auto}svg text{fill:var(--dim);font-size:
 svg text.baseline,svg text.budget{stroke:var(--bg);stroke-width:3;paint-order:stroke;
 stroke-dasharray:none}
 svg text.baseline{fill:var(--good)}svg text.budget{fill:var(--bad)}
+polygon.grown{fill:var(--bad);opacity:.25}polyline.grown{fill:none;stroke:var(--bad);stroke-width:2}
+h3{font-size:.95rem;color:var(--dim);font-weight:600;margin:1rem 0 .2rem}
+:focus-visible{outline:2px solid var(--here);outline-offset:2px}
 .s{stroke:var(--bg);stroke-width:.5}i{display:inline-block;width:.8rem;height:.8rem;
 margin-right:.5rem;border-radius:2px}
 .ladder{list-style:none;display:flex;flex-wrap:wrap;gap:.4rem;padding:0}.ladder li{border:1px solid
@@ -105,5 +108,14 @@ def _charts(memory: MemoryPolicy, points: Sequence[Point]) -> str:
         Band("Device", DEVICE_SEGMENTS, tuple(p.device_baseline for p in points),
              device.growth_bytes if device else None),
     )  # fmt: skip
-    drawn = [(band.name, svg(band, points)) for band in bands]
-    return "".join(f"<h3>{name}</h3>{picture}" for name, picture in drawn if picture)
+    grown = {
+        "Host": [(p.at, p.host_growth) for p in points],
+        "Device": [(p.at, p.device_growth) for p in points],
+    }
+    made = []
+    for band in bands:
+        if picture := svg(band, points):
+            made.append(f"<h3>{band.name}: where it is</h3>{picture}")
+        if band.budget and (picture := growth(band.name, grown[band.name], band.budget)):
+            made.append(f"<h3>{band.name}: growth that nothing explains</h3>{picture}")
+    return "".join(made)

@@ -11,6 +11,19 @@ from typing import Any
 import msgspec
 
 
+def describe() -> str:
+    """What NVML says in this container, for people: its driver, or why there is none."""
+    nvml = Nvml()
+    if not nvml._load():
+        return str(nvml.error)
+    library = nvml._library
+    try:
+        count, driver = library.nvmlDeviceGetCount(), library.nvmlSystemGetDriverVersion()
+    except library.NVMLError as error:
+        return f"NVML: {error}"
+    return f"NVML: driver {driver}, {count} devices"
+
+
 class NvmlMemory(msgspec.Struct, frozen=True):
     used: int
     total: int

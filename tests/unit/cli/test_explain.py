@@ -13,7 +13,7 @@ from plimsoll_cli import explain, incidents
 from plimsoll_cli.cluster.client import denied, rule_of
 from plimsoll_cli.cluster.top import History, cells, columns, frame, row_of, worst_first
 from plimsoll_cli.output import Output, dump, show
-from plimsoll_cli.spark import BLOCKS, bar, sparkline
+from plimsoll_cli.spark import BLOCKS, bar, plot, sparkline
 from plimsoll_cli.told import Told, UnreadableError, of_object
 from plimsoll_sidecar.govern.incident import Reason
 
@@ -56,6 +56,8 @@ def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
     ):  # fmt: skip
         assert part in story, f"{part!r} is not in:\n{story}"
     assert set(BLOCKS) & set(story)
+    assert "410 MiB │" in story
+    assert "350 MiB │" in story
 
 
 def test_a_narrow_or_plain_terminal_gets_shorter_lines_and_ascii() -> None:
@@ -128,6 +130,18 @@ def test_small_pictures() -> None:
     assert bar(7.0, 4, plain=True) == "####"
 
 
+def test_a_plot_shows_rise_and_fall() -> None:
+    assert plot([(0, 1)], 8, 2, False) == []
+    assert plot([(1, 1), (1, 2)], 8, 2, False) == []
+    rising = plot([(0.0, 0.0), (7.0, 8.0)], 8, 1, False)
+    assert rising == ["▁▂▃▄▅▆▇█"]
+    fallen = plot([(0.0, 1.0), (5.0, 4.0), (5.0, 1.0), (9.0, 1.0)], 10, 3, False)
+    assert [len(line) for line in fallen] == [5, 5, 10]
+    assert all(line.isascii() for line in plot([(0, 1), (3, 2)], 9, 3, True))
+    flat = plot([(0, 5), (3, 5)], 6, 2, False)
+    assert len(set(flat)) <= 2, "no change is a plain block"
+
+
 SERVICE = {
     "metadata": {"name": "qwen", "namespace": "ml"},
     "spec": {"replicas": 2, "supervision": {"mode": "Recover"}},
@@ -149,7 +163,10 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
     assert "TREND" in columns(False, 120)
     assert "TREND" not in columns(False, 80)
     plain = [str(cell) for cell in cells(bad, history, True, 120, True)]
-    assert plain[:5] == ["ml/qwen", "1/2", "######....", "_", "55%"]
+    assert plain[:5] == ["ml/qwen", "1/2", "######....", "*", "55%"]
+    assert "TREND" not in columns(False, 120, trend=False)
+    once = cells(bad, None, False, 120, True)
+    assert len(once) == len(columns(False, 120, trend=False))
     for width in (40, 80, 200):
         out = Console(file=io.StringIO(), width=width, force_terminal=True)
         out.print(frame([bad, new], history, True, out))

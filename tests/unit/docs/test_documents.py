@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from docs import check
-from docs.tools import blocks, commands, links, manifests
+from docs.tools import blocks, commands, executed, links, manifests
 
 
-@pytest.mark.parametrize("name", ["links", "commands", "manifests"])
+@pytest.mark.parametrize("name", ["links", "commands", "commands that a test runs", "manifests"])
 def test_documents_are_right(name: str) -> None:
     assert list(check.CHECKS[name]()) == []
 
@@ -33,6 +33,42 @@ def test_documents_are_right(name: str) -> None:
 )
 def test_commands_are_parsed(line: str, problem: str | None) -> None:
     assert commands.problem_of(line) == problem
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("kubectl plimsoll top --once", "top"),
+        ("kubectl -n plimsoll-system rollout restart deploy/x", "rollout"),
+        ("NO_COLOR=1 plimsoll explain X", "explain"),
+        ("python -m docs.check", "docs.check"),
+        ("make demo", "demo"),
+        (". .venv/bin/activate", None),
+        ("plimsoll --install-completion", None),
+    ],
+)
+def test_what_a_command_does(line: str, what: str | None) -> None:
+    assert executed.deed(line) == what
+
+
+def test_a_command_that_nobody_runs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`plimsoll levitate POD`\n```sh\nkubectl get pods\n```\n"
+        "<!-- run: tests/absent.py -->\n```sh\nkubectl get pods\n```\n"
+        "<!-- run: test_some.py -->\n```sh\nkubectl get pods\nkubectl frown\n```\n"
+    )
+    (tmp_path / "test_some.py").write_text('kube("get")\n')
+    for module in (executed, blocks):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert [one.split(": ", 1)[1] for one in executed.unrun(page)] == [
+        "no test runs it: mark who does, as docs/tools/executed.py says",
+        "tests/absent.py: there is no such test",
+        "kubectl frown: test_some.py does not run 'frown'",
+        "`plimsoll levitate POD`: no test runs 'levitate'",
+    ]
 
 
 def test_a_broken_link_and_a_bad_manifest_are_found(

@@ -21,7 +21,7 @@ from plimsoll_sidecar.detect.assessment import (
 )
 from plimsoll_sidecar.govern.incident import Incident, Phase
 from plimsoll_sidecar.page import sections
-from plimsoll_sidecar.page.chart import Band, svg
+from plimsoll_sidecar.page.chart import Band, growth, svg
 from plimsoll_sidecar.page.history import History
 from plimsoll_sidecar.page.html import EMPTY, page
 from plimsoll_sidecar.record.view import View
@@ -92,6 +92,20 @@ def test_no_chart_without_two_known_points() -> None:
     assert svg(band(1), points[:1]) == ""
     assert svg(Band("Device", DEVICE_SEGMENTS, (None,) * 50, None), points) == ""
     assert "budget" not in svg(band(50, None), points)
+
+
+def test_the_growth_alone_is_drawn_against_the_whole_budget() -> None:
+    drawn = growth(
+        "Host", [(0.0, None), (1.0, 0), (2.0, MIB), (3.0, None), (4.0, 5 * MIB)], 8 * MIB
+    )
+    root = ElementTree.fromstring(drawn)
+    text = ElementTree.tostring(root, encoding="unicode")
+    assert "Now 5.0 MiB, the budget is 8.0 MiB" in text
+    shapes = [one.attrib["points"].split() for one in root.iter() if one.tag.endswith("polyline")]
+    assert [len(points) for points in shapes] == [2], "a lone point is no line; unknown is a gap"
+    heights = [float(pair.split(",")[1]) for pair in shapes[0]]
+    assert heights[0] > heights[1] > 200, "an eighth of the budget is low in the picture"
+    assert growth("Host", [(1.0, None), (2.0, 3)], 8 * MIB) == ""
 
 
 def test_the_present_rung_is_the_heaviest_of_the_open_incidents() -> None:

@@ -1,0 +1,32 @@
+"""Asks the supervisor of a service that runs on this machine, as ``kubectl exec`` does in a pod."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from plimsoll_api.supervision import CONFIG_FILE
+from plimsoll_cli.errors import RunError, UsageError
+
+
+def beside(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
+    """Runs ``plimsoll_sidecar.ask`` with the files of the run in ``folder``: exit status, output
+    and error. UsageError where no service ran there; RunError where no answer comes in time."""
+    config = folder / "etc" / CONFIG_FILE
+    if not config.is_file():
+        raise UsageError(f"{config}: there is no such file: does the service run here?")
+    files = [f"--config={config}", f"--run-dir={folder / 'run'}", f"--state-dir={folder / 'state'}"]
+
+    def reach(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "plimsoll_sidecar.ask", *arguments, *files]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError(f"{folder}: no answer within {limit_s:.0f} s") from None
+        return done.returncode, done.stdout, done.stderr
+
+    return reach
