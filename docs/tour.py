@@ -6,15 +6,12 @@ Needs Prometheus and Chromium of the system, and three minutes.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
-from docs.tools import picture, scene
+from docs.tools import picture, scene, shots
 from plimsoll_api.units import format_bytes
 from plimsoll_cli import incidents
 from plimsoll_cli.told import Told, seconds
@@ -22,9 +19,10 @@ from plimsoll_cli.told import Told, seconds
 FOLDER = Path(__file__).resolve().parent
 PICTURES = FOLDER / "tour"
 PANELS = (
-    "Host memory by segment", "Leak budget over time", "Time to exhaustion", "Requests",
-    "Remediations", "Returned",
+    "Host memory by segment", "Host growth that nothing explains", "Leak budget over time",
+    "Time to exhaustion", "Requests", "Remediations",
 )  # fmt: skip
+PROGRAM = (sys.executable, "-m", "plimsoll_cli.main")
 COLUMNS = 110
 FAILED = 'sum(plimsoll_engine_requests_total{finished_reason=~"error|abort"})'
 
@@ -38,35 +36,22 @@ def main() -> int:
             if not failed or float(failed[0]["value"][1]):
                 raise RuntimeError(f"requests failed: {failed}")
             picture.draw("service", PANELS, seen, PICTURES / "dashboard.png")
-            screenshot(seen.supervisor, PICTURES / "page.png")
+            shots.page(seen.supervisor, PICTURES / "page.png")
+            shots.page(seen.supervisor, PICTURES / "page-dark.png", "dark")
             (told,) = [one for one in incidents.local(None, seen.run_dir) if one.ended][:1]
             listed = command("incidents", seen)
             story = command("explain", seen, told.name)
+            typed = [*PROGRAM, "explain", told.name, "--run-dir", str(seen.run_dir)]
+            shown = f"plimsoll explain {told.name} --local"
+            shots.terminal(typed, COLUMNS, shown, PICTURES / "explain.png")
     (FOLDER / "tour.md").write_text(page(told, listed, story))
     return 0
-
-
-def screenshot(url: str, file: Path) -> None:
-    """The supervisor's page as a browser shows it."""
-    binary = shutil.which("chromium")
-    if binary is None:
-        raise FileNotFoundError("chromium is missing: apt-get install chromium")
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=binary, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1000, "height": 900})
-        tab.goto(url)
-        tab.locator("details").first.locator("summary").click()
-        tab.screenshot(path=file, full_page=True)
-        browser.close()
 
 
 def command(what: str, seen: scene.Scene, *arguments: str) -> str:
     """What the command line prints of the run, as on a terminal without colours."""
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "plimsoll_cli.main", what, *arguments),
-            *("--run-dir", str(seen.run_dir)),
-        ],
+        [*PROGRAM, what, *arguments, "--run-dir", str(seen.run_dir)],
         capture_output=True, text=True, check=True, timeout=60,
         env={**os.environ, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"},
     )  # fmt: skip
@@ -95,6 +80,10 @@ $ plimsoll incidents --local
 
 ## The story
 
+![The story in a terminal: what grew, memory from step to step, what was tried](tour/explain.png)
+
+As text:
+
 ```console
 $ plimsoll explain {told.name} --local
 {story}
@@ -102,18 +91,22 @@ $ plimsoll explain {told.name} --local
 
 ## The dashboard
 
-The panels of the service dashboard, drawn from the Prometheus that scraped this run. The stack
-climbs from its baseline towards the budget's line; when {told.status.consumed_percent} % were spent
-the worker was restarted, and the next epoch began at a baseline of its own.
+Panels of the service dashboard, each query answered by the Prometheus that scraped this run and
+drawn by matplotlib: no Grafana runs here. The growth that nothing explains climbs towards the
+budget's line; when {told.status.consumed_percent} % were spent the worker was restarted, and the
+next epoch began at a baseline of its own.
 
-![Memory by segment against the budget, its share over time, the load](tour/dashboard.png)
+![Memory by segment, growth against the budget, its share over time, load](tour/dashboard.png)
 
 ## The page
 
 The supervisor serves this page on its metrics port; `kubectl port-forward POD 9464` shows it for a
 pod.
 
-![The supervisor's page: budgets, memory over time, ladder, incidents and ledger](tour/page.png)
+<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="tour/page-dark.png">
+  <img alt="The supervisor's page: budgets, memory, ladder, incidents, ledger" src="tour/page.png">
+</picture>
 """
 
 

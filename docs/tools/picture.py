@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +15,13 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.ticker import Locator, MaxNLocator
 
 from docs.tools.scene import ROOT, Scene
 from plimsoll_api.units import format_bytes
 
 COLUMNS = 2
+TICKS = 7
 LEVELS = re.compile("^(budget|baseline)")
 
 
@@ -50,6 +53,7 @@ def filled(expression: str) -> str:
 
 
 def _panel(axes: Axes, panel: dict[str, Any], seen: Scene) -> None:
+    end = seen.ended - seen.began
     drawn: list[tuple[str, list[float], list[float]]] = []
     for target in panel["targets"]:
         for one in seen.prometheus.query_range(filled(target["expr"]), seen.began, seen.ended):
@@ -69,20 +73,38 @@ def _panel(axes: Axes, panel: dict[str, Any], seen: Scene) -> None:
                 for _, times, values in parts]  # fmt: skip
         axes.stackplot(grid, rows, labels=[name for name, _, _ in parts], alpha=0.75)
     for name, times, values in drawn:
-        if not stacked:
-            axes.plot(times, values, label=name, linewidth=1.4)
-        elif LEVELS.match(name):
-            axes.plot(times, values, "--", color="tab:red" if name == "budget" else "tab:green",
-                      label=name, linewidth=2)  # fmt: skip
-    axes.set_title(panel["title"], fontsize=11, loc="left")
+        if LEVELS.match(name):
+            colour = "tab:red" if name == "budget" else "tab:green"
+            axes.plot(times, values, "--", color=colour, label=name, linewidth=2)
+        elif not stacked:
+            axes.plot(times, values, label=name, linewidth=1.6)
+            if "budget" in {other for other, _, _ in drawn}:
+                axes.fill_between(times, values, alpha=0.2)
+    axes.set_title(panel["title"], fontsize=11, loc="left", fontweight="bold")
     axes.set_xlabel("seconds", fontsize=8)
     if unit == "bytes":
+        axes.yaxis.set_major_locator(_Binary())
         axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
     elif unit == "percentunit":
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    elif unit == "short":
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, end)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="lower right" if parts else "best", framealpha=0.7)
     axes.tick_params(labelsize=8)
+
+
+class _Binary(Locator):
+    """Ticks at round numbers of binary units, where round decimal ones read as 954 MiB."""
+
+    def __call__(self) -> list[float]:
+        low, high = self.axis.get_view_interval()  # type: ignore[union-attr]
+        step = 2.0 ** math.ceil(math.log2(max(high - low, 1.0) / TICKS))
+        return [step * index for index in range(math.ceil(low / step), int(high / step) + 1)]
 
 
 def _legend(form: str, labels: dict[str, str]) -> str:
