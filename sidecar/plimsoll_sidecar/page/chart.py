@@ -164,5 +164,5 @@ def _ceiling(size: float) -> float:
     if size <= 0:
         return 1.0
     unit = 2.0 ** (10 * math.floor(math.log2(size) / 10))
-    steps = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+    steps = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
     return unit * next((step for step in steps if step * unit >= size), 1024)

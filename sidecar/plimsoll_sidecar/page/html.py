@@ -32,7 +32,7 @@ th,td{padding:.2rem .7rem .2rem 0;text-align:left;border-bottom:1px solid var(--
 font-weight:400}
 thead th{color:var(--dim);font-size:.85rem}.n,thead .n{text-align:right;
 font-variant-numeric:tabular-nums;white-space:nowrap}
-meter{width:12rem}svg{width:100%;height:auto}svg text{fill:var(--dim);font-size:11px}
+meter{width:12rem;max-width:100%}svg{width:100%;height:auto}svg text{fill:var(--dim);font-size:11px}
 .grid{stroke:var(--line)}.baseline{stroke:var(--good);fill:var(--good)}
 .budget{stroke:var(--bad);fill:var(--bad);stroke-width:2;stroke-dasharray:6 3}
 svg text.baseline,svg text.budget{stroke:var(--bg);stroke-width:3;paint-order:stroke;
@@ -46,6 +46,8 @@ margin-right:.5rem;border-radius:2px}
 .ladder{list-style:none;display:flex;flex-wrap:wrap;gap:.4rem;padding:0}.ladder li{border:1px solid
 var(--line);border-radius:4px;padding:.1rem .7rem;color:var(--dim)}
 .ladder li[aria-current]{border-color:var(--here);color:var(--here);font-weight:600}
+@media(max-width:36rem){meter{width:4rem}svg text{font-size:16px}th,td{padding-right:.4rem}
+td,th{font-size:.85rem}}
 section{overflow-x:auto}code{overflow-wrap:anywhere}
 details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 .p{font-weight:600}.p-Resolved{color:var(--good)}.p-Unresolved{color:var(--bad)}
@@ -114,8 +116,8 @@ def _charts(memory: MemoryPolicy, points: Sequence[Point]) -> str:
     }
     made = []
     for band in bands:
-        if picture := svg(band, points):
-            made.append(f"<h3>{band.name}: where it is</h3>{picture}")
         if band.budget and (picture := growth(band.name, grown[band.name], band.budget)):
             made.append(f"<h3>{band.name}: growth that nothing explains</h3>{picture}")
+        if picture := svg(band, points):
+            made.append(f"<h3>{band.name}: where it is</h3>{picture}")
     return "".join(made)
