@@ -168,7 +168,8 @@ class Load(msgspec.Struct, omit_defaults=True):
 
     ``inflight`` counts requests that the frontend accepted and has not yet answered; it may be
     above ``running + waiting`` while the worker does not take them in. ``kv_usage_ratio`` is the
-    share of the key-value cache that is in use, from 0 to 1.
+    share of the key-value cache that is in use, from 0 to 1. ``distinct_prompts_total`` counts
+    prompts that were not seen lately, ``adapters_total`` loads of adapters.
     """
 
     running: int | None = None
@@ -177,6 +178,10 @@ class Load(msgspec.Struct, omit_defaults=True):
     requests_total: int | None = None
     aborted_total: int | None = None
     errors_total: int | None = None
+    images_total: int | None = None
+    audios_total: int | None = None
+    distinct_prompts_total: int | None = None
+    adapters_total: int | None = None
     prompt_tokens_total: int | None = None
     generation_tokens_total: int | None = None
     steps_total: int | None = None

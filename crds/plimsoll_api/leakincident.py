@@ -64,6 +64,22 @@ class LeakIncidentSpec(Model):
     kind: IncidentKind = Field(description="What went wrong.")
 
 
+class IncidentTrigger(Model):
+    """What the growth follows: a hypothesis."""
+
+    counter: _Name = Field(
+        description="The engine's counter: requests, aborts, errors, images, audios,"
+        " prompt_tokens, generated_tokens, distinct_prompts, adapters; or time."
+    )
+    bytes_each: int = Field(
+        description="Growth for each of its events; for time, each hour.",
+        json_schema_extra=_INT64,
+    )
+    confidence: Annotated[float, Field(ge=0, le=1)] = Field(
+        description="How sure the supervisor is of it, from 0 to 1."
+    )
+
+
 class IncidentAttribution(Model):
     """Which memory grew."""
 
@@ -77,6 +93,9 @@ class IncidentAttribution(Model):
     )
     bytes_per_request: int | None = Field(
         default=None, description="Rate of the growth over requests.", json_schema_extra=_INT64
+    )
+    trigger: IncidentTrigger | None = Field(
+        default=None, description="What the growth follows, as a hypothesis."
     )
     confidence: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="How sure the supervisor is, from 0 to 1."

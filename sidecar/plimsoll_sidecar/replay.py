@@ -33,6 +33,7 @@ class Line(msgspec.Struct, omit_defaults=True, kw_only=True):
     confidence: float | None = None
     consumed_ratio: float | None = None
     bytes_per_s: float | None = None
+    trigger: str | None = None
     reason: str | None = None
     action: str | None = None
 
@@ -125,6 +126,7 @@ def line_of(event: Event, t: float) -> Line | None:
                 confidence=attribution.confidence,
                 consumed_ratio=incident.consumed_ratio,
                 bytes_per_s=attribution.bytes_per_s,
+                trigger=attribution.trigger.counter if attribution.trigger else None,
             )
         case Happening.CLEARED:
             reason = incident.message or (incident.reason.value if incident.reason else "")

@@ -108,6 +108,11 @@ class SampleLoad(msgspec.Struct, omit_defaults=True):
     inflight: int | None = None
     requests_total: int | None = None
     aborted_total: int | None = None
+    errors_total: int | None = None
+    images_total: int | None = None
+    audios_total: int | None = None
+    distinct_prompts_total: int | None = None
+    adapters_total: int | None = None
     prompt_tokens_total: int | None = None
     generation_tokens_total: int | None = None
     steps_total: int | None = None
@@ -123,7 +128,10 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
-    """What was seen at ``t`` seconds since the start. ``epoch`` grows at each engine restart."""
+    """What was seen at ``t`` seconds since the start. ``epoch`` grows at each engine restart.
+
+    ``ready`` is false while the engine says that it starts, warms up or replaces its worker.
+    """
 
     t: float
     epoch: int
@@ -133,6 +141,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
     load: SampleLoad = msgspec.field(default_factory=SampleLoad)
     ledger: list[LedgerLine] | None = None
     scrape_ok: bool = True
+    ready: bool | None = None
 
 
 _encoder = msgspec.json.Encoder()

@@ -39,7 +39,8 @@ class Split(StrEnum):
 
 @dataclass
 class Case:
-    """One labelled run. ``starts`` is when its leak or stall begins, None for a negative."""
+    """One labelled run. ``starts`` is when its leak or stall begins, None for a negative;
+    ``trigger`` what a leak follows, where a run was made to ask that."""
 
     name: str
     family: str
@@ -48,6 +49,7 @@ class Case:
     kind: str | None = None
     starts: float | None = None
     segment: str | None = None
+    trigger: str | None = None
     budget: int = 512 * MIB
     window_s: float = DAY
 

@@ -91,7 +91,9 @@ class Series:
     ``per_request`` is what each request in flight holds, with ``noise`` on top: half of it white,
     half wandering (an Ornstein-Uhlenbeck process of half a minute), as real engines have.
     ``leak_per_request`` leaks with each finished request from ``leak_from`` on, and ``leaked`` is
-    the truth: what had leaked at the sample that was made last.
+    the truth: what had leaked at the sample that was made last. ``counters`` are further counters
+    of the engine's load, by field, as functions of time. Before ``ready_at`` the engine says that
+    it starts, and of its load nothing.
     """
 
     duration: float = 600.0
@@ -115,6 +117,8 @@ class Series:
     silent: Callable[[float], bool] = lambda t: False
     malloc: bool = True
     seed: int = 1
+    ready_at: float = 0.0
+    counters: dict[str, Curve] = field(default_factory=dict)
     epoch: Callable[[float], int] = lambda t: 1
     leaked: float = field(default=0.0, init=False)
     _wander: float = field(default=0.0, init=False)
@@ -181,6 +185,9 @@ class Series:
             sample.device = [self._device(leak, self.device_other(t))]
         if self.ledger is not None:
             sample.ledger = [LedgerLine("cache", "host", int(self.ledger(t)), self.ledger_bound)]
+        sample.ready = t >= self.ready_at
+        if not sample.ready:
+            return sample
         sample.load = SampleLoad(
             running=load,
             waiting=0,
@@ -189,6 +196,8 @@ class Series:
             generation_tokens_total=steps * 4,
             steps_total=steps,
         )
+        for name, total in self.counters.items():
+            setattr(sample.load, name, int(total(t)))
         return sample
 
     def _device(self, leak: float, kept: float) -> Device:

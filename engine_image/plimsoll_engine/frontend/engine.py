@@ -102,8 +102,7 @@ class Engine:
         self.requests.admit(*generations)
         self.idle.clear()
         for generation in generations:
-            self.counts.requests += 1
-            self.counts.prompt_tokens += len(generation.prompt_ids)
+            self.counts.admitted(generation.prompt_ids, generation.media)
             self.metrics.admitted(generation)
         deadline_s = min(
             (d for g in generations if (d := g.admission.deadline_s) is not None), default=None

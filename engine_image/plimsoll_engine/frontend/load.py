@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from plimsoll_api.admin import Load
+from plimsoll_engine.ipc import Media
+
+KNOWN_PROMPTS = 4096
+"""Prompts that are remembered, each by its hash in the place that the hash names: 32 KiB."""
 
 
 @dataclass(slots=True)
@@ -16,8 +22,27 @@ class EpochCounts:
     requests: int = 0
     aborted: int = 0
     errors: int = 0
+    images: int = 0
+    audios: int = 0
+    distinct_prompts: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * KNOWN_PROMPTS)))
+
+    def admitted(self, prompt_ids: Sequence[int], media: Iterable[Media]) -> None:
+        """A request with these tokens. A prompt that was pushed out of its place counts again."""
+        self.requests += 1
+        self.prompt_tokens += len(prompt_ids)
+        keys = []
+        for one in media:
+            self.images += one.kind == "image"
+            self.audios += one.kind == "audio"
+            keys.append(one.key)
+        prompt = hash((*prompt_ids, *keys))
+        place = prompt % KNOWN_PROMPTS
+        if self._prompts[place] != prompt:
+            self._prompts[place] = prompt
+            self.distinct_prompts += 1
 
 
 def merge(reported: Load | None, counts: EpochCounts, inflight: int) -> Load:
@@ -30,6 +55,9 @@ def merge(reported: Load | None, counts: EpochCounts, inflight: int) -> Load:
         requests_total=counts.requests,
         aborted_total=counts.aborted,
         errors_total=counts.errors,
+        images_total=counts.images,
+        audios_total=counts.audios,
+        distinct_prompts_total=counts.distinct_prompts,
         prompt_tokens_total=counts.prompt_tokens,
         generation_tokens_total=counts.generation_tokens,
     )

@@ -49,6 +49,9 @@ VLLM = Dialect(
         "waiting": ("vllm:num_requests_waiting",),
         "requests_total": ("vllm:request_success_total",),
         "aborted_total": ('vllm:request_success_total{finished_reason="abort"}',),
+        "errors_total": ('vllm:request_success_total{finished_reason="error"}',),
+        # Items of any kind that were looked up in the processor's cache: images, mostly.
+        "images_total": ("vllm:mm_cache_queries_total",),
         "prompt_tokens_total": ("vllm:prompt_tokens_total",),
         "generation_tokens_total": ("vllm:generation_tokens_total",),
         "steps_total": ("vllm:iteration_tokens_total_count",),

@@ -69,6 +69,15 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
     exhaustion_s: float | None = None
 
 
+class Trigger(msgspec.Struct, frozen=True):
+    """A hypothesis: the growth follows ``counter``, by ``bytes_each`` for each of its events (for
+    ``time``: each hour). ``confidence`` is between 0 and 1."""
+
+    counter: str
+    bytes_each: float
+    confidence: float
+
+
 class Suspicion(msgspec.Struct, omit_defaults=True):
     """Something that looks wrong now. ``segment`` is null for a stall.
 
@@ -85,6 +94,7 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
     bytes_per_request: float | None = None
     over_budget: bool = False
     process: str | None = None
+    trigger: Trigger | None = None
     evidence: list[str] = []
 
 

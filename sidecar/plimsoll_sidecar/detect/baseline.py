@@ -17,39 +17,62 @@ SETTLED_BYTES = 4 << 20
 """The floor has settled when the later half of the floors is above the earlier by less: pymalloc
 and glibc take memory in steps of 1 MiB."""
 MAX_WARMUPS = 3.0
-"""A warm-up that does not settle ends after this multiple of its length."""
+"""A warm-up that does not settle ends after this multiple of its length, if it does not slow."""
+SLOWING_WARMUPS, SLOWING_S = 10.0, 300.0
+"""One that does not settle but slows ends after this multiple, or time if that is longer."""
+SLOWING_SHARE, FLAT_SHARE = 0.8, 0.1
+"""A climb slows when its later half rose by less than this share of what the earlier half rose by,
+and has settled when that is hardly anything."""
+LEAST_WATCHED_S = 60.0
+"""A climb is judged over this time at least: a slow machine takes longer than it was set for."""
 LEAK_SHARE = 0.33
-"""A rise of this share of the budget after the minimal warm-up is no warm-up any more."""
+"""A steady rise of this share of the budget after the minimal warm-up is no warm-up any more."""
 CLASS_SETTLE_S = 45.0
 """Requests that came together need this long to reach their full size."""
 CLASS_SLACK = 1.25
 """A load above a class by less than this still belongs to it, so that 7 and 8 do not alternate."""
 WAIT_FOR_LOAD_S = 900.0
-"""Warm-up starts when the engine first reports its load, at the latest after this time."""
+"""Warm-up starts when the engine first reports its load, at the latest after this time. An engine
+that says that it is not ready is waited for however long that takes."""
 
 
 class Warmup:
-    """Ends by evidence: the least time has passed and the floor has settled, with a maximum."""
+    """Begins when the engine is ready and ends by evidence: the least time has passed and the floor
+    has settled, with a maximum. ``served`` says whether a request was taken in by its end: the
+    baseline of an engine that served none yet is provisional."""
 
     def __init__(self, least_s: float, budget: int | None, interval_s: float) -> None:
         self.least_s = least_s
         self.budget = budget
         self.floor: Point | None = None
         self.climbing = False
+        self.served = True
         self._began: float | None = None
         self._first_seen: float | None = None
         self._slice_s = max(interval_s, least_s / 8)
         self._slice: Point | None = None
         self._slice_end = 0.0
         self._floors: deque[Point] = deque(maxlen=SETTLED_FLOORS)
+        self._climb: list[Point] = []
 
-    def add(self, point: Point) -> bool:
-        """True once warm: ``floor`` is the base, ``climbing`` says that it never settled."""
+    def add(self, point: Point, ready: bool | None) -> bool:
+        """True once warm: ``floor`` is the base, ``climbing`` says that it never settled.
+
+        ``ready`` is what the engine says of itself, None where it says nothing.
+        """
+        if ready is False:
+            self._restart()
+            return False
+        self.served = point.requests != 0
         if self._first_seen is None:
             self._first_seen = point.t
         if self._began is None:
             waited = point.t - self._first_seen
-            if point.load is None and waited < min(WAIT_FOR_LOAD_S, 10 * self.least_s):
+            if (
+                ready is None
+                and point.load is None
+                and waited < min(WAIT_FOR_LOAD_S, 10 * self.least_s)
+            ):
                 return False
             self._began = point.t
         self._take(point)
@@ -61,23 +84,55 @@ class Warmup:
         if self.least_s <= 0 or self._settled():
             self.floor = min((*self._floors, point), key=lambda p: p.bytes)
             return True
+        if self._slows():
+            if elapsed < max(SLOWING_WARMUPS * self.least_s, SLOWING_S):
+                return False
+            self.floor = self._floors[-1]
+            return True
         rise = unexplained(self.floor, point)
         leaking = self.budget is not None and rise >= LEAK_SHARE * self.budget
-        self.climbing = leaking or elapsed >= MAX_WARMUPS * self.least_s
+        self.climbing = leaking or elapsed >= max(MAX_WARMUPS * self.least_s, LEAST_WATCHED_S)
         return self.climbing
+
+    def _restart(self) -> None:
+        """Nothing that was seen so far counts."""
+        self.floor = self._began = self._first_seen = self._slice = None
+        self._floors.clear()
+        self._climb.clear()
 
     def _take(self, point: Point) -> None:
         if self._slice is not None and point.t >= self._slice_end:
             self._floors.append(self._slice)
+            self._climb.append(self._slice)
             self._slice = None
         if self._slice is None:
             self._slice, self._slice_end = point, point.t + self._slice_s
         elif point.bytes < self._slice.bytes:
             self._slice = point
 
+    def _slows(self) -> bool:
+        """A warm-up rises ever slower, a leak does not. Too few floors say nothing yet."""
+        earlier, later = self._halves()
+        return len(self._climb) < SETTLED_FLOORS or later < SLOWING_SHARE * earlier
+
+    def _halves(self) -> tuple[int, int]:
+        """What the earlier and the later half of the whole climb rose by."""
+        third = max(1, len(self._climb) // 4)
+        middle = (len(self._climb) - third) // 2
+        first, half, last = (
+            min(self._climb[begin : begin + third], key=lambda p: p.bytes, default=self._slice)
+            for begin in (0, middle, len(self._climb) - third)
+        )
+        if first is None or half is None or last is None:
+            return 0, 0
+        return unexplained(first, half), unexplained(half, last)
+
     def _settled(self) -> bool:
         if len(self._floors) < SETTLED_FLOORS:
             return False
+        earlier_rise, later_rise = self._halves()
+        if earlier_rise > SETTLED_BYTES and later_rise <= FLAT_SHARE * earlier_rise:
+            return True
         half, floors = SETTLED_FLOORS // 2, list(self._floors)
         earlier = min(floors[:half], key=lambda p: p.bytes)
         later = min(floors[half:], key=lambda p: p.bytes)

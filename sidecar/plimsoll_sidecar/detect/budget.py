@@ -52,6 +52,7 @@ class BudgetWatch:
         self.state = BudgetState()
         self.baseline: Baseline | None = None
         self._growth_bytes = budget.growth_bytes if budget else None
+        self._warmup_s = warmup_s
         self._warmup = Warmup(warmup_s, self._growth_bytes, interval_s)
         self._interval_s = interval_s
         self._min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
@@ -69,6 +70,7 @@ class BudgetWatch:
         have shown itself again this counts as not warm: no suspicion is then no good news."""
         if bases and self.baseline is None:
             self.baseline = Baseline.of(bases)
+            self._warmup.served = True
             self._window.begin(t)
             self._smoothed_at = t
             self._proven_at = t + CLEAR_LEAST_S
@@ -77,11 +79,13 @@ class BudgetWatch:
         """Whether growth is known, and that there is none would be known too."""
         return self.baseline is not None and (self._suspected is not None or t >= self._proven_at)
 
-    def update(self, point: Point, sizes: dict[Segment, int]) -> None:
-        """Takes in a sample's total and the sizes of its segments."""
+    def update(self, point: Point, sizes: dict[Segment, int], ready: bool | None = None) -> None:
+        """Takes in a sample's total and the sizes of its segments; ``ready`` is what the engine
+        says of itself, None where it says nothing."""
+        self._first_requests(point)
         if self.baseline is None:
             self.state = BudgetState(current=point.bytes)
-            warm = self._warmup.add(point)
+            warm = self._warmup.add(point, ready)
             if self._warmup.floor is not None:
                 self._feed(point, sizes)
             if warm:
@@ -102,6 +106,11 @@ class BudgetWatch:
         while point.t - self._growths[0][0] > RECENT_S:
             self._growths.popleft()
         self._judge(point, floor)
+
+    @property
+    def suspected_since(self) -> float | None:
+        """When the growth that is suspected now began; None where none is."""
+        return self._suspected.since if self._suspected is not None else None
 
     def suspicion(self) -> Suspicion | None:
         """What is suspected now. Evidence is the caller's to add."""
@@ -128,6 +137,14 @@ class BudgetWatch:
         )
 
     # ---- one sample
+
+    def _first_requests(self, point: Point) -> None:
+        """Kernels, caches and arenas come with the first requests: warm-up begins again with them,
+        unless a growth is suspected already."""
+        first = self.baseline is not None and not self._warmup.served and bool(point.requests)
+        if first and self._suspected is None:
+            self.baseline = None
+            self._warmup = Warmup(self._warmup_s, self._growth_bytes, self._interval_s)
 
     def _feed(self, point: Point, sizes: dict[Segment, int]) -> None:
         self._series.add(point)
@@ -255,5 +272,6 @@ class _Latch:
 
     def __init__(self, trend: Trend, now: float, growth: float) -> None:
         self.trend = trend
+        self.since = now - trend.span_s
         self.peak = growth
         self.seen_at = self.looked_at = now

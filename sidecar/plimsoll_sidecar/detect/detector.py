@@ -14,6 +14,7 @@ from plimsoll_sidecar.detect.budget import BudgetWatch
 from plimsoll_sidecar.detect.remembered import Remembered
 from plimsoll_sidecar.detect.stall import StallWatch, work
 from plimsoll_sidecar.detect.trend import Point
+from plimsoll_sidecar.detect.trigger import TriggerWatch, sentence
 from plimsoll_sidecar.trace import LedgerLine, Sample
 
 LOAD_MEMORY_S = 30.0
@@ -64,11 +65,13 @@ class _Epoch:
         self.memory, self.interval_s = memory, interval
         self.host = BudgetWatch(Kind.HOST_GROWTH, memory.host, memory.warmup_s, interval)
         self.device = BudgetWatch(Kind.DEVICE_GROWTH, memory.device, memory.warmup_s, interval)
+        self.triggers = {watch.kind: TriggerWatch() for watch in (self.host, self.device)}
         self.stall = StallWatch(detector.stall_timeout_s, interval)
         self.stalled: Suspicion | None = None
         self.sizes: dict[Segment, int] = {}
         self.ledger: list[LedgerLine] = []
         self.load: int | None = None
+        self.ready: bool | None = None
         self.requests: int | None = None
         self._known_at = -math.inf
         self._source: segments.HostSource | None = None
@@ -85,7 +88,7 @@ class _Epoch:
     def assessment(self, t: float) -> Assessment:
         host_known, device_known = self._source is not None, self._device_seen
         watches = [w for w, seen in ((self.host, host_known), (self.device, device_known)) if seen]
-        suspicions = [s for s in (self._growth(watch) for watch in watches) if s is not None]
+        suspicions = [s for s in (self._growth(watch, t) for watch in watches) if s is not None]
         if self.stalled is not None:
             suspicions.append(self.stalled)
         return Assessment(
@@ -119,7 +122,7 @@ class _Epoch:
     def _recall(self, sample: Sample) -> None:
         """Load and ledger of the last good scrape, forgotten when that is long ago."""
         if sample.scrape_ok:
-            self._known_at = sample.t
+            self._known_at, self.ready = sample.t, sample.ready
             self.load, self.requests = work(sample.load), sample.load.requests_total
             if sample.ledger is not None:
                 self.ledger = sample.ledger
@@ -137,13 +140,14 @@ class _Epoch:
         sizes = segments.host_segments(sample, self._source)
         self.sizes.update(sizes)
         self._take_roles(sample)
-        self.host.update(self._point(sample, total, "host"), sizes)
+        self._take(self.host, sample, self._point(sample, total, "host"), sizes)
 
     def _choose_source(self, sample: Sample) -> None:
         source = segments.HostSource.best(sample.host)
         if source is not None and source != self._source and self._source is not None:
             memory = self.memory
             self.host = BudgetWatch(Kind.HOST_GROWTH, memory.host, memory.warmup_s, self.interval_s)
+            self.triggers[Kind.HOST_GROWTH] = TriggerWatch()
         self._source = source or self._source
 
     def _take_device(self, sample: Sample) -> None:
@@ -153,7 +157,15 @@ class _Epoch:
         self._device_seen = True
         sizes = segments.device_segments(sample)
         self.sizes.update(sizes)
-        self.device.update(self._point(sample, total, "device"), sizes)
+        self._take(self.device, sample, self._point(sample, total, "device"), sizes)
+
+    def _take(
+        self, watch: BudgetWatch, sample: Sample, point: Point, sizes: dict[Segment, int]
+    ) -> None:
+        watch.update(point, sizes, self.ready)
+        if watch.budget is not None and sample.scrape_ok:
+            undeclared = point.bytes - point.declared
+            self.triggers[watch.kind].add(point.t, undeclared, point.load, sample.load)
 
     def _take_roles(self, sample: Sample) -> None:
         """Per role: the size when the epoch became warm, and the newest."""
@@ -172,7 +184,7 @@ class _Epoch:
 
     # ---- attribution
 
-    def _growth(self, watch: BudgetWatch) -> Suspicion | None:
+    def _growth(self, watch: BudgetWatch, t: float) -> Suspicion | None:
         suspicion = watch.suspicion()
         if suspicion is None:
             return None
@@ -183,6 +195,12 @@ class _Epoch:
             suspicion.evidence.append(
                 "observed growth: the engine declares no caches, so that none could be subtracted"
             )
+        since = watch.suspected_since
+        if since is not None:
+            suspicion.trigger = self.triggers[watch.kind].over(since, t)
+        told = sentence(suspicion.trigger) if suspicion.trigger is not None else None
+        if told is not None:
+            suspicion.evidence.append(told)
         suspicion.process = "worker" if kind == "device" else self._grown_role()
         return suspicion
 

@@ -1,15 +1,20 @@
 """Work that waits while nothing moves.
 
-Idle is no stall. What is unknown (a failed scrape, a worker that starts) stops the clock rather
-than counts as a stall. A frontend that answers nothing for twice the timeout while its processes
-live has stalled itself.
+A pause is a stall when it is longer, by a margin, than any that this service's own history holds,
+where that history covers the present demand; and at the latest after the configured timeout. Idle
+is no stall. What is unknown (a failed scrape, a worker that starts) stops the clock rather than
+counts as a stall. A frontend that answers nothing for twice the timeout while its processes live
+has stalled itself.
 """
 
 from __future__ import annotations
 
 from plimsoll_sidecar.detect.assessment import Kind, Suspicion
+from plimsoll_sidecar.detect.pauses import Demand, Pauses
 from plimsoll_sidecar.trace import Sample, SampleLoad
 
+MARGIN_S = 5.0
+"""Beyond the longest pause of the history; with sampling and a round of doubt within 10 s."""
 FRONTEND_FACTOR = 2.0
 MAX_STEP_INTERVALS = 5.0
 """The longest gap between two samples that counts as time seen, in intervals."""
@@ -23,6 +28,9 @@ class StallWatch:
         self._longest_step_s = MAX_STEP_INTERVALS * interval_s
         self._last_t: float | None = None
         self._progress: tuple[int, ...] | None = None
+        self._pauses = Pauses()
+        self._demand = Demand()
+        self._prompt_tokens: int | None = None
         self._frozen_s = 0.0
         self._silent_s = 0.0
         self._answered = False
@@ -40,17 +48,39 @@ class StallWatch:
         progress, under_way = _progress(sample.load), work(sample.load)
         if progress is None or under_way is None:
             return self._suspicion()
-        if under_way == 0 or progress != self._progress:
-            self._frozen_s = 0.0
-        else:
+        taken_in = sample.load.prompt_tokens_total
+        if under_way == 0:
+            self._begin(0, taken_in)
+        elif progress == self._progress:
             self._frozen_s += step
+            self._grow(under_way, taken_in)
+        else:
+            self._grow(under_way, taken_in)
+            if self._progress is not None:
+                self._pauses.add(self._frozen_s + step, self._demand)
+            self._begin(under_way, taken_in)
         self._progress = progress
         return self._suspicion()
 
+    def _begin(self, under_way: int, taken_in: int | None) -> None:
+        self._frozen_s, self._demand, self._prompt_tokens = 0.0, Demand(under_way), taken_in
+
+    def _grow(self, under_way: int, taken_in: int | None) -> None:
+        """What was asked for since the last progress."""
+        tokens = 0
+        if taken_in is not None and self._prompt_tokens is not None:
+            tokens = max(0, taken_in - self._prompt_tokens)
+        self._demand = Demand(max(self._demand.under_way, under_way), tokens)
+
     def _suspicion(self) -> Suspicion | None:
-        if self._frozen_s >= self.timeout_s:
-            told = f"requests are in flight and no step was made for {self._frozen_s:.0f} s"
-            return self._stall(self._frozen_s / self.timeout_s, told, "worker")
+        longest = self._pauses.longest_s(self._demand)
+        patience = self.timeout_s
+        told = f"requests are in flight and no step was made for {self._frozen_s:.0f} s"
+        if longest is not None and longest + MARGIN_S < patience:
+            patience = longest + MARGIN_S
+            told += f"; this service never paused for more than {longest:.0f} s at such load"
+        if self._frozen_s >= patience:
+            return self._stall(self._frozen_s / patience, told, "worker")
         silent = self.timeout_s * FRONTEND_FACTOR
         if self._silent_s >= silent:
             told = f"the engine's processes live but nothing answered for {self._silent_s:.0f} s"

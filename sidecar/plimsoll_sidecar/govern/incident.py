@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from plimsoll_api.supervision import Action
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Suspicion
+from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Suspicion, Trigger
 
 MAX_STEPS = 64
 """Steps kept of one incident: a ladder needs some twenty; the first and the newest are kept."""
@@ -89,6 +89,7 @@ class Attribution(msgspec.Struct, omit_defaults=True):
     bytes_per_s: float | None = None
     bytes_per_request: float | None = None
     confidence: float = 0.0
+    trigger: Trigger | None = None
     evidence: list[str] = []
 
 
@@ -167,6 +168,7 @@ class Incident(msgspec.Struct, omit_defaults=True, kw_only=True):
             bytes_per_s=suspicion.bytes_per_s,
             bytes_per_request=suspicion.bytes_per_request,
             confidence=max(self.attribution.confidence, suspicion.confidence),
+            trigger=suspicion.trigger or self.attribution.trigger,
             evidence=list(suspicion.evidence),
         )
 

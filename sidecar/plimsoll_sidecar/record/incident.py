@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from plimsoll_api.supervision import ServiceRef
+from plimsoll_sidecar.detect.assessment import Trigger
 from plimsoll_sidecar.govern.incident import Incident, Step
 from plimsoll_sidecar.record.kube import Object
 
@@ -30,6 +31,12 @@ class IncidentSpec(msgspec.Struct, rename="camel"):
     kind: str
 
 
+class IncidentTrigger(msgspec.Struct, rename="camel"):
+    counter: str
+    bytes_each: int
+    confidence: float
+
+
 class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
     confidence: float
     bytes: int
@@ -38,6 +45,7 @@ class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
     process: str | None = None
     bytes_per_hour: int | None = None
     bytes_per_request: int | None = None
+    trigger: IncidentTrigger | None = None
 
 
 class IncidentStep(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -88,6 +96,7 @@ def status_of(incident: Incident) -> IncidentStatus:
             bytes=seen.bytes,
             bytes_per_hour=_whole(seen.bytes_per_s, 3600),
             bytes_per_request=_whole(seen.bytes_per_request),
+            trigger=_trigger(seen.trigger),
             confidence=round(seen.confidence, 3),
             evidence=[text[:MAX_MESSAGE] for text in seen.evidence[:MAX_ITEMS]],
         ),
@@ -155,6 +164,12 @@ def _step(step: Step) -> IncidentStep:
         after_bytes=step.after_bytes,
         message=step.message[:MAX_MESSAGE] or None,
     )
+
+
+def _trigger(trigger: Trigger | None) -> IncidentTrigger | None:
+    if trigger is None:
+        return None
+    return IncidentTrigger(trigger.counter, round(trigger.bytes_each), round(trigger.confidence, 3))
 
 
 def _whole(value: float | None, factor: int = 1) -> int | None:

@@ -73,6 +73,7 @@ class Sampler:
             scrape_ok=status is not None,
         )
         if status is not None:
+            sample.ready = status.state in WORKING
             sample.malloc = _malloc(status.processes)
             sample.load = load_of(status)
             sample.ledger = [
@@ -141,6 +142,11 @@ def load_of(status: Status) -> SampleLoad:
         inflight=load.inflight,
         requests_total=load.requests_total,
         aborted_total=load.aborted_total,
+        errors_total=load.errors_total,
+        images_total=load.images_total,
+        audios_total=load.audios_total,
+        distinct_prompts_total=load.distinct_prompts_total,
+        adapters_total=load.adapters_total,
         prompt_tokens_total=load.prompt_tokens_total,
         generation_tokens_total=load.generation_tokens_total,
         steps_total=load.steps_total,

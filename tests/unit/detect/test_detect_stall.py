@@ -82,3 +82,63 @@ def test_a_gap_between_samples_is_not_time_seen() -> None:
     watch = StallWatch(30, 1)
     watch.update(busy(0, 5))
     assert watch.update(busy(500, 5)) is None
+
+
+def with_history(steps: int = 1500, pause: int = 3, tokens: int = 0) -> tuple[StallWatch, float]:
+    """A service whose steps take a second and one in a hundred ``pause`` seconds, four at work."""
+    watch, t = StallWatch(120, 1), 0.0
+    for step in range(steps):
+        for _ in range(pause if step % 100 == 50 else 1):
+            sample = busy(t, step, work=4)
+            sample.load.prompt_tokens_total = step * tokens
+            assert watch.update(sample) is None
+            t += 1
+    return watch, t
+
+
+def test_a_service_with_a_history_stalls_soon_after_its_longest_pause() -> None:
+    watch, t = with_history()
+    seen = [watch.update(busy(t + s, 1499, work=4)) is not None for s in range(30)]
+    assert seen.index(True) == pytest.approx(3 + 5, abs=1)
+    suspicion = watch.update(busy(t + 30, 1499, work=4))
+    assert suspicion is not None
+    assert "never paused for more than 3 s" in suspicion.evidence[0]
+
+
+def test_without_a_thousand_steps_the_timeout_rules() -> None:
+    watch, t = with_history(steps=900)
+    assert not any(watch.update(busy(t + s, 899, work=4)) for s in range(110))
+    assert watch.update(busy(t + 125, 899, work=4)) is not None or watch.update(
+        busy(t + 126, 899, work=4)
+    )
+
+
+def test_a_batch_larger_than_ever_may_be_compiled_for() -> None:
+    watch, t = with_history()
+    assert not any(watch.update(busy(t + s, 1499, work=5)) for s in range(110))
+
+
+def test_a_prompt_longer_than_ever_may_take_its_time() -> None:
+    watch, t = with_history(tokens=500)
+    for s in range(110):
+        sample = busy(t + s, 1499, work=4)
+        sample.load.prompt_tokens_total = 1499 * 500 + 30_000
+        assert watch.update(sample) is None
+
+
+def test_the_configured_timeout_is_an_upper_bound() -> None:
+    watch = StallWatch(10, 1)
+    for step in range(400):
+        for s in range(9):
+            assert watch.update(busy(step * 9 + s, step)) is None
+    for step in range(400, 1600):
+        watch.update(busy(3200 + step, step))
+    seen = [watch.update(busy(5000 + s, 1599)) is not None for s in range(20)]
+    assert seen.index(True) <= 10
+
+
+def test_a_restart_forgets_the_history(judge: Judge) -> None:
+    """The first steps of a new epoch compile, and take their time."""
+    series = Series(duration=2400, epoch=lambda t: 1 + (t >= 2000), frozen_at=2010)
+    t, _ = judge(series).first[Kind.STALL]
+    assert t >= 2039

@@ -1,0 +1,128 @@
+"""Which counter a growth follows, and when that cannot be told."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from series import MIB, Series
+
+from plimsoll_api.supervision import Budget, MemoryPolicy
+from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.detect.footprint import FIELDS, TIME, Footprints
+from plimsoll_sidecar.detect.trigger import TriggerWatch, sentence, trigger
+from plimsoll_sidecar.trace import SampleLoad
+
+EACH = 1900.0
+HOUR = 3600.0
+
+
+def walk(rng: random.Random, mean: float) -> list[float]:
+    """A counter whose rate changes every minute, over an hour, a value each second."""
+    total, rate, values = 0.0, mean, []
+    for second in range(3600):
+        if second % 60 == 0:
+            rate = mean * rng.lognormvariate(0, 0.8)
+        total += rate
+        values.append(total)
+    return values
+
+
+def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) -> Footprints:
+    """An hour in which memory grows by EACH for each event of ``driver``, under noise."""
+    rng, footprints = random.Random(7), Footprints()
+    totals = {name: walk(rng, 40.0) for name in FIELDS}
+    if together:
+        totals = dict.fromkeys(FIELDS, totals["requests"])
+    for second in range(3600):
+        events = 40.0 * second if driver == TIME else totals[driver][second]
+        in_flight = rng.randrange(20)
+        load = SampleLoad()
+        for name, field in FIELDS.items():
+            if name not in unknown:
+                setattr(load, field, int(totals[name][second]))
+        size = (2 << 30) + EACH * events + in_flight * 2 * MIB + rng.gauss(0, 8 * MIB)
+        footprints.add(float(second), int(size), in_flight, load)
+    return footprints
+
+
+@pytest.mark.parametrize("driver", [*FIELDS, TIME])
+def test_the_counter_that_the_growth_follows_is_named(driver: str) -> None:
+    found = trigger(history(driver).since(0.0))
+    assert found is not None
+    assert found.counter == driver
+    each = EACH * 40 * HOUR if driver == TIME else EACH
+    assert found.bytes_each == pytest.approx(each, rel=0.1)
+    assert found.confidence > 0.9
+
+
+def test_counters_that_move_together_cannot_be_told_apart() -> None:
+    found = trigger(history("requests", together=True).since(0.0))
+    assert found is not None
+    assert found.confidence <= 0.5
+    assert found.confidence == pytest.approx(1 / len(FIELDS), rel=0.3)
+
+
+def test_a_counter_that_is_unknown_is_no_candidate() -> None:
+    found = trigger(history("aborts", unknown=("aborts",)).since(0.0))
+    assert found is None or found.counter != "aborts"
+
+
+def test_too_short_a_window_and_one_without_growth_have_none() -> None:
+    assert trigger(history("aborts").since(3590.0)) is None
+    flat = Footprints()
+    for second in range(200):
+        flat.add(float(second), 1 << 30, 1, SampleLoad(requests_total=second))
+    assert trigger(flat.since(0.0)) is None
+
+
+def test_it_is_computed_again_when_the_window_has_grown() -> None:
+    watch = TriggerWatch()
+    for second in range(400):
+        watch.add(float(second), second * 1000, 1, SampleLoad(requests_total=second * second))
+    first = watch.over(0.0, 400.0)
+    assert watch.over(0.0, 410.0) is first
+    assert watch.over(0.0, 440.0) is not first
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=400))
+def test_averages_lose_no_sample(sizes: list[int]) -> None:
+    footprints = Footprints()
+    for second, size in enumerate(sizes):
+        footprints.add(float(second), size, None, SampleLoad(requests_total=second))
+    points = footprints.since(0.0)
+    assert sum(p.weight for p in points) == pytest.approx(len(sizes))
+    assert sum(p.weight * p.size for p in points) == pytest.approx(sum(sizes), rel=1e-9)
+    assert [p.t for p in points] == sorted(p.t for p in points)
+
+
+def test_a_month_takes_a_few_hundred_points() -> None:
+    footprints = Footprints()
+    for minute in range(43_200):
+        footprints.add(minute * 60.0, 1, None, SampleLoad())
+    points = footprints.since(0.0)
+    assert len(points) < 600
+    assert points[-1].weight == 1
+
+
+def test_an_incident_tells_its_trigger_in_words() -> None:
+    """A leak of 1 MiB an aborted request; requests go on at a rate of their own."""
+    rng = random.Random(3)
+    aborted = [value / 20 for value in walk(rng, 4.0)]
+    series = Series(
+        duration=2400,
+        leak=lambda t: MIB * max(0.0, aborted[int(t)] - aborted[300]),
+        counters={"aborted_total": lambda t: aborted[int(t)]},
+    )
+    policy = MemoryPolicy(host=Budget(1024 * MIB, 24 * HOUR), warmup_s=60.0)
+    detector = Detector(policy, 60.0, 1.0)
+    last = [detector.update(sample) for sample in series.samples()][-1]
+    (suspicion,) = last.suspicions
+    assert suspicion.trigger is not None
+    assert suspicion.trigger.counter == "aborts"
+    assert suspicion.trigger.bytes_each == pytest.approx(MIB, rel=0.15)
+    told = sentence(suspicion.trigger)
+    assert told in suspicion.evidence
+    assert "for each aborted request (a hypothesis," in (told or "")

@@ -1,0 +1,65 @@
+"""A warm-up ends by evidence: the engine is ready, requests were served, memory has settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from series import MIB, Series, saturating, steady
+
+from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_sidecar.detect.baseline import Warmup
+from plimsoll_sidecar.detect.trend import Point
+
+Judge = Callable[..., Any]
+
+
+def loading(rate: float, until: float) -> Callable[[float], float]:
+    return lambda t: rate * min(t, until)
+
+
+def test_an_engine_that_starts_slowly_does_not_leak(judge: Judge) -> None:
+    """Weights and libraries come in for five minutes, the warm-up is set to five seconds."""
+    outcome = judge(
+        Series(duration=900, other=loading(3 * MIB, 300), ready_at=300, noise=2 * MIB), warmup=5.0
+    )
+    assert outcome.first == {}
+    assert 300 < outcome.warm_t < 330
+    assert outcome.last.host.consumed_ratio < 0.1
+
+
+def test_a_climb_that_slows_is_still_warm_up(judge: Judge) -> None:
+    """A slow machine takes minutes for what a warm-up of five seconds is set for."""
+    series = Series(duration=900, other=saturating(400 * MIB, 40), noise=2 * MIB)
+    outcome = judge(series, warmup=5.0)
+    assert outcome.first == {}
+    assert outcome.last.host.consumed_ratio < 0.25
+
+
+def test_a_leak_from_the_first_second_on_is_no_warm_up(judge: Judge) -> None:
+    outcome = judge(Series(duration=200, leak=steady(4 * MIB), noise=2 * MIB), warmup=20.0)
+    t, _ = outcome.first[Kind.HOST_GROWTH]
+    assert t < 90
+    assert outcome.last.host.unexplained > 500 * MIB
+
+
+def test_the_first_requests_begin_the_warm_up_again(judge: Judge) -> None:
+    """Idle after its start, then an hour's work whose first requests fill arenas for good."""
+    series = Series(
+        duration=3600,
+        load=lambda t: 8 if 600 < t < 3000 else 0,
+        other=saturating(300 * MIB, 40, 600),
+        noise=2 * MIB,
+    )
+    outcome = judge(series)
+    assert outcome.warm_t < 120
+    assert outcome.first == {}
+    assert outcome.last.host.consumed_ratio < 0.1
+
+
+@pytest.mark.parametrize("ready", [True, None])
+def test_an_engine_that_tells_no_load_is_warm_some_time(ready: bool | None) -> None:
+    warmup = Warmup(10.0, None, 1.0)
+    ended = next(t for t in range(2000) if warmup.add(Point(t, 1 << 30), ready))
+    assert ended < (30 if ready else 130)
