@@ -29,12 +29,14 @@ NEXT = {
     "Confirmed": "wait: something disruptive follows only when the budget is spent.",
     "AwaitingSlot": "wait: another replica holds the service's restart slot.",
     "Draining": "wait: running requests finish before the engine is restarted.",
-    "Restarting": "wait: streams pause until the new worker is there.",
+    "Restarting": "wait: streams pause until the new worker is there, or until the operator has"
+    " replaced the pod.",
     "Verifying": "wait: memory is compared with the baseline after warm-up.",
     "Cleared": "nothing: the suspicion went away by itself.",
     "Trim": "nothing at once. If it comes back, the growth was fragmentation: see docs/tuning.md.",
     "WorkerRestart": REPORT,
     "EngineRestart": REPORT,
+    "PodReplaced": "nothing at once: a new pod took over. " + REPORT,
     "NewEpoch": "nothing: the engine was started anew by somebody else.",
     "Observed": "set spec.supervision.mode: Recover to let the supervisor act, or act by hand:"
     " plimsoll restart {pod}",

@@ -36,7 +36,7 @@ from plimsoll_api.schema import (
 )
 from plimsoll_api.serving import ENGINE_RULES, MODEL_RULES, Engine, ModelSource, Supervisor
 from plimsoll_api.supervision import Action, Mode
-from plimsoll_api.units import parse_bytes
+from plimsoll_api.units import parse_bytes, parse_duration
 
 KIND = "InferenceService"
 PLURAL = "inferenceservices"
@@ -46,9 +46,10 @@ MAX_NAME = 50
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 MAX_SLOTS = 16
+DAY_S = 86_400.0
 
-Rung = Literal[Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART]
-_LADDER_ORDER = (Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART)
+_LADDER_ORDER = tuple(Action)
+Weekday = Literal["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
 
 class MemoryBudget(Model):
@@ -135,6 +136,34 @@ class Stall(Model):
     )
 
 
+class MaintenanceWindow(Model):
+    """When restarts that can wait are done."""
+
+    start: Annotated[str, StringConstraints(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")] = Field(
+        description="Time of day in UTC at which it opens, HH:MM."
+    )
+    duration: PositiveDuration = Field(
+        default="4h",
+        description="How long it stays open, at most 24h.",
+        json_schema_extra=validations(
+            rule(
+                "duration(self) > duration('0s') && duration(self) <= duration('24h')",
+                "duration must be more than 0 and at most 24h",
+            )
+        ),
+    )
+    days: Annotated[list[Weekday], Field(max_length=7)] = Field(
+        default=[], description="Days on which it opens. None are all days."
+    )
+
+    @field_validator("duration")
+    @classmethod
+    def _within_a_day(cls, duration: str) -> str:
+        if parse_duration(duration) > DAY_S:
+            raise ValueError("must be at most 24h")
+        return duration
+
+
 class Supervision(Model):
     """What the supervisor may do about a leak or a stall."""
 
@@ -142,17 +171,18 @@ class Supervision(Model):
         default=Mode.OBSERVE,
         description="`Observe` records what it would have done, `Recover` does it.",
     )
-    ladder: Annotated[list[Rung], Field(max_length=3)] = Field(
+    ladder: Annotated[list[Action], Field(max_length=4)] = Field(
         default=[Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART],
-        description="Actions that it may take, lightest first.",
+        description="Actions that it may take, lightest first. `PodReplace` is not among them "
+        "unless it is named: the operator then evicts a pod that nothing else has cured.",
         json_schema_extra=validations(
             rule(
                 "self.all(a, self.exists_one(b, b == a))",
                 "supervision.ladder must not name an action twice",
             ),
             rule(
-                "['Trim', 'WorkerRestart', 'EngineRestart'].filter(a, a in self) == self",
-                "supervision.ladder must be in the order Trim, WorkerRestart, EngineRestart",
+                f"{[action.value for action in _LADDER_ORDER]}.filter(a, a in self) == self",
+                f"supervision.ladder must be in the order {', '.join(_LADDER_ORDER)}",
             ),
         ),
     )
@@ -166,10 +196,15 @@ class Supervision(Model):
         "same time.",
     )
     stall: Stall = Field(default_factory=Stall, description="Detection of stalls.")
+    maintenance_window: MaintenanceWindow | None = Field(
+        default=None,
+        description="When restarts that can wait are done. Stalls are not waited with, nor leaks "
+        "whose memory would not last until it opens.",
+    )
 
     @field_validator("ladder")
     @classmethod
-    def _ascending(cls, ladder: list[Rung]) -> list[Rung]:
+    def _ascending(cls, ladder: list[Action]) -> list[Action]:
         if ladder != [action for action in _LADDER_ORDER if action in ladder]:
             order = ", ".join(_LADDER_ORDER)
             raise ValueError(f"must name each action once, in the order {order}")

@@ -73,12 +73,24 @@ class Drain(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     deadline_s: PositiveSeconds = 30.0
 
 
+class MaintenanceWindow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """When restarts that can wait are done: from ``start_s`` after midnight UTC, ``duration_s``.
+
+    ``days`` are the days on which it begins, 0 is Monday; none means every day.
+    """
+
+    start_s: Annotated[float, msgspec.Meta(ge=0, lt=86_400)]
+    duration_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+    days: tuple[Annotated[int, msgspec.Meta(ge=0, le=6)], ...] = ()
+
+
 class Supervision(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     mode: Mode = Mode.OBSERVE
     ladder: tuple[Action, ...] = (Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART)
     drain: Drain = Drain()
     restart_budget: RestartBudget = RestartBudget()
     stall_timeout_s: PositiveSeconds = 120.0
+    maintenance_window: MaintenanceWindow | None = None
 
 
 class ServiceRef(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -100,6 +100,7 @@ def view(sample: Sample) -> EngineView:
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
         state=EngineState.SERVING if sample.scrape_ok else None,
         capabilities=frozenset(Capability),
+        replaceable=True,
     )
 
 

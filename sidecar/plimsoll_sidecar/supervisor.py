@@ -131,6 +131,7 @@ class Supervisor:
             epoch=status.epoch if status else None,
             state=status.state if status else None,
             capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
+            replaceable=self._publisher is not None,
         )
         learned = self._remember(status)
         turn = self._governor.advance(assessment, engine, now, results, self._hold)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from plimsoll_api.inferenceservice import InferenceService, MemoryBudget
+from typing import get_args
+
+from plimsoll_api import inferenceservice
+from plimsoll_api.inferenceservice import InferenceService, MemoryBudget, Weekday
 from plimsoll_api.serving import Engine
 from plimsoll_api.supervision import (
     Budget,
     Drain,
     EngineEndpoint,
     EngineType,
+    MaintenanceWindow,
     MemoryPolicy,
     RestartBudget,
     ServiceRef,
@@ -50,6 +54,7 @@ def supervisor_config(service: InferenceService, places: Places | None = None) -
                 window_s=parse_duration(supervision.restart_budget.window),
             ),
             stall_timeout_s=parse_duration(supervision.stall.timeout),
+            maintenance_window=_window(supervision.maintenance_window),
         ),
         slots=slots(meta.name, supervision.max_unavailable) if meta.uid else (),
     )
@@ -64,6 +69,18 @@ def _admin_url(engine: Engine, at: Places) -> str:
     """Our protocol has a port of its own; a foreign engine's verbs are on the serving port."""
     own = _contract(engine) is EngineType.PLIMSOLL
     return f"http://127.0.0.1:{at.admin_port if own else at.port}"
+
+
+def _window(window: inferenceservice.MaintenanceWindow | None) -> MaintenanceWindow | None:
+    if window is None:
+        return None
+    hours, minutes = map(int, window.start.split(":"))
+    names = get_args(Weekday)
+    return MaintenanceWindow(
+        start_s=3600.0 * hours + 60.0 * minutes,
+        duration_s=parse_duration(window.duration),
+        days=tuple(sorted({names.index(day) for day in window.days})),
+    )
 
 
 def _budget(budget: MemoryBudget | None, default_limit: str | None) -> Budget | None:

@@ -29,7 +29,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     ``epoch`` is the fence; ``operation_id`` makes a repetition harmless. ``stalled`` says that the
     engine serves nobody: nothing is gained by waiting for other replicas or for a drain. ``leaves``
-    says that the slot is for an action that takes the pod out of service.
+    says that the slot is for an action that takes the pod out of service, which the last ready
+    replica must not do.
     """
 
     verb: Verb
@@ -64,11 +65,13 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The engine at the moment of an assessment, both from the same sample.
 
     ``epoch`` is null while the engine does not answer. ``capabilities`` are the last known.
+    ``replaceable`` says that there is somebody who replaces the pod when asked.
     """
 
     epoch: str | None
     state: EngineState | None = None
     capabilities: frozenset[Capability] = frozenset()
+    replaceable: bool = False
 
     @property
     def answers(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from plimsoll_api.admin import DrainMode
 from plimsoll_api.supervision import Action, MemoryPolicy, Supervision
 from plimsoll_sidecar.detect.assessment import Assessment, Kind, Suspicion
@@ -17,6 +19,8 @@ from plimsoll_sidecar.govern.incident import (
 )
 from plimsoll_sidecar.govern.state import GovernorState
 
+LEAVING = (Action.ENGINE_RESTART, Action.POD_REPLACE)
+"""What takes the pod out of its service for a while."""
 STALLED_S = 1.0
 """What hangs is not waited for: each second of it is one more of silence for its streams."""
 
@@ -74,7 +78,7 @@ class Context:
             incident=incident.name,
             epoch=self.state.epoch or incident.epoch,
             stalled=stalled,
-            leaves=incident.rung is Action.ENGINE_RESTART and not stalled,
+            leaves=incident.rung in LEAVING and not stalled and not self.nearly_out(incident),
             mode=mode,
             deadline_s=min(deadline_s, STALLED_S) if stalled else deadline_s,
         )
@@ -95,6 +99,26 @@ class Context:
     def current(self, incident: Incident) -> int | None:
         budget = budget_of(incident.kind, self.assessment)
         return budget.current if budget else None
+
+    def lasts_s(self, incident: Incident) -> float | None:
+        """Seconds until memory of the incident's kind is at its limit; None where that is unknown.
+
+        Infinite where nothing grows. The leak budget is much smaller than this limit: to have
+        spent it is a reason to act, to be at the limit is the end.
+        """
+        budget = budget_of(incident.kind, self.assessment)
+        if budget is None or budget.current is None:
+            return None
+        if not budget.bytes_per_s or budget.bytes_per_s <= 0:
+            return math.inf
+        limits = self.memory.host if incident.kind is Kind.HOST_GROWTH else self.memory.device
+        limit = limits.limit_bytes if limits else None
+        return None if limit is None else max(0.0, limit - budget.current) / budget.bytes_per_s
+
+    def nearly_out(self, incident: Incident) -> bool:
+        """Whether memory ends sooner than a drain: then leaving loses less than staying."""
+        left = self.lasts_s(incident)
+        return left is not None and left <= self.policy.drain.deadline_s
 
     def growth(self, incident: Incident) -> int:
         """Unexplained growth now; what was last suspected where it is unknown."""

@@ -12,6 +12,8 @@ UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
 def quiet_after(state: GovernorState, incident: Incident, now: float) -> None:
     """Keeps the same trouble from opening again at once where nothing more can be done now."""
     kind = incident.kind
+    if incident.reason is Reason.CLEARED:
+        return  # a suspicion that went away proves nothing about what was tried before
     if incident.phase is Phase.RESOLVED:
         state.failures.pop(kind, None)
     elif incident.reason in UNTIL_CHANGE or kind not in ladder.CURABLE:

@@ -160,13 +160,7 @@ class Governor:
         holder = self.state.slot_holder
         if holder is None or any(i.name == holder for i in self.state.incidents):
             return
-        self.state.pending = life.turn.command = Command(
-            verb=Verb.RELEASE_SLOT,
-            operation_id=f"{holder.rpartition('-')[2]}-release-slot",
-            incident=holder,
-            epoch=self.state.epoch or "",
-        )
-        life.turn.changed = True
+        life.release_slot()
 
 
 def _rank(suspicion: Suspicion) -> tuple[bool, float, int]:

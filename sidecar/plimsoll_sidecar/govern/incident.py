@@ -52,9 +52,11 @@ class Reason(StrEnum):
 
 
 class StepOutcome(StrEnum):
-    """What became of a step. ``Begun`` is in the journal before anything is sent."""
+    """What became of a step. ``Begun`` is in the journal before anything is sent; ``Requested``
+    is for the operator to do, as long as it is the newest step of an incident that is open."""
 
     BEGUN = "Begun"
+    REQUESTED = "Requested"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     REFUSED = "Refused"

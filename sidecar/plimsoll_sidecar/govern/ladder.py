@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from plimsoll_api.admin import Capability, Role
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_sidecar.govern.command import EngineView
 
 NEEDS = {
     Action.TRIM: Capability.TRIM,
@@ -18,34 +19,28 @@ CURABLE = frozenset({Kind.HOST_GROWTH, Kind.DEVICE_GROWTH, Kind.STALL, Kind.CAPA
 
 
 def why_not(
-    action: Action,
-    kind: Kind,
-    owner: str | None,
-    ladder: Iterable[Action],
-    capabilities: Iterable[Capability],
-    answers: bool,
+    action: Action, kind: Kind, owner: str | None, ladder: Iterable[Action], engine: EngineView
 ) -> str | None:
     """Why this rung is skipped, in words for the timeline; None when it may be tried.
 
     ``owner`` is the role of the process that grows: a new worker cures the worker's memory only.
-    ``answers`` says whether the engine's admin API can be asked for anything at all; an engine
-    that does not answer can still be restarted by signals.
+    An engine that does not answer can still be restarted by signals, and its pod replaced.
     """
     if action not in ladder:
         return "not in this service's ladder"
-    if action not in NEEDS:
-        return "done by nobody in this version"
     if kind not in CURABLE:
         return f"no action of the supervisor cures {kind.value}"
-    if action is Action.ENGINE_RESTART and not answers:
+    if action is Action.POD_REPLACE:
+        return None if engine.replaceable else "outside of a cluster nobody replaces a pod"
+    if action is Action.ENGINE_RESTART and not engine.answers:
         return None
-    if NEEDS[action] not in capabilities:
+    if NEEDS[action] not in engine.capabilities:
         return "the engine cannot do it"
     if action is Action.TRIM and kind is Kind.STALL:
         return "a stalled worker cannot trim"
     if action is Action.WORKER_RESTART and owner == Role.FRONTEND:
         return "the frontend holds the memory, a new worker would not return it"
-    if not answers:
+    if not engine.answers:
         return "the engine's frontend does not answer"
     return None
 
@@ -55,13 +50,12 @@ def next_disruptive(
     owner: str | None,
     tried: Iterable[Action],
     ladder: Iterable[Action],
-    capabilities: Iterable[Capability],
-    answers: bool,
+    engine: EngineView,
 ) -> Action | None:
-    """The lightest restart that is allowed and was not tried yet."""
-    for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART):
+    """The lightest disruptive action that is allowed and was not tried yet."""
+    for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if action in tried:
             continue
-        if why_not(action, kind, owner, ladder, capabilities, answers) is None:
+        if why_not(action, kind, owner, ladder, engine) is None:
             return action
     return None

@@ -4,6 +4,7 @@
 
     Open -> Trimming -> Confirmed -> AwaitingSlot -> [Draining] -> Restarting -> Verifying -> ended
 
+A pod that is to be replaced waits in Restarting for the operator, and its incident ends with it.
 A suspicion that goes away before something disruptive was begun ends the incident. A restart that
 was refused leads back to Confirmed; one that returned too little leads to the next rung.
 """
@@ -22,9 +23,8 @@ from plimsoll_sidecar.govern.command import (
     Result,
     Verb,
 )
-from plimsoll_sidecar.govern.context import Context
+from plimsoll_sidecar.govern.conditions import EXHAUSTED, Conditions
 from plimsoll_sidecar.govern.incident import (
-    DISRUPTING,
     Incident,
     Phase,
     Reason,
@@ -47,13 +47,10 @@ RESTART = {
     Action.WORKER_RESTART: Verb.RESTART_WORKER,
     Action.ENGINE_RESTART: Verb.RESTART_ENGINE,
 }
-EXHAUSTED = (
-    "the restart budget is spent: nothing further is done until a person resets it"
-    " (plimsoll-supervisor --reset-restart-budget)"
-)
+WITHDRAWN = "PodReplaceWithdrawn"
 
 
-class Life(Context):
+class Life(Conditions):
     """The transitions of incidents within one turn."""
 
     def certain(self, kind: Kind) -> bool:
@@ -74,6 +71,8 @@ class Life(Context):
                 self._confirmed(incident)
             case Phase.AWAITING_SLOT:
                 self._awaiting_slot(incident)
+            case Phase.RESTARTING if incident.rung is Action.POD_REPLACE:
+                self._replacing(incident)
             case Phase.DRAINING | Phase.RESTARTING:
                 # Nothing of ours is under way: the command was lost with an old journal.
                 self._back(incident, "interrupted")
@@ -89,7 +88,7 @@ class Life(Context):
             if self._diagnose(incident):
                 self._confirm(incident)
             return
-        reason = self._why_not(Action.TRIM, incident)
+        reason = self.why_not(Action.TRIM, incident)
         if reason is None and not self.free:
             return
         incident.growth_at_trim = incident.growth_bytes
@@ -125,31 +124,33 @@ class Life(Context):
     def _confirmed(self, incident: Incident) -> None:
         if self._gone(incident) or not self._diagnose(incident):
             return
-        if incident.kind in ladder.CURABLE and not (incident.escalated or self._due(incident)):
+        if incident.kind in ladder.CURABLE and not (incident.escalated or self.due(incident)):
             return
-        rung = self._next_rung(incident)
+        rung = self.next_rung(incident)
         if rung is None:
             self.end(incident, Phase.UNRESOLVED, Reason.LADDER_EXHAUSTED)
         elif self.policy.mode is Mode.OBSERVE:
             incident.note(self.step(rung.value, StepOutcome.WOULD, "mode is Observe"))
             self.end(incident, Phase.SUPPRESSED, Reason.OBSERVED)
-        elif self._budget_spent():
+        elif self.budget_spent():
             self._stop(incident)
+        elif self.waits_for_window(incident):
+            return
         elif self.hold is None:
-            incident.rung = rung
+            incident.rung, incident.message = rung, ""
             self.enter(incident, Phase.AWAITING_SLOT)
             self._awaiting_slot(incident)
 
     def _awaiting_slot(self, incident: Incident) -> None:
         if self._gone(incident):
             return
-        if self.policy.mode is Mode.OBSERVE or incident.rung != self._next_rung(incident):
+        if self.policy.mode is Mode.OBSERVE or incident.rung != self.next_rung(incident):
             self.enter(incident, Phase.CONFIRMED)
-        elif self._budget_spent():
+        elif self.budget_spent():
             self._stop(incident)
         elif self.now - incident.phase_since > SLOT_WAIT_S:
             self.end(incident, Phase.UNRESOLVED, Reason.SLOT_TIMEOUT)
-        elif self._disturbed(incident) or self.hold or not self.free:
+        elif self.disturbed(incident) or self.hold or not self.free:
             return
         elif self.state.slot_holder != incident.name:
             if self.now >= incident.retry_at:
@@ -172,15 +173,50 @@ class Life(Context):
         )
         self.enter(incident, Phase.DRAINING if drains else Phase.RESTARTING)
         self.tell(Happening.REMEDIATION, incident, incident.rung)
-        if drains:
-            command = self.send(incident, Verb.DRAIN, "Drain")
+        operation: str | None = None
+        if incident.rung is Action.POD_REPLACE:
+            incident.tried.append(incident.rung)
+            step = self.step(incident.rung.value, StepOutcome.REQUESTED, "the operator evicts it")
+            step.before_bytes = incident.before_bytes
+            incident.note(step)
+        elif drains:
+            operation = self.send(incident, Verb.DRAIN, "Drain").operation_id
         else:
-            command = self.send(incident, RESTART[incident.rung], incident.rung.value)
+            verb = RESTART[incident.rung]
+            operation = self.send(incident, verb, incident.rung.value).operation_id
         restart_budget.record(
             self.state.restarts,
-            Restart(at=self.now, epoch=command.epoch, operation_id=command.operation_id),
+            Restart(at=self.now, epoch=incident.fenced_epoch, operation_id=operation),
             self.policy.restart_budget,
         )
+
+    def _replacing(self, incident: Incident) -> None:
+        """The request stands in the incident; the operator may be away, so that it only waits.
+
+        A slot is not kept for longer than others would wait for it: the disruption budget of the
+        eviction holds all the same.
+        """
+        if self.policy.mode is Mode.OBSERVE or Action.POD_REPLACE not in self.policy.ladder:
+            restart_budget.withdraw(self.state.restarts, incident.fenced_epoch or "")
+            incident.note(self.step(WITHDRAWN, StepOutcome.SUCCEEDED, "not allowed any more"))
+            self._back(incident, "not allowed any more")
+            return
+        late = self.now - incident.phase_since > SLOT_WAIT_S
+        holds = self.state.slot_holder == incident.name
+        if not self._gone(incident) and late and holds and self.free:
+            self.release_slot()
+
+    def release_slot(self) -> None:
+        """Gives back the slot that the state says is held."""
+        holder = self.state.slot_holder
+        assert holder is not None
+        self.state.pending = self.turn.command = Command(
+            verb=Verb.RELEASE_SLOT,
+            operation_id=f"{holder.rpartition('-')[2]}-release-slot",
+            incident=holder,
+            epoch=self.state.epoch or "",
+        )
+        self.turn.changed = True
 
     def _verifying(self, incident: Incident) -> None:
         answer = verdict(incident, self.assessment, self.engine, self.memory.warmup_s, self.now)
@@ -293,46 +329,3 @@ class Life(Context):
     def _skip(self, incident: Incident, action: Action, reason: str) -> None:
         outcome = StepOutcome.WOULD if reason == "mode is Observe" else StepOutcome.SKIPPED
         incident.note(self.step(action.value, outcome, reason))
-
-    def _why_not(self, action: Action, incident: Incident) -> str | None:
-        reason = ladder.why_not(
-            action,
-            incident.kind,
-            incident.attribution.process,
-            self.policy.ladder,
-            self.engine.capabilities,
-            self.engine.answers,
-        )
-        if reason is None and self.policy.mode is Mode.OBSERVE:
-            return "mode is Observe"
-        if reason is None and self.state.exhausted:
-            return EXHAUSTED
-        return reason or self.hold
-
-    def _next_rung(self, incident: Incident) -> Action | None:
-        return ladder.next_disruptive(
-            incident.kind,
-            incident.attribution.process,
-            incident.tried,
-            self.policy.ladder,
-            self.engine.capabilities,
-            self.engine.answers,
-        )
-
-    def _due(self, incident: Incident) -> bool:
-        """The budget is spent, or will be before a careful drain could end."""
-        if incident.kind is Kind.STALL:
-            return True
-        suspicion = self.suspicions.get(incident.kind)
-        if suspicion is None:
-            return False
-        budget = budget_of(incident.kind, self.assessment)
-        left = budget.exhaustion_s if budget else None
-        return suspicion.over_budget or (left is not None and left <= self.policy.drain.deadline_s)
-
-    def _budget_spent(self) -> bool:
-        left = restart_budget.remaining(self.state.restarts, self.policy.restart_budget, self.now)
-        return self.state.exhausted or left == 0
-
-    def _disturbed(self, incident: Incident) -> bool:
-        return any(o is not incident and o.phase in DISRUPTING for o in self.state.incidents)

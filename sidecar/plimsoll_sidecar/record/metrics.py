@@ -19,7 +19,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from plimsoll_api.supervision import MemoryPolicy
+from plimsoll_api.supervision import Action, MemoryPolicy
 from plimsoll_sidecar.detect.assessment import HOST_SEGMENTS, Assessment, BudgetState, Kind
 from plimsoll_sidecar.govern.command import Event, Happening
 from plimsoll_sidecar.govern.incident import Incident, Phase, StepOutcome
@@ -27,7 +27,7 @@ from plimsoll_sidecar.record.ratchet import Ratchet, band_of
 from plimsoll_sidecar.signals.proc import resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-REMEDIATIONS = frozenset({"Trim", "WorkerRestart", "EngineRestart", "PodReplace"})
+REMEDIATIONS = frozenset(action.value for action in Action)
 MEMORY_OF = {
     Kind.HOST_GROWTH: "host",
     Kind.DEVICE_GROWTH: "device",
@@ -137,7 +137,11 @@ class Metrics:
         for kind in Kind:
             self._incidents.labels(kind.value)
         for action in sorted(REMEDIATIONS):
-            for outcome in (StepOutcome.SUCCEEDED, StepOutcome.FAILED):
+            asked = action == Action.POD_REPLACE
+            ends = (
+                (StepOutcome.REQUESTED,) if asked else (StepOutcome.SUCCEEDED, StepOutcome.FAILED)
+            )
+            for outcome in ends:
                 self._remediations.labels(action, outcome.value)
             for memory in ("host", "device"):
                 self._returned.labels(action, memory)

@@ -39,7 +39,17 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
         ({"model": {"uri": "gs://bucket"}}, "spec.model.uri"),
         ({"model": {"uri": "pvc:///path"}}, "spec.model.uri"),
         ({"supervision": {"ladder": ["EngineRestart", "Trim"]}}, "spec.supervision.ladder"),
-        ({"supervision": {"ladder": ["PodReplace"]}}, "spec.supervision.ladder"),
+        ({"supervision": {"ladder": ["PodReplace", "Trim"]}}, "spec.supervision.ladder"),
+        ({"supervision": {"maintenanceWindow": {"start": "24:00"}}}, "maintenanceWindow.start"),
+        ({"supervision": {"maintenanceWindow": {"duration": "4h"}}}, "maintenanceWindow.start"),
+        (
+            {"supervision": {"maintenanceWindow": {"start": "02:00", "duration": "25h"}}},
+            "maintenanceWindow.duration",
+        ),
+        (
+            {"supervision": {"maintenanceWindow": {"start": "02:00", "days": ["Mon"]}}},
+            "maintenanceWindow.days",
+        ),
         ({"supervision": {"stall": {"timeout": "0s"}}}, "spec.supervision.stall.timeout"),
         ({"engine": {"port": 9464}}, "spec.engine.port"),
         ({"model": {"uri": "hf://no-organisation"}}, "spec.model.uri"),

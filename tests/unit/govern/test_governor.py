@@ -1,128 +1,13 @@
 """The governor against a small model of an engine: every step of an incident's life."""
 
 import msgspec
+from governed import World, done
 
-from plimsoll_api.admin import Capability, EngineState
-from plimsoll_api.supervision import Action, MemoryPolicy, Mode, RestartBudget, Supervision
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
-from plimsoll_sidecar.govern.command import (
-    Command,
-    EngineView,
-    Event,
-    Happening,
-    Outcome,
-    Result,
-    Verb,
-)
-from plimsoll_sidecar.govern.governor import Governor
-from plimsoll_sidecar.govern.incident import Incident, Phase, Reason, StepOutcome
+from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
+from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_sidecar.govern.command import Happening, Outcome, Result, Verb
+from plimsoll_sidecar.govern.incident import Phase, Reason, StepOutcome
 from plimsoll_sidecar.govern.state import BACK_OFF_S, ROUND, SETTLE_S, GovernorState
-
-BASELINE = 1_000_000_000
-EVERYTHING = frozenset(Capability)
-
-
-class World:
-    """An engine whose memory leaks, and whose answers the test chooses."""
-
-    def __init__(self, policy: Supervision | None = None, state: GovernorState | None = None):
-        policy = policy or Supervision(mode=Mode.RECOVER)
-        self.governor = Governor(policy, MemoryPolicy(warmup_s=2.0), state, "pod-0")
-        self.now = 1_000.0
-        self.number = 1
-        self.growth = 0
-        self.suspect = True
-        self.kind = Kind.HOST_GROWTH
-        self.over_budget = True
-        self.process: str | None = "worker"
-        self.answers = True
-        self.warm = True
-        self.capabilities = EVERYTHING
-        self.commands: list[Command] = []
-        self.events: list[Event] = []
-        self.hold: str | None = None
-
-    def tick(self, *results: Result) -> Command | None:
-        self.now += 1.0
-        suspicions = []
-        if self.suspect and (self.warm or self.kind is Kind.STALL):
-            suspicions.append(
-                Suspicion(
-                    kind=self.kind,
-                    segment=None if self.kind is Kind.STALL else Segment.PYTHON_OBJECTS,
-                    confidence=0.9,
-                    consumed_ratio=1.2,
-                    bytes=self.growth,
-                    over_budget=self.over_budget,
-                    process=self.process,
-                )
-            )
-        host = BudgetState(
-            current=BASELINE + self.growth, baseline=BASELINE, explained=0, unexplained=self.growth
-        )
-        assessment = Assessment(
-            t=self.now, epoch=self.number, warm=self.warm, suspicions=suspicions, host=host
-        )
-        engine = EngineView(
-            epoch=f"boot:{self.number}" if self.answers else None,
-            state=EngineState.SERVING if self.answers else None,
-            capabilities=self.capabilities,
-        )
-        turn = self.governor.advance(assessment, engine, self.now, results, self.hold)
-        self.events += turn.events
-        if turn.command:
-            assert turn.changed
-            self.commands.append(turn.command)
-        return turn.command
-
-    def until_command(self, *results: Result, limit: int = 100) -> Command:
-        command = self.tick(*results)
-        for _ in range(limit):
-            if command is not None:
-                return command
-            command = self.tick()
-        raise AssertionError(f"no command within {limit} assessments")
-
-    def answer(self, command: Command, outcome: Outcome = Outcome.SUCCEEDED, limit: int = 100):
-        return self.until_command(
-            Result(operation_id=command.operation_id, outcome=outcome), limit=limit
-        )
-
-    def to(self, verb: Verb) -> Command:
-        """Answers everything with success until ``verb`` is asked for."""
-        command = self.until_command()
-        while command.verb is not verb:
-            command = self.answer(command)
-        return command
-
-    def renew(self, growth: int = 0) -> None:
-        self.number += 1
-        self.growth, self.suspect = growth, False
-
-    def run(self, ticks: int, *results: Result) -> None:
-        self.tick(*results)
-        for _ in range(ticks - 1):
-            self.tick()
-
-    @property
-    def open(self) -> list[Incident]:
-        return self.governor.state.incidents
-
-    @property
-    def ended(self) -> list[Incident]:
-        return [
-            event.incident
-            for event in self.events
-            if event.happening in (Happening.ENDED, Happening.CLEARED)
-        ]
-
-    @property
-    def verbs(self) -> list[Verb]:
-        return [command.verb for command in self.commands]
-
-
-def done(command: Command, outcome: Outcome = Outcome.SUCCEEDED, message: str = "") -> Result:
-    return Result(operation_id=command.operation_id, outcome=outcome, message=message)
 
 
 def test_a_leak_is_trimmed_confirmed_and_cured_by_a_worker_restart() -> None:

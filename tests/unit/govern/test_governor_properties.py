@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plimsoll_api.admin import Capability, EngineState
-from plimsoll_api.supervision import MemoryPolicy, Mode, RestartBudget, Supervision
+from plimsoll_api.supervision import (
+    Action,
+    MaintenanceWindow,
+    MemoryPolicy,
+    Mode,
+    RestartBudget,
+    Supervision,
+)
 from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
 from plimsoll_sidecar.govern.command import (
     DISRUPTIVE,
@@ -42,10 +49,26 @@ class GovernorMachine(RuleBasedStateMachine):
         mode=st.sampled_from(Mode),
         count=st.integers(0, 3),
         capabilities=st.frozensets(st.sampled_from(Capability)),
+        rungs=st.sets(st.sampled_from(Action)),
+        replaceable=st.booleans(),
+        window=st.sampled_from([None, MaintenanceWindow(start_s=12_000.0, duration_s=300.0)]),
     )
-    def start(self, mode: Mode, count: int, capabilities: frozenset[Capability]) -> None:
-        budget = RestartBudget(count=count, window_s=500.0)
-        self.policy = Supervision(mode=mode, restart_budget=budget)
+    def start(
+        self,
+        mode: Mode,
+        count: int,
+        capabilities: frozenset[Capability],
+        rungs: set[Action],
+        replaceable: bool,
+        window: MaintenanceWindow | None,
+    ) -> None:
+        self.policy = Supervision(
+            mode=mode,
+            restart_budget=RestartBudget(count=count, window_s=500.0),
+            ladder=tuple(action for action in Action if action in rungs),
+            maintenance_window=window,
+        )
+        self.replaceable = replaceable
         self.governor = Governor(self.policy, MemoryPolicy(warmup_s=5.0), None, "pod-0")
         self.capabilities = capabilities
 
@@ -108,6 +131,7 @@ class GovernorMachine(RuleBasedStateMachine):
             epoch=f"boot:{self.number}" if self.answers else None,
             state=EngineState.SERVING if self.answers else None,
             capabilities=self.capabilities,
+            replaceable=self.replaceable,
         )
         spent = self.governor.restarts_left(self.now) == 0
         turn = self.governor.advance(assessment, view, self.now, results)
@@ -139,7 +163,7 @@ class GovernorMachine(RuleBasedStateMachine):
             ours = [
                 i
                 for i in self.governor.state.incidents
-                if i.phase in DISRUPTING and i.rung is not None
+                if i.phase in DISRUPTING and i.rung not in (None, Action.POD_REPLACE)
             ]
             assert len(ours) <= 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.supervision import CONFIG_FILE, decode
+from plimsoll_api.supervision import CONFIG_FILE, Action, MaintenanceWindow, decode
 from plimsoll_operator.kinds import OWNED
 from plimsoll_operator.reconcile import parse
 from plimsoll_operator.render import (
@@ -125,7 +125,16 @@ def test_the_supervisor_reads_what_the_config_map_holds() -> None:
     made = objects(
         engine={"resources": {"limits": {"memory": "8Gi"}}},
         memory={"host": {"growthBudget": "64Mi", "window": "2h"}, "warmup": "1m30s"},
-        supervision={"mode": "Recover", "maxUnavailable": 2},
+        supervision={
+            "mode": "Recover",
+            "maxUnavailable": 2,
+            "ladder": ["Trim", "PodReplace"],
+            "maintenanceWindow": {
+                "start": "22:30",
+                "duration": "90m",
+                "days": ["Sunday", "Monday"],
+            },
+        },
     )
     config = decode(made["ConfigMap"]["data"][CONFIG_FILE].encode())
     assert config.memory.host is not None
@@ -134,6 +143,8 @@ def test_the_supervisor_reads_what_the_config_map_holds() -> None:
     assert config.memory.host.window_s == 7200
     assert config.memory.warmup_s == 90
     assert config.memory.device is None
+    assert config.supervision.ladder == (Action.TRIM, Action.POD_REPLACE)
+    assert config.supervision.maintenance_window == MaintenanceWindow(81_000.0, 5_400.0, (0, 6))
     assert config.slots == ("qwen-restart-0", "qwen-restart-1")
     assert made["Role"]["rules"][-1]["resourceNames"] == list(config.slots)
     assert made["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 2
