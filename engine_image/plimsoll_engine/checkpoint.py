@@ -32,9 +32,15 @@ def model_vocab_size(model: Path) -> int:
 
 
 def eos_ids(model: Path) -> list[int]:
-    """The tokens that end a text: of generation_config.json, else of config.json."""
+    """The tokens that end a text: of generation_config.json, else of config.json. UsageError where
+    they are no token numbers."""
     for name in ("generation_config.json", "config.json"):
         value = read_json(model / name).get("eos_token_id")
         if value is not None:
-            return list(value) if isinstance(value, list) else [int(value)]
+            ids = value if isinstance(value, list) else [value]
+            if not all(isinstance(one, int) for one in ids):
+                raise UsageError(
+                    f"{model / name}: field eos_token_id: {value!r} is no token number"
+                )
+            return list(ids)
     return []

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.units import parse_bytes
+from plimsoll_engine import source
 from plimsoll_engine.inject import InjectError
 from plimsoll_engine.inject import parse as parse_faults
 from plimsoll_engine.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
@@ -119,8 +120,8 @@ def positive_seconds(text: str) -> float:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", required=True, type=Path, metavar="DIR", help="checkpoint directory")
-    add("--served-model-name", metavar="NAME", help="default: the directory's name")
+    add("--model", required=True, metavar="DIR", help="checkpoint, or hf://ORG/NAME[@REVISION]")
+    add("--served-model-name", metavar="NAME", help="default: the directory's name, or ORG/NAME")
     add("--run-dir", required=True, type=Path, metavar="DIR", help="sockets, token, stacks")
     add("--host", default="0.0.0.0", help="address of the serving API")
     add("--port", default=8000, type=port, help="port of the serving API; 0 takes a free one")
@@ -159,7 +160,6 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         parse_faults(inject)
     except InjectError as error:
         raise UsageError(str(error)) from None
-    _check_checkpoint(flags.model)
     try:
         flags.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -170,9 +170,15 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     # sun_path holds 108 bytes with its terminator (unix(7)).
     if len(os.fsencode(run_dir / WEIGHTS_SOCKET)) > 107:
         raise UsageError(f"--run-dir {run_dir}: too long for a Unix socket path (107 bytes)")
+    try:
+        model = source.folder(flags.model).resolve()
+        name = flags.served_model_name or source.default_name(flags.model)
+    except source.SourceError as error:
+        raise UsageError(f"--model {flags.model}: {error}") from None
+    _check_checkpoint(model)
     return Settings(
-        model=flags.model.resolve(),
-        served_model_name=flags.served_model_name or flags.model.resolve().name,
+        model=model,
+        served_model_name=name,
         run_dir=run_dir,
         host=flags.host,
         port=flags.port,

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from plimsoll_engine import source
+
 COMMIT = "a" * 40
 FILES = {"config.json": b'{"model_type": "tiny"}', "model.safetensors": b"w" * 300_000}
 
@@ -89,11 +91,21 @@ def hub() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
+def environment(url: str, home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "127.0.0.1",
+        "HF_HUB_ETAG_TIMEOUT": "3",
+    }
+
+
 def run(url: str, repository: str, target: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "plimsoll_engine.download"]
     arguments = [f"--repository={repository}", f"--to={target}"]
-    env = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(target.parent / "home")}
-    env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1", "HF_HUB_ETAG_TIMEOUT": "3"}
+    env = environment(url, target.parent / "home")
     return subprocess.run(
         [*command, *arguments], env=env, capture_output=True, text=True, timeout=60
     )
@@ -128,3 +140,43 @@ def test_what_cannot_be_had_is_said(
     done = run(hub[0], repository, tmp_path / "model")
     assert done.returncode == 1
     assert said in done.stdout
+
+
+def test_a_model_of_the_hub_is_served_from_its_cache(
+    hub: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``--model hf://org/tiny`` takes it: fetched once, found again without the hub."""
+    url, asked = hub
+
+    def folder(model: str, hub_url: str) -> Path:
+        for name, value in environment(hub_url, tmp_path / "home").items():
+            monkeypatch.setenv(name, value)
+        return source.folder(model)
+
+    here = folder("hf://org/tiny", url)
+    assert {name: (here / name).read_bytes() for name in FILES} == FILES
+    assert here.is_relative_to(tmp_path / "home")
+    asked.clear()
+    assert folder("hf://org/tiny@main", url) == here
+    assert not any("/resolve/" in path for path in asked), "nothing is fetched again"
+    assert folder(f"hf://org/tiny@{COMMIT}", "http://127.0.0.1:9") == here
+
+    with pytest.raises(source.SourceError) as caught:
+        folder("hf://org/other", "http://127.0.0.1:9")
+    for name in ("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "--model"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "model", ["hf://", "hf://tiny", "hf://a/b/c", "hf://org/tiny@", "hf://org/../x@y"]
+)
+def test_a_name_that_is_none_of_the_hub_is_refused(model: str) -> None:
+    with pytest.raises(source.SourceError, match="hf://ORGANISATION/NAME@REVISION"):
+        source.folder(model)
+    with pytest.raises(source.SourceError):
+        source.default_name(model)
+
+
+def test_a_hub_model_is_served_by_its_name(tmp_path: Path) -> None:
+    assert source.default_name("hf://org/tiny@v1") == "org/tiny"
+    assert source.default_name(str(tmp_path / "some" / "..")) == tmp_path.name

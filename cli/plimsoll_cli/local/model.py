@@ -1,4 +1,5 @@
-"""The checkpoint of a local replica: a directory here, or the tiny one made on demand."""
+"""The checkpoint of a local replica: a directory here, one of the Hugging Face Hub, or the tiny one
+made on demand."""
 
 from __future__ import annotations
 
@@ -6,26 +7,36 @@ import asyncio
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_cli.errors import RunError, UsageError
 
+HUB = "hf://"
+DEFAULT_REVISION = "main"
 MAKE_CHECKPOINT = "plimsoll.dev/make-checkpoint"
 """Annotation: ``tiny`` makes the tiny checkpoint where the model's directory does not exist."""
+DOWNLOADED = ".plimsoll-complete"
+"""What the engine's download leaves in a directory that is complete."""
 MAKE_TIMEOUT_S = 120.0
 """It takes five seconds, most of them to import torch."""
 
 
 def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
-    """The checkpoint's directory, and whether it has to be made first.
+    """The checkpoint's directory, and whether it has to be made or downloaded first.
 
     Raises :class:`UsageError` that names the field.
     """
     uri = service.spec.model.uri
+    if uri.startswith(HUB):
+        revision = service.spec.model.revision or DEFAULT_REVISION
+        folder = root / "models" / uri.removeprefix(HUB) / revision.replace("/", "--")
+        return folder, not (folder / DOWNLOADED).is_file()
     if not uri.startswith("file://"):
         raise UsageError(
-            f"spec.model.uri: {uri} needs a cluster: give file:///ABSOLUTE/PATH to run it here"
+            f"spec.model.uri: {uri} needs a cluster: give file:///ABSOLUTE/PATH or "
+            "hf://ORGANISATION/NAME to run it here"
         )
     folder = Path(uri.removeprefix("file://"))
     if folder.is_dir():
@@ -42,6 +53,40 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
         )
     made = root / "models" / "tiny"
     return made, not (made / "config.json").is_file()
+
+
+async def make(service: InferenceService, folder: Path, say: Callable[[str], None]) -> None:
+    """Downloads or makes what :func:`resolve` found absent. Raises :class:`RunError`."""
+    if service.spec.model.uri.startswith(HUB):
+        say(f"downloading {service.spec.model.uri} into {folder}")
+        await download(service, folder, say)
+    else:
+        say(f"making the tiny checkpoint in {folder}")
+        await make_tiny(folder)
+
+
+async def download(service: InferenceService, folder: Path, say: Callable[[str], None]) -> None:
+    """As the init container does in a cluster; a private repository needs HF_TOKEN here. The hub's
+    client bounds its waits; how long a model takes is not bounded. Raises :class:`RunError`."""
+    model = service.spec.model
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "plimsoll_engine.download", f"--parent={os.getpid()}",
+        f"--repository={model.uri.removeprefix(HUB)}", f"--to={folder}",
+        f"--revision={model.revision or DEFAULT_REVISION}",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    last = ""
+    try:
+        async for line in process.stdout:
+            last = line.decode(errors="replace").strip() or last
+            say(last)
+        if await process.wait() != 0:
+            raise RunError(f"spec.model.uri: {model.uri}: {last}")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def make_tiny(folder: Path) -> None:

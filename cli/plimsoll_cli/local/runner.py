@@ -41,8 +41,7 @@ async def prepare(
     """The plan of ``service`` below ``root`` (absolute): ports chosen, checkpoint made."""
     folder, missing = model.resolve(service, root)
     if missing:
-        say(f"making the tiny checkpoint in {folder}")
-        await model.make_tiny(folder)
+        await model.make(service, folder, say)
     chosen = ports.choose(plan.wanted_ports(service))
     return plan.make(service, root, chosen, folder, os.environ if environ is None else environ)
 

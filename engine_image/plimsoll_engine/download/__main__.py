@@ -2,6 +2,9 @@
 
 What an earlier run left half done is gone on with; a directory that is complete is used as it is,
 also while its source cannot be reached.
+
+A repository without ``--to`` goes into the hub's own cache (HF_HOME), and the last line says where
+in it: so the engine itself fetches ``--model hf://…`` (source.py).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plimsoll_engine.download.target import DownloadError
+from plimsoll_engine.worker.process import die_with_parent
 
 log = logging.getLogger("download")
 
@@ -25,10 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source.add_argument("--repository", metavar="ORGANISATION/NAME", help="of the hub")
     source.add_argument("--s3", metavar="s3://BUCKET/PREFIX", help="objects below a prefix")
     parser.add_argument("--revision", default="main", metavar="BRANCH|TAG|COMMIT")
-    parser.add_argument("--to", required=True, type=Path, metavar="DIRECTORY")
+    parser.add_argument("--to", type=Path, metavar="DIRECTORY", help="default: the hub's cache")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process does")
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if given.s3 and given.to is None:
+        parser.error("--s3 needs --to")
+    if given.parent is not None:
+        die_with_parent(given.parent)
+    # Others' loggers say each HTTP request.
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    log.setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         # Only what is needed: the hub's client alone takes a second to import.
@@ -39,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             from plimsoll_engine.download import hub
 
+            if given.to is None:
+                log.info("%s", hub.into_cache(given.repository, given.revision))
+                return 0
             version = hub.download(given.repository, given.revision, given.to)
     except DownloadError as error:
         log.error("%s", error)

@@ -39,7 +39,7 @@ class Tokenizer:
         self.vocab_size: int = min(self._tokenizer.get_vocab_size(), model_vocab_size(model))
         self.eos_ids = eos_ids(model)
         self._special = {
-            name: _token_text(settings[name])
+            name: _token_text(settings[name], f"{model / 'tokenizer_config.json'}: field {name}")
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if settings.get(name)
         }
@@ -90,18 +90,23 @@ class Tokenizer:
             raise TemplateError(f"the chat template refuses these messages: {error}") from None
 
 
-def _token_text(value: Any) -> str:
-    return str(value["content"] if isinstance(value, dict) else value)
+def _token_text(value: Any, field: str) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UsageError(f"{field}: {value!r} is no token's text")
+    return text
 
 
 def _template_source(model: Path, settings: dict[str, Any]) -> str | None:
     file = model / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    source = settings.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
+    try:
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        source = settings.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{model}: the chat template cannot be read: {error!r}") from None
     return source if isinstance(source, str) else None
 
 

@@ -7,7 +7,7 @@ host copy, and its pages belong to the page cache.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,21 +26,30 @@ def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights: the one file, those of the index, or all there are."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    index = folder / INDEX
-    if not index.is_file():
+    if not (folder / INDEX).is_file():
         if not (found := sorted(folder.glob("*.safetensors"))):
             raise LoadError(
                 f"{folder}: no *.safetensors file; weights in other formats are not read"
             )
         return found
+    names = sorted(set(placed(folder).values()))
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise LoadError(f"{folder / INDEX}: names {missing[0]}, which is missing in {folder}")
+    return [folder / name for name in names]
+
+
+def placed(folder: Path) -> dict[str, str]:
+    """The file of each tensor by the index, which a checkpoint of one file has not."""
+    index = folder / INDEX
+    if (folder / SINGLE).is_file() or not index.is_file():
+        return {}
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
-        names = sorted(set(weight_map.values()))
+        if not weight_map or not all(Path(n).name == n for n in weight_map.values()):
+            raise ValueError("not names of files in this folder")
+        return dict(weight_map)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{index}: no readable field weight_map: {error!r}") from None
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise LoadError(f"{index}: names {missing[0]}, which is missing in {folder}")
-    return [folder / name for name in names]
 
 
 @contextmanager
@@ -58,3 +67,16 @@ def check_files(folder: Path) -> None:
     for path in weight_files(folder):
         with opened(path):
             pass
+
+
+def complain(folder: Path, **wrong: Collection[str]) -> None:
+    """Raise :class:`LoadError` for the first kind of wrong tensors that there are any of."""
+    for kind, found in wrong.items():
+        if names := sorted(found):
+            shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
+
+
+def shapes(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
+    """What is said of a tensor of the wrong shape."""
+    return f"{name} is {tuple(in_file)} in the file and {tuple(in_model)} in the model"

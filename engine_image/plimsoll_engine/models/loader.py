@@ -9,22 +9,28 @@ from __future__ import annotations
 import contextlib
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-import transformers
 from transformers import AutoConfig
 
 from plimsoll_engine.models import decoder, rope
+from plimsoll_engine.models.checkpoint import (
+    INDEX,
+    complain,
+    opened,
+    placed,
+    shapes,
+    weight_files,
+)
 from plimsoll_engine.models.checkpoint import LoadError as LoadError
-from plimsoll_engine.models.checkpoint import check_files, opened, weight_files
 from plimsoll_engine.models.decoder import Decoder, Part
 from plimsoll_engine.models.interface import Model
 
-if TYPE_CHECKING:
-    from plimsoll_engine.models.transformers_model import TransformersModel
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FLOATS = ("F32", "BF16", "F16", "F64")
+"""Types of a checkpoint's tensors, by safetensors' names, that are converted to the model's. Whole
+numbers and 8-bit floats mean something only with scales that a plain model has not."""
 NOT_READ = (".rotary_emb.inv_freq", ".embeddings.position_ids")
 """Names' ends in old checkpoints that hold what the config says."""
 NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
@@ -62,13 +68,9 @@ def import_code(folder: Path) -> None:
         if config.model_type in OTHERS:
             importlib.import_module(f"plimsoll_engine.models.{OTHERS[config.model_type]}")
         elif not decoder.supports(text_config(config)):
-            from transformers import AutoModelForCausalLM
+            from plimsoll_engine.models import foreign
 
-            from plimsoll_engine.models import transformers_model
-
-            transformers_model.register()
-            with contextlib.suppress(KeyError, ValueError):
-                AutoModelForCausalLM._model_mapping[type(config)]
+            foreign.import_code(config)
 
 
 def choose_device(name: str) -> torch.device:
@@ -93,6 +95,11 @@ def load_config(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LoadError(f"{path}: {error}") from None
+    if getattr(config, "quantization_config", None) is not None:
+        raise LoadError(
+            f"{path}: field quantization_config: quantized weights are not supported; give a "
+            "checkpoint in bfloat16, float16 or float32"
+        )
     if config.model_type == "whisper":
         return config
     text = text_config(config)
@@ -178,22 +185,35 @@ def fill(model: OwnModel, folder: Path) -> None:
                 target = targets.get(ours)
                 if target is None:
                     if ours not in model.ignored and not name.endswith(NOT_READ):
-                        unexpected.append(name)
+                        unexpected.append(f"{name} in {path.name}")
                     continue
                 missing.discard(ours)
-                shape = tuple(file.get_slice(name).get_shape())
+                found = file.get_slice(name)
+                shape = tuple(found.get_shape())
                 if shape != tuple(target.shape):
-                    mismatched.append(_shapes(name, shape, tuple(target.shape)))
-                    continue
-                target.copy_(file.get_tensor(name))
-    _complain(folder, missing=missing, mismatched=mismatched, unexpected=unexpected)
+                    mismatched.append(shapes(f"{name} in {path.name}", shape, target.shape))
+                elif found.get_dtype() not in FLOATS:
+                    mismatched.append(
+                        f"{name} in {path.name} is {found.get_dtype()}, none of {', '.join(FLOATS)}"
+                    )
+                else:
+                    target.copy_(file.get_tensor(name))
+    places = {model.canonical(name): file for name, file in placed(folder).items()}
+    complain(
+        folder,
+        missing=[f"{n} (by {INDEX} in {places[n]})" if n in places else n for n in missing],
+        mismatched=mismatched,
+        unexpected=unexpected,
+    )
 
 
 def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Model:
     """The model on ``device``, every tensor from the checkpoint's files."""
     model = build(folder, config, dtype)
     if model is None:
-        return _load_transformers(folder, config, dtype, device)
+        from plimsoll_engine.models import foreign
+
+        return foreign.load(folder, config, dtype, device)
     tensors = model.parameters_by_name()
     bind(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
     try:
@@ -202,49 +222,3 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
         model.close()
         raise
     return model
-
-
-def _load_transformers(
-    folder: Path, config: Any, dtype: torch.dtype, device: torch.device
-) -> TransformersModel:
-    from transformers import AutoModelForCausalLM
-
-    from plimsoll_engine.models import transformers_model
-
-    transformers_model.register()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    check_files(folder)
-    try:
-        module, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=transformers_model.NAME,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are listed in info, by name
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise LoadError(f"{folder}: {error}") from None
-    # A mismatched one is (name, shape in the file, shape in the model).
-    _complain(
-        folder,
-        missing=info.get("missing_keys") or (),
-        mismatched=[_shapes(*key) for key in info.get("mismatched_keys") or ()],
-        unexpected=info.get("unexpected_keys") or (),
-    )
-    module.requires_grad_(False)
-    return transformers_model.TransformersModel(module.eval().to(device))
-
-
-def _complain(folder: Path, **wrong: Any) -> None:
-    for kind, found in wrong.items():
-        if names := sorted(found):
-            shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-            raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
-
-
-def _shapes(name: str, in_file: object, in_model: object) -> str:
-    return f"{name} is {in_file} in the file and {in_model} in the model"

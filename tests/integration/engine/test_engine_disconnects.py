@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import socket
 import struct
 import time
 from typing import Any
 
+import openai
 import pytest
 
 MODEL = "tiny"
@@ -71,6 +74,35 @@ def test_nothing_stays_of_a_client_that_left(
     assert answer.usage.completion_tokens == 2
 
 
+def leaves_after(engine: Any, body: dict[str, Any], inflight: int) -> None:
+    """A client that goes as soon as its requests are accepted."""
+    with connection(engine, False) as client:
+        client.sendall(request("/v1/completions", body))
+        engine.until(lambda: engine.status()["load"]["inflight"] == inflight, "acceptance")
+    engine.until(lambda: engine.status()["load"]["inflight"] == 0, "an end")
+
+
+def test_a_client_that_leaves_the_queue(engine: Any) -> None:
+    """The worker takes nothing in meanwhile: it learns of request and end at once."""
+    worker = engine.worker_pid()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        leaves_after(engine, LONG, 1)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    engine.clean()
+    assert engine.client.completions.create(model=MODEL, prompt="Hull", max_tokens=2).choices
+
+
+def test_a_client_that_leaves_while_its_prompts_are_computed(engine: Any) -> None:
+    before = engine.status()["load"]["aborted_total"]
+    prompts = [[40 + number] * 7_000 for number in range(4)]  # some thirty steps
+    leaves_after(engine, {"prompt": prompts, "max_tokens": 1}, 4)
+    engine.until(lambda: engine.status()["load"]["aborted_total"] > before, "an abort")
+    engine.clean()
+    assert engine.client.completions.create(model=MODEL, prompt="Hull", max_tokens=2).choices
+
+
 @pytest.mark.long
 def test_ten_thousand_queued_requests(start_engine: Any) -> None:
     """A full queue is told of, lets nobody else in, and goes away with its clients."""
@@ -82,8 +114,10 @@ def test_ten_thousand_queued_requests(start_engine: Any) -> None:
                 request("/v1/chat/completions", full)
             )
         engine.until(lambda: engine.status()["load"]["inflight"] == 10240, "a full queue", 60)
-        status, body = engine.post("/v1/completions", b'{"model": "tiny", "prompt": "a"}')
-        assert (status, body["error"]["code"]) == (429, "queue_full")
+        with pytest.raises(openai.RateLimitError) as refused:
+            engine.client.completions.create(model=MODEL, prompt="a")
+        assert refused.value.code == "queue_full"
+        assert int(refused.value.response.headers["retry-after"]) >= 1
         begun = time.monotonic()
         assert engine.get("/ready")[0] == 200
         assert time.monotonic() - begun < 2

@@ -64,6 +64,13 @@ def test_token_ids_are_a_prompt_and_a_stop(engine: Any) -> None:
 GOOD = {"model": MODEL, "prompt": "a", "max_tokens": 2}
 
 
+def still_serves(engine: Any) -> None:
+    """Nothing stays of what was refused, and the next request is answered."""
+    engine.clean()
+    status, body = engine.post("/v1/completions", json.dumps(GOOD).encode())
+    assert (status, body["usage"]["completion_tokens"]) == (200, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "param", "code"),
     [
@@ -150,6 +157,7 @@ def test_bad_values_name_their_field(
         assert error["param"] is not None
         assert error["param"].split("[")[0] == param, error
     assert error["message"]
+    still_serves(engine)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +190,14 @@ def test_bad_values_name_their_field(
 def test_bodies_that_cannot_be_read(engine: Any, body: bytes, code: str) -> None:
     status, answer = engine.post("/v1/completions", body)
     assert (status, answer["error"]["code"]) == (400, code)
+    still_serves(engine)
 
 
 def test_the_wrong_model_and_path(engine: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="serves 'tiny'"):
         engine.client.completions.create(model="gpt", prompt="a")
-    assert engine.post("/v1/embeddings", b"{}")[0] == 404
+    status, body = engine.post("/v1/embeddings", b"{}")
+    assert (status, body["error"]["code"]) == (404, "not_found")
     assert engine.get("/v1/completions")[0] == 405
 
 

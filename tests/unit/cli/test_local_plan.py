@@ -138,6 +138,15 @@ def test_the_tiny_checkpoint_is_made_only_once(tmp_path: Path) -> None:
     assert model.resolve(annotated("tiny"), tmp_path) == (folder, False)
 
 
+def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
+    one = service(model={"uri": "hf://org/tiny", "revision": "refs/pr/1"})
+    folder, absent = model.resolve(one, tmp_path)
+    assert (folder, absent) == (tmp_path / "models" / "org" / "tiny" / "refs--pr--1", True)
+    folder.mkdir(parents=True)
+    (folder / model.DOWNLOADED).touch()
+    assert model.resolve(one, tmp_path) == (folder, False)
+
+
 @pytest.mark.parametrize(
     ("one", "expected"),
     [

@@ -51,6 +51,11 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), rf"1 missing tensors: {NORM}"),
     (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))), "unexpected.*extra"),
     (lambda f: edit_tensors(f, lambda t: t.update({GATE: torch.ones(2, 2)})), GATE),
+    (
+        lambda f: edit_tensors(f, lambda t: t.update({NORM: t[NORM].to(torch.int8)})),
+        rf"{NORM} in model\.safetensors is I8, none of F32",
+    ),
+    (lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}), "quantization_config"),
 ]
 
 
@@ -63,6 +68,84 @@ def test_a_broken_checkpoint_is_named(
     damage(folder)
     with pytest.raises(loader.LoadError, match=message):
         load(folder)
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def shard(folder: Path) -> None:
+    """Spread the one file over two, with an index as transformers writes it."""
+    whole = folder / "model.safetensors"
+    tensors = load_file(whole)
+    whole.unlink()
+    names = sorted(tensors)
+    halves = {FIRST: names[:20], SECOND: names[20:]}
+    for file, its in halves.items():
+        save_file({name: tensors[name] for name in its}, folder / file, metadata={"format": "pt"})
+    weight_map = {name: file for file, its in halves.items() for name in its}
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def edit_shard(folder: Path, name: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+
+
+INDEX = r"model\.safetensors\.index\.json"
+BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda f: (f / SECOND).unlink(), rf"{INDEX}: names {SECOND}, which is missing"),
+    (lambda f: (f / FIRST).write_bytes(b"torn"), FIRST),
+    (lambda f: (f / "model.safetensors.index.json").write_text("{"), INDEX),
+    (lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {}}'), INDEX),
+    (
+        lambda f: (f / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "../a.safetensors"}}'
+        ),
+        INDEX,
+    ),
+    (
+        lambda f: edit_shard(f, SECOND, lambda t: t.pop(NORM)),
+        rf"1 missing tensors: {NORM} \(by {INDEX} in {SECOND}\)",
+    ),
+    (
+        lambda f: edit_shard(f, FIRST, lambda t: t.update(extra=torch.ones(1))),
+        f"1 unexpected tensors: extra in {FIRST}",
+    ),
+    (
+        lambda f: edit_shard(f, SECOND, lambda t: t.update({NORM: torch.ones(3)})),
+        rf"{NORM} in {SECOND} is \(3,\) in the file and \(128,\) in the model",
+    ),
+    (
+        lambda f: edit_shard(
+            f, SECOND, lambda t: t.update({NORM: t[NORM].to(torch.float8_e4m3fn)})
+        ),
+        rf"{NORM} in {SECOND} is F8_E4M3, none of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), BROKEN_SHARDS)
+def test_a_broken_shard_is_named(
+    damage: Callable[[Path], Any], message: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, folder)
+    shard(folder)
+    damage(folder)
+    with pytest.raises(loader.LoadError, match=message):
+        load(folder)
+
+
+def test_shards_are_the_same_model(tiny_checkpoint: Path, tmp_path: Path, tiny_model: Any) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, folder)
+    shard(folder)
+    found = load(folder).parameters_by_name()
+    expected = tiny_model.parameters_by_name()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_the_tiny_checkpoint_is_the_same_every_time(tiny_checkpoint: Path, tmp_path: Path) -> None:

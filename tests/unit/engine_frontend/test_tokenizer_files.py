@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +64,36 @@ def test_the_ends_of_a_text_are_of_the_generation_config_first(folder: Path) -> 
     (folder / "config.json").write_text("[]")
     with pytest.raises(UsageError, match="expected a JSON object"):
         eos_ids(folder)
+
+
+def test_without_a_chat_template_completions_are_named(folder: Path) -> None:
+    edit(folder, "tokenizer_config.json", chat_template=None)
+    with pytest.raises(TemplateError, match="use /v1/completions"):
+        Tokenizer(folder).render([{"role": "user", "content": "Ahoy"}])
+
+
+def edit(folder: Path, name: str, **fields: object) -> None:
+    body = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(body | fields))
+
+
+BROKEN: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json: not a tokenizer"),
+    (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json: not a tokenizer"),
+    (lambda f: (f / "tokenizer_config.json").write_text("{"), r"tokenizer_config\.json"),
+    (lambda f: edit(f, "tokenizer_config.json", eos_token={"text": 1}), "field eos_token"),
+    (lambda f: edit(f, "tokenizer_config.json", chat_template="{% if %}"), "malformed"),
+    (lambda f: edit(f, "tokenizer_config.json", chat_template=[{"x": 1}]), "cannot be read"),
+    (lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"), "cannot be read"),
+    (
+        lambda f: edit(f, "generation_config.json", eos_token_id=["</s>"]),
+        r"generation_config\.json: field eos_token_id",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), BROKEN)
+def test_a_broken_file_is_named(damage: Callable[[Path], Any], message: str, folder: Path) -> None:
+    damage(folder)
+    with pytest.raises(UsageError, match=message):
+        Tokenizer(folder)
