@@ -1,0 +1,141 @@
+"""Plays one real case: replica, clients, and what its supervisor found and did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plimsoll_cli.local import runner
+from plimsoll_cli.local.plan import Plan
+from plimsoll_sidecar.govern.incident import Incident, StepOutcome
+from tests.leaklab import replicas
+from tests.leaklab.clients import Clients, Told
+from tests.leaklab.real_cases import RealCase
+
+POLL_S = 0.5
+SETTLE_S = 5.0
+"""Clients go on for so long after the end of the incident: a broken stream would show."""
+DISRUPTIVE = ("Drain", "WorkerRestart", "EngineRestart")
+
+
+@dataclass
+class Played:
+    """``incident`` is the one of the right kind, else the first that was confirmed, if any. Times
+    are seconds since the clients began."""
+
+    case: RealCase
+    incident: Incident | None
+    began: float
+    told: Told
+    others: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> bool:
+        one = self.incident
+        return one is not None and one.kind is self.case.kind and one.confirmed_at is not None
+
+    @property
+    def named(self) -> bool:
+        """Whether segment and process are the right ones, too."""
+        if not self.found or self.incident is None:
+            return False
+        told = self.incident.attribution
+        return self.case.segment is None or (
+            told.segment == self.case.segment.value and told.process == self.case.process
+        )
+
+    @property
+    def cured(self) -> bool:
+        return self.found and self.incident is not None and self.incident.reason is self.case.cure
+
+    def row(self) -> dict[str, Any]:
+        case, one = self.case, self.incident
+        return {
+            "case": case.name,
+            "fault": case.fault,
+            "expected": {
+                "kind": case.kind.value,
+                "segment": case.segment.value if case.segment else None,
+                "process": case.process,
+                "cure": case.cure.value,
+            },
+            "found": one and {
+                "kind": one.kind.value,
+                "segment": one.attribution.segment,
+                "process": one.attribution.process,
+                "cure": one.reason.value if one.reason else None,
+                "phase": one.phase.value,
+                "open_s": round(one.opened_at - self.began, 1),
+                "confirm_s": self._since(one.confirmed_at),
+                "end_s": self._since(one.ended_at),
+                "bytes_per_s": round(one.attribution.bytes_per_s or 0.0) or None,
+                "confidence": one.attribution.confidence,
+                "consumed_ratio": round(one.consumed_ratio, 3),
+                "returned_bytes": one.returned_bytes,
+                "steps": [f"{s.step} {s.outcome.value}" for s in one.timeline],
+            },
+            "right": {"kind": self.found, "named": self.named, "cured": self.cured},
+            "others": self.others,
+            "clients": {k: v for k, v in vars(self.told).items() if v},
+            "troubles": self.troubles[:5],
+        }  # fmt: skip
+
+    def _since(self, at: float | None) -> float | None:
+        return round(at - self.began, 1) if at is not None else None
+
+
+def disruptions(incident: Incident) -> list[str]:
+    """The disruptive steps of an incident that were sent to the engine."""
+    shown = (StepOutcome.SKIPPED, StepOutcome.WOULD)
+    return [s.step for s in incident.timeline if s.step in DISRUPTIVE and s.outcome not in shown]
+
+
+def plan_of(case: RealCase, root: Path, models: dict[str, Path], plain: bool) -> Plan:
+    name = case.name.replace("_", "-")
+    if plain:
+        once = f"--once={root / 'leaked'}"
+        root.mkdir(parents=True, exist_ok=True)
+        return replicas.plain(name, root, case.policy, os.environ, case.fault, once)
+    model = models[case.model]
+    return replicas.engine(name, root, model, case.policy, os.environ, case.fault, case.flags)
+
+
+async def play(case: RealCase, its_plan: Plan, plain: bool) -> Played:
+    """Until an incident of the case's kind has ended, or the case's time is over."""
+    troubles: list[str] = []
+    async with runner.running(its_plan, troubles.append):
+        began = time.time()
+        clients = Clients(its_plan.serving_url, case.shape, case.per_s, case.long_streams)
+        async with _beside(clients, plain):
+            while time.time() - began < case.limit_s:
+                await asyncio.sleep(POLL_S)
+                if any(one.ended and one.kind is case.kind for one in replicas.journal(its_plan)):
+                    await asyncio.sleep(0 if plain else SETTLE_S)
+                    break
+    found = replicas.journal(its_plan)
+    right = [one for one in found if one.kind is case.kind and one.confirmed_at is not None]
+    confirmed = [one for one in found if one.confirmed_at is not None]
+    chosen = next(iter(right or confirmed or found), None)
+    others = [f"{one.kind} {one.phase} {one.reason}" for one in found if one is not chosen]
+    return Played(case, chosen, began, clients.told, others, troubles)
+
+
+@contextlib.asynccontextmanager
+async def _beside(clients: Clients, plain: bool) -> AsyncIterator[None]:
+    """The plain engine's mechanism is its own load."""
+    if plain:
+        yield
+        return
+    task = asyncio.create_task(clients.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,121 @@
+"""The cases with real processes: which fault, under which load, and what must be found and done.
+
+On a CPU: what leaks on the device there is in ``malloc_in_use`` here. A leak of our frontend shows
+in ``anonymous_other``, for the allocator's account is the worker's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plimsoll_sidecar.detect.assessment import Kind, Segment
+from plimsoll_sidecar.govern.incident import Reason
+from tests.leaklab.replicas import Policy
+
+IN_USE, OTHER, SHARED = Segment.MALLOC_IN_USE, Segment.ANONYMOUS_OTHER, Segment.SHARED
+OBJECTS = Segment.PYTHON_OBJECTS
+WORKER, ENGINE, TRIM = Reason.WORKER_RESTART, Reason.ENGINE_RESTART, Reason.TRIM
+
+
+@dataclass(frozen=True)
+class RealCase:
+    """``segment`` is null where memory is not what is short. ``model`` names a tiny checkpoint."""
+
+    name: str
+    fault: str
+    kind: Kind = Kind.HOST_GROWTH
+    segment: Segment | None = IN_USE
+    process: str = "worker"
+    cure: Reason = WORKER
+    shape: str = "short"
+    per_s: float = 8.0
+    long_streams: int = 2
+    flags: tuple[str, ...] = ()
+    model: str = "tiny"
+    policy: Policy = field(default_factory=Policy)
+    limit_s: float = 120.0
+
+
+def _capacity(name: str, fault: str, **changes: object) -> RealCase:
+    values: dict[str, object] = {"kind": Kind.CAPACITY_LOSS, "segment": None}
+    return RealCase(name, fault, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def _frontend(name: str, fault: str, shape: str, **changes: object) -> RealCase:
+    values: dict[str, object] = {"segment": OTHER, "process": "frontend", "cure": ENGINE}
+    return RealCase(name, fault, **{**values, "shape": shape, **changes})  # type: ignore[arg-type]
+
+
+ENGINE_CASES = (
+    RealCase("request_cycle", "request_cycle:payload_bytes=400Ki"),
+    RealCase(
+        "request_cycle_uncollected",
+        "request_cycle:payload_bytes=400Ki,freeze_every=0",
+        cure=TRIM,
+        limit_s=75.0,
+    ),
+    RealCase("stored_exception", "stored_exception:bytes_per_request=400Ki"),
+    _capacity("abort_choices", "abort_choices", shape="choices", per_s=2.0, long_streams=0),
+    _frontend(
+        "abort_unregistered", "abort_unregistered:payload_bytes=400Ki", "leaving",
+        flags=("--max-num-seqs=1",),
+    ),
+    RealCase("append_list", "append_list:bytes_per_request=400Ki", segment=OBJECTS),
+    RealCase("method_cache", "method_cache:bytes_per_request=400Ki"),
+    RealCase("grammar_cache_growth", "grammar_cache_growth:text_bytes=8Ki"),
+    RealCase("mmap_growth", "mmap_growth:bytes_per_request=400Ki", segment=OTHER),
+    RealCase("mmap_growth_idle", "mmap_growth:bytes_per_s=3Mi", segment=OTHER, per_s=0.2),
+    RealCase("shared_growth", "shared_growth:bytes_per_request=400Ki", segment=SHARED),
+    RealCase("pinned_buffers", "pinned_buffers:bytes_per_request=400Ki"),
+    _frontend("tokenizer_cache", "tokenizer_cache:repeat=200", "wordy"),
+    RealCase("device_dict", "device_dict:bytes_per_request=400Ki"),
+    RealCase(
+        "eviction_loop", "eviction_loop:after_requests=60", kind=Kind.STALL, segment=None
+    ),
+    _capacity(
+        "pinned_items", "pinned_items:blocks_per_request=1",
+        flags=("--num-blocks=96", "--max-num-seqs=4"), shape="wordy", long_streams=1,
+    ),
+    RealCase(
+        "encoder_freed_early", "encoder_freed_early", shape="images", per_s=12.0, model="llava",
+        policy=Policy(growth_mib=8),
+    ),
+    RealCase(
+        "encoder_budget_held", "encoder_budget_held", shape="images_left", per_s=6.0,
+        model="llava", kind=Kind.STALL, segment=None,
+        flags=("--encoder-cache-tokens=64", "--max-num-seqs=1"), long_streams=1,
+    ),
+    _capacity(
+        "offload_unpolled", "offload_unpolled",
+        flags=("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=4"),
+        shape="wordy", per_s=0.5, long_streams=0,
+    ),
+    _capacity(
+        "offload_abandoned", "offload_abandoned:blocks_per_abort=2",
+        flags=("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=2"),
+        shape="leaving", per_s=4.0, long_streams=1,
+    ),
+)  # fmt: skip
+NOT_HERE = {
+    "device_raw": "needs a CUDA device",
+    "kept_kv": "shows in the worker's last message about its device; a CPU's worker has none",
+}
+
+
+def _plain(name: str, **changes: object) -> RealCase:
+    values: dict[str, object] = {"segment": OTHER, "process": "frontend", "cure": ENGINE}
+    return RealCase(f"plain_{name}", name, **{**values, **changes})  # type: ignore[arg-type]
+
+
+PLAIN_CASES = (
+    _plain("small_objects"),
+    _plain("heap_blocks"),
+    _plain("fragmentation"),
+    _plain("cycles"),
+    _plain("mappings"),
+    _plain("shared", segment=SHARED),
+    _plain("locked"),
+    _plain("growing_helper", process="other"),
+    # Resident sums count what a forked helper shares with its parent once more.
+    _plain("helpers_left", process="other", policy=Policy(growth_mib=512)),
+)
