@@ -1,7 +1,7 @@
 """The leak lab with real processes: each fault under real load, beside its real supervisor.
 
     python bench/leaklab.py                      # all cases: some twenty minutes on two cores
-    python bench/leaklab.py --only append_list plain_shared
+    python bench/leaklab.py --only append_list plain_shared --add   # into the result that is there
 
 Our engine on the CPU with each of its injected faults, and the plain Python engine with mechanisms
 of its own. For each case: what was expected, what the supervisor found, when, and what it did.
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from result import publish
+from result import RESULTS, publish
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # the leak lab is part of the tests
 
@@ -56,24 +58,34 @@ async def play_all(
     return await asyncio.gather(*(one(case) for case in cases))
 
 
-def figures(played: Sequence[Played]) -> dict[str, float | int | None]:
-    found = [one for one in played if one.found]
-    delays = [one.incident.confirmed_at - one.began for one in found if one.incident is not None
-              and one.incident.confirmed_at is not None]  # fmt: skip
-    growing = [one for one in found if one.case.segment is not None]
+def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
+    found = [row for row in rows if row["right"]["kind"]]
+    delays = [row["found"]["confirm_s"] for row in found]
+    growing = [row for row in found if row["expected"]["segment"]]
+
+    def clients(key: str) -> int:
+        return sum(row["clients"].get(key, 0) for row in rows)
+
     return {
-        "cases_count": len(played),
+        "cases_count": len(rows),
         "found_count": len(found),
-        "cured_count": sum(one.cured for one in played),
+        "cured_count": sum(row["right"]["cured"] for row in rows),
         "segment_cases_count": len(growing),
-        "segment_named_count": sum(one.named for one in growing),
+        "segment_named_count": sum(row["right"]["named"] for row in growing),
         "confirm_p50_s": median(delays) if delays else None,
         "confirm_max_s": max(delays, default=None),
-        "requests_count": sum(one.told.requests for one in played),
-        "requests_failed_count": sum(one.told.failed for one in played),
-        "streams_count": sum(one.told.streams for one in played),
-        "streams_broken_count": sum(one.told.broken for one in played),
+        "requests_count": clients("requests"),
+        "requests_failed_count": clients("failed"),
+        "streams_count": clients("streams"),
+        "streams_broken_count": clients("broken"),
     }
+
+
+def kept(name: str, played: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of the result that is there, but for cases that were played anew."""
+    file = RESULTS / f"{name}.json"
+    rows = json.loads(file.read_text())["samples"]["cases"] if file.exists() else []
+    return [row for row in rows if row["case"] not in played]
 
 
 async def run(only: Sequence[str]) -> list[Played]:
@@ -91,11 +103,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [case.name for case in (*ENGINE_CASES, *PLAIN_CASES)]
     parser.add_argument("--only", nargs="+", choices=names, default=[], metavar="CASE")
+    parser.add_argument("--add", action="store_true", help="keep the other cases of the result")
     parser.add_argument("--name", default="leaklab-real", help="of the result")
     arguments = parser.parse_args()
-    played = asyncio.run(run(arguments.only))
-    rows = [one.row() for one in played]
-    publish(arguments.name, figures(played), {"cases": rows, "not_here": NOT_HERE})
+    rows = [one.row() for one in asyncio.run(run(arguments.only))]
+    if arguments.add:
+        rows += kept(arguments.name, [row["case"] for row in rows])
+    rows.sort(key=lambda row: names.index(row["case"]))
+    publish(arguments.name, figures(rows), {"cases": rows, "not_here": NOT_HERE})
 
 
 if __name__ == "__main__":

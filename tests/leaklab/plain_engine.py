@@ -51,7 +51,7 @@ def main() -> None:
     parse.add_argument("--port", type=int, required=True)
     parse.add_argument("--mechanism", choices=[*LEAKS, *HEALTHY], required=True)
     parse.add_argument("--rate-mib-s", type=float, default=4.0)
-    parse.add_argument("--start-s", type=float, default=0.0, help="healthy until then")
+    parse.add_argument("--speed", type=float, default=1.0, help="of the mechanism's clock")
     parse.add_argument("--once", type=Path)
     arguments = parse.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
@@ -61,9 +61,9 @@ def main() -> None:
     ThreadingHTTPServer.daemon_threads = True
     server = ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    began = time.monotonic() + arguments.start_s
+    began = time.monotonic()
     while ballast:
-        tick(max(0.0, time.monotonic() - began))
+        tick(arguments.speed * (time.monotonic() - began))
         time.sleep(TICK_S)
 
 

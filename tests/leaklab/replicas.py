@@ -17,6 +17,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.schema import API_VERSION
 from plimsoll_api.supervision import Mode
 from plimsoll_cli import incidents
+from plimsoll_cli.errors import UsageError
 from plimsoll_cli.local import plan, ports
 from plimsoll_cli.local.plan import Command, Plan
 from plimsoll_sidecar.govern.incident import Incident
@@ -76,9 +77,11 @@ def plain(
 
 
 def journal(its_plan: Plan) -> list[Incident]:
-    """All incidents of a replica, oldest first; none where no journal was begun."""
-    file = its_plan.state_dir / FILE
-    return incidents.read(file)[::-1] if file.is_file() else []
+    """All incidents of a replica, oldest first; none where its journal is not made yet."""
+    try:
+        return incidents.read(its_plan.state_dir / FILE)[::-1]
+    except UsageError:
+        return []
 
 
 def _plan(

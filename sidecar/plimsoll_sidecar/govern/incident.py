@@ -159,10 +159,16 @@ class Incident(msgspec.Struct, omit_defaults=True, kw_only=True):
             self.phase, self.phase_since, self.seen, self.missed = phase, now, 0, 0
 
     def observe(self, suspicion: Suspicion) -> None:
-        """Takes over what the detector says now; the worst growth seen stays on record."""
+        """Takes over what the detector says now; the worst growth seen stays on record.
+
+        From the begin of a restart on the memory keeps the name that it was restarted for: what
+        is seen then is half of an engine that ends and half of one that starts.
+        """
         self.seen, self.missed = self.seen + 1, 0
         self.growth_bytes = suspicion.bytes
         self.consumed_ratio = max(self.consumed_ratio, suspicion.consumed_ratio)
+        if self.phase in DISRUPTING:
+            return
         self.attribution = Attribution(
             segment=suspicion.segment.value if suspicion.segment else None,
             process=suspicion.process,

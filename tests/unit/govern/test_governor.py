@@ -33,6 +33,17 @@ def test_a_leak_is_trimmed_confirmed_and_cured_by_a_worker_restart() -> None:
     assert len({step.operation_id for step in incident.timeline}) == len(incident.timeline)
 
 
+def test_what_is_seen_during_a_restart_does_not_rename_the_memory() -> None:
+    world = World()
+    world.growth = 1 << 30
+    world.to(Verb.RESTART_WORKER)
+    # The old worker has ended, the new one is small yet: no process has grown any more.
+    world.process = None
+    world.run(3)
+    assert world.open[0].phase is Phase.RESTARTING
+    assert world.open[0].attribution.process == "worker"
+
+
 def test_a_trim_that_returns_the_growth_resolves_the_incident() -> None:
     world = World()
     world.growth = 400_000_000
