@@ -5,8 +5,8 @@
 
 Two of our engines on the CPU, each beside its own supervisor in mode ``Recover``, share one restart
 slot: a Lease on a real API server, taken and released by the real code; incidents go there, too.
-Each request leaks, in every epoch, so that each worker is restarted whenever its leak budget is
-spent. Clients balance short requests (1 to 4 tokens) and streams of 128 tokens over the replicas
+Each worker leaks by the clock, in every epoch, so that it is restarted whenever its leak budget is
+spent, however many requests this machine manages meanwhile. Clients balance short requests (1 to 4 tokens) and streams of 128 tokens over the replicas
 that say that they are ready, and compare each stream's text with an undisturbed one.
 """
 
@@ -44,14 +44,14 @@ REPLICAS = 2
 SHORT, STREAMS = 16, 6
 POLL_S = 1.0
 POLICY = Policy(
-    growth_mib=24, warmup="2s", stall="20s", restarts=500, interval_s=0.25,
+    growth_mib=64, warmup="0.5s", stall="20s", restarts=500, interval_s=0.25,
     ladder=("Trim", "WorkerRestart"),
 )  # fmt: skip
 FLAGS = ("--max-num-seqs=32", "--max-queued=256", "--max-model-len=512", "--num-blocks=1024")
 
 
-def plans(root: Path, tiny: Path, payload: str, service: Any) -> list[Plan]:
-    fault = f"request_cycle:payload_bytes={payload},epochs=all"
+def plans(root: Path, tiny: Path, leak: str, service: Any) -> list[Plan]:
+    fault = f"mmap_growth:bytes_per_s={leak},epochs=all"
     made = []
     for number in range(REPLICAS):
         folder = root / f"r{number}"
@@ -71,7 +71,7 @@ async def measure(given: argparse.Namespace, root: Path, service: Any) -> dict[s
     tiny = root / "tiny"
     await model.make_tiny(tiny)
     known = await texts(root, tiny)
-    made = plans(root, tiny, given.payload, service)
+    made = plans(root, tiny, given.leak, service)
     balancer = Balancer([Target(plan.serving_url, "tiny") for plan in made], known)
     troubles: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--remediations", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=60.0, help="the most it may take")
-    parser.add_argument("--payload", default="24Ki", help="what each request leaks")
+    parser.add_argument("--leak", default="3Mi", help="what each worker leaks in a second")
     parser.add_argument("--no-cluster", action="store_true", help="slots without a Lease")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rem-") as name:

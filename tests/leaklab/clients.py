@@ -28,7 +28,9 @@ PATIENCE_S = 0.15
 
 @dataclass
 class Told:
-    """What the clients saw. ``left`` are requests that their client gave up, as it meant to."""
+    """What the clients saw. ``left`` are requests that their client gave up, as it meant to;
+    ``failed`` were not answered, ``broken`` are streams that began and did not end as they should.
+    """
 
     requests: int = 0
     left: int = 0
@@ -81,31 +83,38 @@ class Clients:
             try:
                 await stream(client, prompt(next(self._numbers), 8), LONG_TOKENS)
                 self.told.streams += 1
-            except (httpx.HTTPError, ValueError) as error:
-                self.told.broken += 1
+            except (httpx.HTTPError, BrokenStream) as error:
+                broken = isinstance(error, BrokenStream)
+                self.told.broken += broken
+                self.told.failed += not broken
                 self.told.errors = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(AFTER_ERROR_S)
 
 
-async def stream(client: httpx.AsyncClient, text: str, tokens: int) -> int:
-    """Pieces of a whole stream; ValueError where it did not end as it should."""
-    pieces, finish = 0, None
+class BrokenStream(Exception):
+    """A stream that began and did not end as it should."""
+
+
+async def stream(client: httpx.AsyncClient, text: str, tokens: int) -> None:
+    """A whole stream; HTTPError where none began, BrokenStream where it did not end well."""
+    finish = None
     wish = body(text, tokens, stream=True)
     async with client.stream("POST", "/v1/completions", json=wish) as answer:
         answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            data = line.removeprefix("data: ")
-            if data in (line, "[DONE]"):
-                continue
-            event = json.loads(data)
-            if "error" in event:
-                raise ValueError(str(event["error"])[:300])
-            for choice in event.get("choices", ()):
-                pieces += bool(choice.get("text"))
-                finish = choice.get("finish_reason") or finish
+        try:
+            async for line in answer.aiter_lines():
+                data = line.removeprefix("data: ")
+                if data in (line, "[DONE]"):
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise BrokenStream(str(event["error"])[:300])
+                for choice in event.get("choices", ()):
+                    finish = choice.get("finish_reason") or finish
+        except (httpx.HTTPError, ValueError) as error:
+            raise BrokenStream(f"{type(error).__name__}: {error}") from error
     if finish != "length":
-        raise ValueError(f"a stream ended with finish_reason {finish}")
-    return pieces
+        raise BrokenStream(f"finish_reason is {finish}, not length")
 
 
 def prompt(number: int, words: int) -> str:
