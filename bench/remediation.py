@@ -6,8 +6,9 @@
 Two of our engines on the CPU, each beside its own supervisor in mode ``Recover``, share one restart
 slot: a Lease on a real API server, taken and released by the real code; incidents go there, too.
 Each worker leaks by the clock, in every epoch, so that it is restarted whenever its leak budget is
-spent, however many requests this machine manages meanwhile. Clients balance short requests (1 to 4 tokens) and streams of 128 tokens over the replicas
-that say that they are ready, and compare each stream's text with an undisturbed one.
+spent, however many requests this machine manages meanwhile. Clients balance short requests (1 to 4
+tokens) and streams of 128 tokens over the replicas that say that they are ready, and compare each
+stream's text with an undisturbed one.
 """
 
 from __future__ import annotations
