@@ -92,8 +92,12 @@ def lines(told: Told, width: int, plain: bool = False) -> Iterator[Text]:
         yield Text(f"\nCame back: {format_bytes(status.returned_bytes)}.", style="bold")
     if status.message:
         yield Text(f"Said at the end: {status.message}")
+    folders: dict[str, list[str]] = {}
     for file in status.diagnostics:
-        yield Text(f"Saved: {file}")
+        folder, _, name = file.rpartition("/")
+        folders.setdefault(folder, []).append(name)
+    for folder, names in folders.items():
+        yield Text(f"Saved in {folder or '.'}: {', '.join(names)}")
     yield Text.assemble(("\nWhat next: ", "bold"), next_step(told))
 
 

@@ -9,12 +9,15 @@ from enum import StrEnum
 from typing import Any
 
 import yaml
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 Cell = str | Text
+GAP, LAST = 2, 6
+"""Columns between two cells, and what is left of the last one on the narrowest terminal."""
 
 
 class Output(StrEnum):
@@ -64,10 +67,20 @@ def write(value: Any, output: Output) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
-    """As kubectl's, cut at ``width`` columns; None cuts nothing."""
-    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, width=None)
-    for column in columns:
-        made.add_column(column, no_wrap=True, overflow="ellipsis" if width else "ignore")
+    """As kubectl's, cut at ``width`` columns, the last one first; None cuts nothing."""
+    made = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, width=None)
+    needed = [
+        max(cell_len(column), *(cell_len(str(row[index])) for row in rows), 0)
+        for index, column in enumerate(columns)
+    ]
+    fits = width is not None and sum(needed[:-1]) + GAP * len(columns) + LAST <= width
+    for index, column in enumerate(columns):
+        made.add_column(
+            column,
+            no_wrap=True,
+            overflow="ellipsis" if width else "ignore",
+            min_width=needed[index] if fits and index < len(columns) - 1 else None,
+        )
     for row in rows:
         made.add_row(*row)
     return made

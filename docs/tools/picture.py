@@ -17,7 +17,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import Locator, MaxNLocator
 
-from docs.tools.scene import ROOT, Scene
+from docs.tools.scene import ROOT, SCRAPE_S, Scene
 from plimsoll_api.units import format_bytes
 
 COLUMNS = 2
@@ -57,8 +57,7 @@ def _panel(axes: Axes, panel: dict[str, Any], seen: Scene) -> None:
     drawn: list[tuple[str, list[float], list[float]]] = []
     for target in panel["targets"]:
         for one in seen.prometheus.query_range(filled(target["expr"]), seen.began, seen.ended):
-            times = [float(at) - seen.began for at, _ in one["values"]]
-            values = [float(value) for _, value in one["values"]]
+            times, values = _points(one["values"], seen.began)
             drawn.append((_legend(target.get("legendFormat", ""), one["metric"]), times, values))
     # Counters are there from 0 on: what never happened says nothing in a picture.
     drawn = [one for one in drawn if any(one[2])] or drawn
@@ -69,7 +68,7 @@ def _panel(axes: Axes, panel: dict[str, Any], seen: Scene) -> None:
     parts = [one for one in drawn if stacked and not LEVELS.match(one[0])]
     if parts:
         grid = sorted({at for _, times, _ in parts for at in times})
-        rows = [[dict(zip(times, values, strict=True)).get(at, 0.0) for at in grid]
+        rows = [[dict(zip(times, values, strict=True)).get(at, math.nan) for at in grid]
                 for _, times, values in parts]  # fmt: skip
         axes.stackplot(grid, rows, labels=[name for name, _, _ in parts], alpha=0.75)
     for name, times, values in drawn:
@@ -96,6 +95,20 @@ def _panel(axes: Axes, panel: dict[str, Any], seen: Scene) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="lower right" if parts else "best", framealpha=0.7)
     axes.tick_params(labelsize=8)
+
+
+def _points(found: list[list[Any]], began: float) -> tuple[list[float], list[float]]:
+    """Seconds and values; where a scrape has none the line is broken: unknown is not drawn."""
+    times: list[float] = []
+    values: list[float] = []
+    for at, value in found:
+        after = float(at) - began
+        if times and after - times[-1] > 1.5 * SCRAPE_S:
+            times.append(times[-1] + SCRAPE_S)
+            values.append(math.nan)
+        times.append(after)
+        values.append(float(value))
+    return times, values
 
 
 class _Binary(Locator):

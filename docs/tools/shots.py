@@ -14,7 +14,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -35,7 +35,7 @@ def terminal(command: Sequence[str], columns: int, title: str, file: Path) -> No
 
     RuntimeError where it fails or takes longer than a minute.
     """
-    text = CONTROL.sub("", SPINNER.sub("", _typed(command, columns))).strip("\n")
+    text = CONTROL.sub("", SPINNER.sub("", typed(command, columns))).strip("\n")
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(text), soft_wrap=True)
     drawn = console.export_svg(title=title)
@@ -69,11 +69,13 @@ def _page(width: int, scheme: Literal["light", "dark"] = "light") -> Iterator[Pa
         browser.close()
 
 
-def _typed(command: Sequence[str], columns: int) -> str:
+def typed(command: Sequence[str], columns: int, more: Mapping[str, str] | None = None) -> str:
+    """What ``command`` writes to a terminal of so many columns; ``more`` are further variables of
+    its environment. RuntimeError where it fails or takes longer than a minute."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
     env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
-    env |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    env |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", **(more or {})}
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
     read, deadline = b"", time.monotonic() + LIMIT_S
