@@ -60,7 +60,7 @@ def _panel(axes: Axes, panel: dict[str, Any], seen: Scene) -> None:
             times, values = _points(one["values"], seen.began)
             drawn.append((_legend(target.get("legendFormat", ""), one["metric"]), times, values))
     # Counters are there from 0 on: what never happened says nothing in a picture.
-    drawn = [one for one in drawn if any(one[2])] or drawn
+    drawn = [one for one in drawn if any(value > 0 for value in one[2])] or drawn
     if not drawn:
         raise LookupError(f"panel {panel['title']!r} shows nothing")
     unit = panel["fieldConfig"]["defaults"]["unit"]
