@@ -50,6 +50,7 @@ NEXT = {
 }
 STYLE = {
     "Succeeded": "green", "Failed": "red", "Refused": "red", "Begun": "yellow",
+    "Requested": "yellow",
     "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
 }  # fmt: skip
 
