@@ -163,6 +163,27 @@ def test_the_api_server_takes_what_inject_writes(kube: Kube, name: str) -> None:
     assert applied.count("(server dry run)") == len(everything)
 
 
+def test_the_api_server_takes_the_pod_that_kserve_makes_of_what_inject_writes(kube: Kube) -> None:
+    """KServe is not here. It puts the container of its runtime beside what the predictor has of a
+    pod, so the API server is asked about that pod."""
+    file = EXAMPLES / "inject" / "kserve-inferenceservice.yaml"
+    done = CliRunner().invoke(app, ["inject", str(file), "--supervisor-image", "supervisor:1"])
+    assert done.exit_code == 0, done.output
+    config, service = (one for one in yaml.safe_load_all(done.stdout) if one)
+    predictor = service["spec"]["predictor"]
+    pod_fields = ("initContainers", "volumes", "shareProcessNamespace")
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "predictor", "labels": predictor["labels"]},
+        "spec": {field: predictor[field] for field in pod_fields}
+        | {"containers": [{"name": "kserve-container", "image": "runtime:1"}]},
+    }
+    text = yaml.safe_dump_all([config, pod])
+    applied = kube("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
+    assert applied.count("(server dry run)") == 2
+
+
 def test_the_api_server_takes_what_init_writes(kube: Kube) -> None:
     done = CliRunner().invoke(app, ["init", "qwen", "--model", "pvc://models/qwen", "--yes"])
     assert done.exit_code == 0, done.output
