@@ -28,7 +28,7 @@ from plimsoll_cli.local import model
 from tests.leaklab.play import Played, plan_of, play
 from tests.leaklab.real_cases import ENGINE_CASES, NOT_HERE, PLAIN_CASES, RealCase
 
-PLAIN_AT_ONCE, ENGINES_AT_ONCE = 5, 2
+PLAIN_AT_ONCE, ENGINES_AT_ONCE = 5, 3
 
 
 async def make_models(root: Path, names: set[str]) -> dict[str, Path]:

@@ -45,7 +45,7 @@ REPLICAS = 2
 SHORT, STREAMS = 16, 6
 POLL_S = 1.0
 POLICY = Policy(
-    growth_mib=64, warmup="0.5s", stall="20s", restarts=500, interval_s=0.25,
+    growth_mib=64, warmup="0s", stall="20s", restarts=500, interval_s=0.25,
     ladder=("Trim", "WorkerRestart"),
 )  # fmt: skip
 FLAGS = ("--max-num-seqs=32", "--max-queued=256", "--max-model-len=512", "--num-blocks=1024")
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--remediations", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=60.0, help="the most it may take")
-    parser.add_argument("--leak", default="3Mi", help="what each worker leaks in a second")
+    parser.add_argument("--leak", default="4Mi", help="what each worker leaks in a second")
     parser.add_argument("--no-cluster", action="store_true", help="slots without a Lease")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rem-") as name:

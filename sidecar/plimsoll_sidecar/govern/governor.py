@@ -156,9 +156,12 @@ class Governor:
         life.tell(Happening.OPENED, incident)
 
     def _release_slot(self, life: Life) -> None:
-        """A slot is given back once no incident needs it, also after a crash in between."""
+        """A slot is given back once no incident needs it, also after a crash in between.
+
+        One whose restart was refused begins anew, and others may come first.
+        """
         holder = self.state.slot_holder
-        if holder is None or any(i.name == holder for i in self.state.incidents):
+        if holder is None or any(i.name == holder and i.needs_slot for i in self.state.incidents):
             return
         life.release_slot()
 

@@ -140,6 +140,11 @@ class Incident(msgspec.Struct, omit_defaults=True, kw_only=True):
         return self.phase in ENDED
 
     @property
+    def needs_slot(self) -> bool:
+        """Whether a slot that this incident has taken must be kept."""
+        return not (self.phase is Phase.CONFIRMED and self.refusals)
+
+    @property
     def short_id(self) -> str:
         return self.name.rpartition("-")[2]
 

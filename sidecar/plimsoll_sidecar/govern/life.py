@@ -11,7 +11,7 @@ was refused leads back to Confirmed; one that returned too little leads to the n
 
 from __future__ import annotations
 
-from plimsoll_api.admin import Capability
+from plimsoll_api.admin import Capability, EngineState
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.assessment import Kind
@@ -150,13 +150,18 @@ class Life(Conditions):
             self._stop(incident)
         elif self.now - incident.phase_since > SLOT_WAIT_S:
             self.end(incident, Phase.UNRESOLVED, Reason.SLOT_TIMEOUT)
-        elif self.disturbed(incident) or self.hold or not self.free:
+        elif self.disturbed(incident) or self.hold or not self.free or self._starts(incident):
             return
         elif self.state.slot_holder != incident.name:
             if self.now >= incident.retry_at:
                 self.send(incident, Verb.TAKE_SLOT, "TakeSlot")
         else:
             self._begin(incident)
+
+    def _starts(self, incident: Incident) -> bool:
+        """An engine that starts is not restarted for its memory: it would never get further."""
+        starting = (EngineState.STARTING, EngineState.WARMING)
+        return incident.kind is not Kind.STALL and self.engine.state in starting
 
     def _begin(self, incident: Incident) -> None:
         """The first disruptive command of a rung; the restart is counted before it is sent."""
@@ -263,7 +268,6 @@ class Life(Conditions):
             self.end(incident, Phase.UNRESOLVED, Reason.EFFECT_UNKNOWN)
         elif result.outcome is Outcome.REFUSED:
             restart_budget.withdraw(self.state.restarts, command.epoch)
-            self.state.slot_holder = None  # it may have been lost: taking it again is harmless
             self._back(incident, result.message)
         elif command.verb is Verb.DRAIN:
             # A drain that missed its deadline is followed by the restart all the same.

@@ -42,6 +42,7 @@ class World:
         self.over_budget = True
         self.process: str | None = "worker"
         self.answers = True
+        self.engine_state = EngineState.SERVING
         self.warm = True
         self.capabilities = EVERYTHING
         self.replaceable = True
@@ -77,7 +78,7 @@ class World:
         )
         engine = EngineView(
             epoch=f"boot:{self.number}" if self.answers else None,
-            state=EngineState.SERVING if self.answers else None,
+            state=self.engine_state if self.answers else None,
             capabilities=self.capabilities,
             replaceable=self.replaceable,
         )

@@ -3,6 +3,7 @@
 import msgspec
 from governed import World, done
 
+from plimsoll_api.admin import EngineState
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.detect.assessment import Kind
 from plimsoll_sidecar.govern.command import Happening, Outcome, Result, Verb
@@ -194,7 +195,10 @@ def test_a_refused_restart_is_not_counted_and_is_decided_anew() -> None:
     world.tick(done(restart, Outcome.REFUSED, "another operation is under way"))
     assert world.open[0].refusals == 1
     assert world.governor.state.restarts == []
-    take = world.until_command()
+    release = world.governor.state.pending
+    assert release is not None
+    assert release.verb is Verb.RELEASE_SLOT, "others may restart meanwhile"
+    take = world.answer(release)
     assert take.verb is Verb.TAKE_SLOT
     again = world.answer(take)
     assert again.verb is Verb.RESTART_WORKER
@@ -215,6 +219,20 @@ def test_refusals_without_end_end_the_incident() -> None:
             command = pending if pending else world.until_command()
     assert world.ended[0].reason is Reason.REFUSED
     assert world.governor.state.restarts == []
+    world.run(3)
+    assert world.commands[-1].verb is Verb.RELEASE_SLOT, "or no other replica could ever restart"
+
+
+def test_a_starting_engine_is_not_restarted_for_its_memory() -> None:
+    world = World()
+    world.growth = 500_000_000
+    diagnose = world.to(Verb.DIAGNOSE)
+    world.engine_state = EngineState.WARMING
+    world.run(60, done(diagnose))
+    assert world.open[0].phase is Phase.AWAITING_SLOT
+    assert Verb.TAKE_SLOT not in [command.verb for command in world.commands]
+    world.engine_state = EngineState.SERVING
+    assert world.until_command().verb is Verb.TAKE_SLOT
 
 
 def test_a_crash_of_the_engine_renews_the_incident_and_counts_as_a_restart() -> None:
