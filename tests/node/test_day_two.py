@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.lab.kube import Kube, eventually
@@ -26,11 +29,7 @@ ENGINE_PIDS = (
     "engines = [int(p) for p in os.listdir('/proc') if p.isdigit() and int(p) != os.getpid()\n"
     "           and b'plimsoll_engine' in command(p) and b'serve' in command(p)]\n"
 )
-OUT_OF_MEMORY = (
-    ENGINE_PIDS + "for pid in engines: open(f'/proc/{pid}/oom_score_adj','w').write('1000')\n"
-    "held = []\n"
-    "while True: held.append(bytearray(64 << 20))\n"
-)
+GREEDY = "tokenizer_cache:repeat=200000"
 KILL_ENGINE = ENGINE_PIDS + "[os.kill(pid, 9) for pid in engines]\n"
 KILL_SUPERVISOR = (
     "import os\n"
@@ -91,15 +90,24 @@ def ended(kube: Kube) -> dict[str, Any] | None:
 def test_a_kill_for_memory_is_an_incident_and_a_condition(
     kube: Kube, operator: Callable[[], Operator], manifest: Manifest
 ) -> None:
+    """The frontend grows, faster than a supervisor that only looks could do anything about it."""
     operator()
-    made = plain(manifest)
+    made = manifest(GREEDY, mode="Observe")
     made["spec"]["engine"]["resources"]["limits"]["memory"] = "2Gi"
     kube.apply(made)
     ready(kube)
     (pod,) = pods(kube)
-    name = pod["metadata"]["name"]
-    kube.run("exec", name, "-c", "engine", "--", "python", "-c", OUT_OF_MEMORY)
-    eventually(lambda: restarts(kube) == 1, "the engine's container was restarted", 120)
+    address = (kube.get("service", SERVICE) or {})["spec"]["clusterIP"]
+    new = itertools.count()
+    with httpx.Client(base_url=f"http://{address}", timeout=30, trust_env=False) as client:
+
+        def grown_and_killed() -> bool:
+            body = {"model": SERVICE, "prompt": f"{next(new)} tons of cargo " * 20, "max_tokens": 1}
+            with contextlib.suppress(httpx.HTTPError):
+                client.post("/v1/completions", json=body)
+            return restarts(kube) == 1
+
+        eventually(grown_and_killed, "the engine's container was restarted", 120)
     eventually(lambda: condition(kube, "OutOfMemoryKilled") == "True", "a condition", 60)
 
     def told() -> list[dict[str, Any]]:
