@@ -96,12 +96,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Lab | ExistingCluster]:
 
 def _kubectl_on_path(lab: Lab) -> None:
     if shutil.which("kubectl") is None:
-        script = lab.home / "bin" / "kubectl"
-        script.parent.mkdir(exist_ok=True)
-        command = " ".join(lab.binaries.command("kubectl"))
-        script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        script.chmod(0o755)
-        os.environ["PATH"] += f":{script.parent}"
+        os.environ["PATH"] += f":{lab.tools()}"
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook

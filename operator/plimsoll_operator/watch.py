@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import kopf
@@ -124,7 +127,22 @@ class Watches:
 
 def _in_pod(**given: Any) -> kopf.ConnectionInfo | None:
     """The pod's own account, else the user's default file."""
-    return kopf.login_with_service_account(**given) or _by_file(**given)
+    account = kopf.login_with_service_account(**given)
+    return by_address(account, os.environ) if account else _by_file(**given)
+
+
+def by_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf.ConnectionInfo:
+    """The same account at the address that the kubelet gives every container.
+
+    kopf asks for the server by its name: without the cluster's DNS no watch would begin, while
+    everything else that the operator sends goes to the address.
+    """
+    host = environ.get("KUBERNETES_SERVICE_HOST")
+    if not host:
+        return account
+    host = f"[{host}]" if ":" in host else host
+    port = environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return dataclasses.replace(account, server=f"https://{host}:{port}")
 
 
 def _by_file(**given: Any) -> kopf.ConnectionInfo | None:

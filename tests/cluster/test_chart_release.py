@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,33 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.lab.helm import CHART, RELEASE, Helm
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, new_lab
 from tests.lab.operator import Operator, operator_kubeconfig
 
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "plimsoll"
-RELEASE = "plimsoll"
 CRDS = ("inferenceservices.plimsoll.dev", "leakincidents.plimsoll.dev")
-
-
-class Helm:
-    """Helm in one namespace."""
-
-    def __init__(self, binary: str, kube: Kube) -> None:
-        self._prefix = [binary, f"--kubeconfig={kube.kubeconfig}", f"--namespace={kube.namespace}"]
-
-    def __call__(self, *arguments: str, values: dict[str, Any] | None = None) -> str:
-        given = ["--values=-"] if values is not None else []
-        done = subprocess.run(
-            [*self._prefix, *arguments, *given],
-            input=json.dumps(values),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, f"helm {' '.join(arguments)}: {done.stderr}"
-        return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """The lab by hand: ``python -m tests.lab setup | up | down | status``.
 
 ``setup`` installs and builds what the cluster and node tests need, once. ``up`` leaves a real
-one-node Kubernetes running and prints its KUBECONFIG; ``down`` ends it.
+one-node Kubernetes running, with the chart of this checkout installed, and prints its KUBECONFIG;
+``down`` ends it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.lab import binaries, node
+from tests.lab import binaries, images, node
+from tests.lab import helm as chart
 from tests.lab.controlplane import ControlPlane
 from tests.lab.errors import LabError, MissingError
 from tests.lab.lab import Lab, install_packages, new_lab
 from tests.lab.processes import Processes, alive
 from tests.lab.slot import Slot, held
 
+SYSTEM = "plimsoll-system"
 TOOLS = {"promtool": "prometheus", "prometheus": "prometheus", "chromium": "chromium"}
 """What tests of dashboards, alerts and the supervisor's page run, and its Debian package."""
 
@@ -54,23 +58,47 @@ def setup() -> int:
 
 def up() -> int:
     if (said := running()) is not None:
-        print(f"already up: export KUBECONFIG={said['kubeconfig']}")
+        print(how_to_use(said))
         return 0
+    helm = Path(binaries.helm(max(binaries.HELM)))
     lab = new_lab(node=True, detached=True)
-    lab.start()
+    lab.start(crds=False)
     try:
-        lab.start_node()
+        lab.start_node(images.checkpoint(lab.home))
+        install_chart(helm, lab)
     except BaseException:
         lab.stop()
         raise
     said = {
         "index": lab.plane.slot.index,
         "kubeconfig": str(lab.kubeconfig),
+        "path": str(lab.tools(helm=helm)),
         "running": lab.plane.processes.running,
     }
     state_file().write_text(json.dumps(said))
-    print(f"export KUBECONFIG={lab.kubeconfig}\nend it with: make cluster-down")
+    print(how_to_use(said))
     return 0
+
+
+def install_chart(helm: Path, lab: Lab) -> None:
+    """Returns when the operator is ready, in a namespace that admits only restricted pods."""
+    values = chart.values(lab.load_operator(), lab.engine_image, lab.supervisor_image)
+    enforced = "pod-security.kubernetes.io/enforce=restricted"
+    lab.kube("create", "namespace", SYSTEM)
+    lab.kube("label", "namespace", SYSTEM, enforced)
+    release = chart.Helm(helm, replace(lab.kube, namespace=SYSTEM))
+    release("install", chart.RELEASE, str(chart.CHART), "--wait", "--timeout=2m", values=values)
+
+
+def how_to_use(said: dict[str, Any]) -> str:
+    return "\n".join(
+        (
+            f"export KUBECONFIG={said['kubeconfig']}",
+            f"export PATH=$PATH:{said['path']}   # kubectl and helm",
+            "A first service: kubectl apply -f examples/tiny.yaml",
+            "End it with: make cluster-down",
+        )
+    )
 
 
 def down() -> int:
@@ -92,7 +120,7 @@ def status() -> int:
         return 1
     for name, pid in said["running"].items():
         print(f"{name:25} {'running' if alive(pid) else 'ended'} (PID {pid})")
-    print(f"export KUBECONFIG={said['kubeconfig']}")
+    print(how_to_use(said))
     return 0
 
 

@@ -1,26 +1,34 @@
 """The images of the tests: this Python, this checkout's packages, and what they need.
 
-The engine's image leaves PyTorch out (5 GB): pods mount this environment's site-packages
-read-only from a PersistentVolume, because a restricted namespace refuses hostPath volumes.
+The images leave this environment's packages out, because PyTorch alone has 5 GB: the node shows
+them read-only to every container, at :data:`ENVIRONMENT`. The supervisor's image does not look
+there: it has the few packages that it may need, and no more.
 """
 
 from __future__ import annotations
 
 import platform
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from tests.lab import archive
 from tests.lab.binaries import Binaries
+from tests.lab.errors import LabError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAUSE = "localhost/pause:1"
 ENGINE = "localhost/plimsoll-engine:test"
 SUPERVISOR = "localhost/plimsoll-supervisor:test"
+OPERATOR = "localhost/plimsoll-operator:test"
 CODE = "/opt/plimsoll/code"
 SITE = "/opt/plimsoll/site-packages"
-"""Where the engine finds the mounted environment, and the supervisor its few packages."""
+"""The supervisor's few packages."""
+ENVIRONMENT = "/opt/plimsoll/environment"
+"""Where the node shows :func:`site_packages` to every container."""
+EXAMPLE_MODEL = "/opt/plimsoll/models/tiny"
+"""Where the services of ``examples/`` look for their checkpoint."""
 
 SUPERVISOR_PACKAGES = ("msgspec", "urllib3", "psutil", "prometheus_client", "pynvml.py")
 TOOLS = [
@@ -67,11 +75,13 @@ def pause_image(folder: Path, binaries: Binaries) -> Path:
     return target
 
 
-def engine_image(folder: Path) -> Path:
-    """Python and our code; the environment is mounted under :data:`SITE`."""
+def engine_image(folder: Path, checkpoint: Path | None = None) -> Path:
+    """Python and our code, and a checkpoint for the examples where one is given."""
     layer = _python()
     _code(layer, "plimsoll_api", "plimsoll_engine")
-    env = _env(f"{CODE}:{SITE}")
+    if checkpoint is not None:
+        layer.trees[checkpoint] = EXAMPLE_MODEL
+    env = _env(f"{CODE}:{ENVIRONMENT}")
     target = folder / "engine.tar"
     archive.write(target, ENGINE, layer, ["python", "-m", "plimsoll_engine"], env)
     return target
@@ -88,6 +98,26 @@ def supervisor_image(folder: Path) -> Path:
     env = _env(f"{CODE}:{SITE}")
     entrypoint = ["python", "-m", "plimsoll_sidecar.launcher"]
     archive.write(target, SUPERVISOR, layer, entrypoint, env)
+    return target
+
+
+def operator_image(folder: Path) -> Path:
+    """Python and our code."""
+    layer = _python()
+    _code(layer, "plimsoll_api", "plimsoll_operator")
+    target = folder / "operator.tar"
+    env = _env(f"{CODE}:{ENVIRONMENT}")
+    archive.write(target, OPERATOR, layer, ["python", "-m", "plimsoll_operator.main"], env)
+    return target
+
+
+def checkpoint(folder: Path) -> Path:
+    """The tiny checkpoint, made in ``folder``."""
+    target = folder / "tiny"
+    command = [sys.executable, "-m", "plimsoll_engine.models.tiny", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise LabError(f"{' '.join(command)}: {done.stderr.strip()[-1000:]}")
     return target
 
 
@@ -130,6 +160,7 @@ def _code(layer: archive.Layer, *packages: str) -> None:
     folders = {
         "plimsoll_api": "crds",
         "plimsoll_engine": "engine_image",
+        "plimsoll_operator": "operator",
         "plimsoll_sidecar": "sidecar",
     }
     for package in packages:

@@ -1,13 +1,15 @@
 """A lab: a control plane, and a node on it when one is asked for.
 
 ``PLIMSOLL_E2E_KUBECONFIG`` names an existing cluster to use in its place; then the images must be
-pullable there and are named by ``PLIMSOLL_E2E_ENGINE_IMAGE`` and ``PLIMSOLL_E2E_SUPERVISOR_IMAGE``.
+pullable there and are named by ``PLIMSOLL_E2E_ENGINE_IMAGE``, ``PLIMSOLL_E2E_SUPERVISOR_IMAGE`` and
+``PLIMSOLL_E2E_OPERATOR_IMAGE``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import uuid
@@ -25,7 +27,7 @@ from tests.lab.slot import take
 
 CRDS = images.ROOT / "crds"
 E2E = "PLIMSOLL_E2E_KUBECONFIG"
-E2E_IMAGES = ("PLIMSOLL_E2E_ENGINE_IMAGE", "PLIMSOLL_E2E_SUPERVISOR_IMAGE")
+E2E_IMAGES = tuple(f"PLIMSOLL_E2E_{one}_IMAGE" for one in ("ENGINE", "SUPERVISOR", "OPERATOR"))
 
 OWNER = "plimsoll.dev/test-namespace"
 """Label of a PersistentVolume, which no namespace's deletion takes along."""
@@ -50,22 +52,43 @@ class Lab:
     def kube(self) -> Kube:
         return Kube(self.binaries.command("kubectl"), self.kubeconfig)
 
-    def start(self) -> None:
-        """Control plane and CRDs. Stops what it began when it fails."""
+    def start(self, crds: bool = True) -> None:
+        """Control plane, and CRDs if wanted. Stops what it began when it fails."""
         try:
             self.plane.start()
-            self.install_crds()
+            if crds:
+                self.install_crds()
         except BaseException:
             self.stop()
             raise
 
-    def start_node(self) -> None:
-        """A node with the images of the engine and the supervisor."""
-        self.node = node = Node(self.plane)
-        node.start()
-        for image in (images.engine_image(self.home), images.supervisor_image(self.home)):
-            node.load(image)
-            image.unlink()
+    def start_node(self, checkpoint: Path | None = None) -> None:
+        """A node with the images of the engine, which may hold a checkpoint, and the supervisor."""
+        self.node = Node(self.plane)
+        self.node.start()
+        self._load(images.engine_image(self.home, checkpoint))
+        self._load(images.supervisor_image(self.home))
+
+    def load_operator(self) -> str:
+        """The name of the operator's image, which is on the node then."""
+        self._load(images.operator_image(self.home))
+        return images.OPERATOR
+
+    def _load(self, image: Path) -> None:
+        assert self.node is not None
+        self.node.load(image)
+        image.unlink()
+
+    def tools(self, **others: Path) -> Path:
+        """A folder for a person's or a test's PATH with kubectl and ``others`` by name."""
+        folder = self.home / "bin"
+        folder.mkdir(exist_ok=True)
+        commands = {"kubectl": self.binaries.command("kubectl")}
+        for name, command in (commands | {name: [str(at)] for name, at in others.items()}).items():
+            script = folder / name
+            script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+            script.chmod(0o755)
+        return folder
 
     def install_crds(self) -> None:
         files = [argument for path in sorted(CRDS.glob("*.yaml")) for argument in ("-f", str(path))]
@@ -89,14 +112,19 @@ class ExistingCluster:
     def __init__(self, kubeconfig: Path) -> None:
         absent = [name for name in E2E_IMAGES if not os.environ.get(name)]
         if absent:
-            raise MissingError(f"{E2E} is set, but {' and '.join(absent)} must name images too")
+            raise MissingError(f"{E2E} is set, but {', '.join(absent)} must name images too")
         self.kubeconfig = kubeconfig
-        self.engine_image, self.supervisor_image = (os.environ[name] for name in E2E_IMAGES)
+        named = [os.environ[name] for name in E2E_IMAGES]
+        self.engine_image, self.supervisor_image, self._operator = named
         kubectl = shutil.which("kubectl")
         if kubectl is None:
             raise MissingError("kubectl is missing")
         self.kube = Kube([kubectl], kubeconfig)
         Lab.install_crds(self)  # type: ignore[arg-type]
+
+    def load_operator(self) -> str:
+        """The name of the operator's image."""
+        return self._operator
 
 
 @contextlib.contextmanager
@@ -150,19 +178,6 @@ def mounted(kube: Kube, claim: str, folder: Path) -> str:
         },
     )
     return claim
-
-
-def python_environment(kube: Kube) -> Document:
-    """The ``podTemplate`` that gives the engine's container this environment's packages."""
-    claim = mounted(kube, "python-environment", images.site_packages())
-    mount = {"name": "python", "mountPath": images.SITE, "readOnly": True}
-    volume = {"name": "python", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-    return {
-        "spec": {
-            "volumes": [volume],
-            "containers": [{"name": "engine", "volumeMounts": [mount]}],
-        }
-    }
 
 
 def new_lab(node: bool, detached: bool = False) -> Lab:

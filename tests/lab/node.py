@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.lab.controlplane import ControlPlane
 from tests.lab.errors import LabError, MissingError
-from tests.lab.images import pause_image
+from tests.lab.images import ENVIRONMENT, pause_image, site_packages
 from tests.lab.sandbox import Sandbox
 
 NAME = "lab-node"
@@ -110,12 +110,29 @@ class Node:
         )
         (self.home / "resolv.conf").write_text("")  # the node is offline
         documents = {
+            "container.json": self._container(),
             "cni/10-lab.conflist": self._cni(),
             "kubelet.json": self._kubelet(),
             "kube-proxy.json": self._proxy(),
         }
         for name, document in documents.items():
             (self.home / name).write_text(json.dumps(document))
+
+    def _container(self) -> dict[str, Any]:
+        """What every container starts from: containerd's own, and this environment's packages.
+
+        A node has a folder for all its pods as others have a driver: no manifest has to name it,
+        and a restricted namespace refuses hostPath volumes.
+        """
+        said = subprocess.run(["ctr", "oci", "spec"], capture_output=True, text=True)
+        if said.returncode:
+            raise LabError(f"ctr oci spec: {said.stderr.strip()}")
+        spec: dict[str, Any] = json.loads(said.stdout)
+        source, options = str(site_packages()), ["rbind", "ro", "nosuid", "nodev"]
+        spec["mounts"].append(
+            {"destination": ENVIRONMENT, "type": "bind", "source": source, "options": options}
+        )
+        return spec
 
     def _cni(self) -> dict[str, Any]:
         ipam = {
@@ -227,6 +244,7 @@ oom_score = 0
     default_runtime_name = "runc"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
+      base_runtime_spec = "{home}/container.json"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
   [plugins."io.containerd.grpc.v1.cri".cni]

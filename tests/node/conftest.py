@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.lab import images
 from tests.lab.kube import Kube
-from tests.lab.lab import Lab, mounted, namespace, python_environment
+from tests.lab.lab import Lab, mounted, namespace
 from tests.lab.operator import Operator, operator_kubeconfig
 
 SERVICE = "leaky"
@@ -23,8 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     for parent in (folder, folder.parent, folder.parent.parent):
         parent.chmod(0o755)
-    command = [sys.executable, "-m", "plimsoll_engine.models.tiny", str(folder / "tiny")]
-    subprocess.run(command, check=True, timeout=120)
+    images.checkpoint(folder)
     return folder
 
 
@@ -75,7 +73,6 @@ def manifest(kube: Kube, checkpoint: Path) -> Callable[..., dict[str, Any]]:
                 },
                 "memory": {"host": {"growthBudget": "64Mi", "window": "1h"}, "warmup": "5s"},
                 "supervision": {"mode": "Recover", **supervision},
-                "podTemplate": python_environment(kube),
             },
         }
 

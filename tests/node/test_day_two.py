@@ -15,14 +15,20 @@ import pytest
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator
-from tests.node.streams import Streams
+from tests.node.service import (
+    READY_S,
+    SELECTOR,
+    SERVICE,
+    Manifest,
+    condition,
+    plain,
+    pods,
+    ready,
+    status,
+    streaming,
+)
 
-SERVICE = "leaky"
-SELECTOR = f"plimsoll.dev/service={SERVICE}"
-READY_S = 240
 LEAK = "request_cycle:payload_bytes=2Mi"
-HEALTHY = "request_cycle:payload_bytes=1"
-Manifest = Callable[..., dict[str, Any]]
 ENGINE_PIDS = (
     "import os\n"
     "def command(p): return open(f'/proc/{p}/cmdline','rb').read()\n"
@@ -36,38 +42,6 @@ KILL_SUPERVISOR = (
     "[os.kill(int(p), 9) for p in os.listdir('/proc') if p.isdigit() and p != str(os.getpid())\n"
     " and b'plimsoll_sidecar.main' in open(f'/proc/{p}/cmdline','rb').read()]\n"
 )
-
-
-def plain(manifest: Manifest, **spec: Any) -> dict[str, Any]:
-    """A service without a fault, whose supervisor only looks: these tests are about the rest."""
-    made = manifest(HEALTHY, mode="Observe")
-    del made["spec"]["engine"]["env"]
-    made["spec"]["engine"]["args"].remove("--allow-inject")
-    made["spec"] |= spec
-    return made
-
-
-def ready(kube: Kube) -> None:
-    eventually(lambda: condition(kube, "Ready") == "True", "it is ready", READY_S)
-
-
-def streaming(kube: Kube, count: int = 2) -> Streams:
-    address = (kube.get("service", SERVICE) or {})["spec"]["clusterIP"]
-    return Streams(f"http://{address}", SERVICE, count)
-
-
-def pods(kube: Kube) -> list[dict[str, Any]]:
-    found = kube.list("pods", SELECTOR)
-    return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
-
-
-def status(kube: Kube) -> dict[str, Any]:
-    return dict((kube.get("plinf", SERVICE) or {}).get("status") or {})
-
-
-def condition(kube: Kube, type_: str) -> str:
-    found = [one for one in status(kube).get("conditions", []) if one["type"] == type_]
-    return str(found[0]["status"]) if found else ""
 
 
 def restarts(kube: Kube, container: str = "engine") -> int:

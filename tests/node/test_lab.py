@@ -7,9 +7,8 @@ import time
 import urllib.request
 from typing import Any
 
-from tests.lab import images
 from tests.lab.kube import Kube, eventually
-from tests.lab.lab import Lab, mounted, namespace
+from tests.lab.lab import Lab, namespace
 
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 SERVE = "import http.server; http.server.test(http.server.SimpleHTTPRequestHandler, port=8080)"
@@ -24,7 +23,6 @@ SEES = (
 
 
 def pod(engine: str, supervisor: str) -> dict[str, Any]:
-    python = {"name": "python", "mountPath": images.SITE, "readOnly": True}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -53,10 +51,8 @@ def pod(engine: str, supervisor: str) -> dict[str, Any]:
                     "command": ["python", "-c", SERVE],
                     "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
                     "securityContext": RESTRICTED,
-                    "volumeMounts": [python],
                 }
             ],
-            "volumes": [{"name": "python", "persistentVolumeClaim": {"claimName": "python"}}],
         },
     }
 
@@ -70,9 +66,8 @@ def restarts(kube: Kube) -> tuple[int, int]:
 
 
 def test_a_pair_of_containers_as_we_render_them(node: Lab) -> None:
-    """Native sidecar, shared processes, one UID, no capability; PyTorch from a claim; a Service."""
+    """Native sidecar, shared processes, one UID, no capability; PyTorch, a Service."""
     with namespace(node.kube, restricted=True) as kube:
-        mounted(kube, "python", images.site_packages())
         kube.apply(
             pod(node.engine_image, node.supervisor_image),
             {
