@@ -39,6 +39,13 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def part(self) -> None:
+        """Idle connections close, the others with the answer that they are giving. A client that
+        keeps one connection alive would otherwise not notice that the Service leads elsewhere.
+        """
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
 
 def read_token(file: Path, timeout_s: float) -> str:
     """The admin token, which the supervisor writes; waits for it. Raises UsageError."""
@@ -132,6 +139,7 @@ async def _serve(
     if keys is not None:
         public = Guard(public, keys)
     servers = [_http(public), _http(admin.app(engine, token))]
+    engine.on_draining = servers[0].part
     serve_tasks = [
         asyncio.create_task(server.serve(sockets=[listener]), name="http")
         for server, listener in zip(servers, (serving_socket, admin_socket), strict=True)

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -59,6 +59,7 @@ class Engine:
         self.started_at = time.monotonic()
         self.epochs = Epochs()
         self.lifecycle = Lifecycle(self._state_changed)
+        self.on_draining: Callable[[], None] = lambda: None
         self.requests = self.faults.request_log(settings.max_queued)
         self.operations = Operations(self.epochs)
         self.media = media.reader(settings)
@@ -353,3 +354,5 @@ class Engine:
 
     def _state_changed(self, before: EngineState, after: EngineState) -> None:
         log.info("state", extra={"before": str(before), "after": str(after)})
+        if after is EngineState.DRAINING:
+            self.on_draining()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 import time
 from pathlib import Path
@@ -93,6 +95,25 @@ def test_drain_refuses_new_requests_and_resume_takes_them(engine: Any) -> None:
     code, status = engine.admin("POST", "/resume", {"expected_epoch": status["epoch"]})
     assert (code, status["state"]) == (200, "serving")
     assert engine.stream(1, 3, False).usage.completion_tokens == 3
+
+
+def test_a_drain_sends_clients_with_kept_connections_elsewhere(engine: Any) -> None:
+    """Through a Service they would stay with this replica, and be refused, until it is gone."""
+    idle, busy = (http.client.HTTPConnection("127.0.0.1", engine.ports()[0], 30) for _ in "ab")
+    idle.request("GET", "/health")
+    idle.getresponse().read()
+    wish = {"model": "tiny", "prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    headers = {"Content-Type": "application/json"}
+    busy.request("POST", "/v1/completions", json.dumps(wish), headers)
+    answer = busy.getresponse()
+    kept = [idle.sock, busy.sock]
+    engine.begin("drain", "drain-kept", deadline_s=60)
+    assert kept[0].recv(1) == b"", "the idle connection is closed"
+    assert b"[DONE]" in answer.read(), "a running request is answered to its end"
+    assert kept[1].recv(1) == b"", "and its connection closed after that"
+    assert engine.finish("drain-kept")["state"] == "succeeded"
+    epoch = engine.status()["epoch"]
+    assert engine.admin("POST", "/resume", {"expected_epoch": epoch})[0] == 200
 
 
 def test_a_drain_whose_deadline_passes_breaks_no_request(engine: Any) -> None:
