@@ -1,8 +1,7 @@
 """A lab: a control plane, and a node on it when one is asked for.
 
 ``PLIMSOLL_E2E_KUBECONFIG`` names an existing cluster to use in its place; then the images must be
-pullable there and are named by ``PLIMSOLL_E2E_ENGINE_IMAGE``, ``PLIMSOLL_E2E_SUPERVISOR_IMAGE`` and
-``PLIMSOLL_E2E_OPERATOR_IMAGE``.
+pullable there and are named by ``PLIMSOLL_E2E_ENGINE_IMAGE`` and ``PLIMSOLL_E2E_SUPERVISOR_IMAGE``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.lab.slot import take
 
 CRDS = images.ROOT / "crds"
 E2E = "PLIMSOLL_E2E_KUBECONFIG"
-E2E_IMAGES = tuple(f"PLIMSOLL_E2E_{one}_IMAGE" for one in ("ENGINE", "SUPERVISOR", "OPERATOR"))
+E2E_IMAGES = ("PLIMSOLL_E2E_ENGINE_IMAGE", "PLIMSOLL_E2E_SUPERVISOR_IMAGE")
 
 OWNER = "plimsoll.dev/test-namespace"
 """Label of a PersistentVolume, which no namespace's deletion takes along."""
@@ -112,19 +111,14 @@ class ExistingCluster:
     def __init__(self, kubeconfig: Path) -> None:
         absent = [name for name in E2E_IMAGES if not os.environ.get(name)]
         if absent:
-            raise MissingError(f"{E2E} is set, but {', '.join(absent)} must name images too")
+            raise MissingError(f"{E2E} is set, but {' and '.join(absent)} must name images too")
         self.kubeconfig = kubeconfig
-        named = [os.environ[name] for name in E2E_IMAGES]
-        self.engine_image, self.supervisor_image, self._operator = named
+        self.engine_image, self.supervisor_image = (os.environ[name] for name in E2E_IMAGES)
         kubectl = shutil.which("kubectl")
         if kubectl is None:
             raise MissingError("kubectl is missing")
         self.kube = Kube([kubectl], kubeconfig)
         Lab.install_crds(self)  # type: ignore[arg-type]
-
-    def load_operator(self) -> str:
-        """The name of the operator's image."""
-        return self._operator
 
 
 @contextlib.contextmanager

@@ -1,0 +1,61 @@
+"""``make cluster`` and ``make cluster-down``: chart and examples, as a person uses them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.lab import __main__ as by_hand
+from tests.lab import binaries
+from tests.lab.helm import RELEASE, Helm
+from tests.lab.images import ROOT
+from tests.lab.kube import Kube, eventually
+from tests.lab.slot import Slot
+
+
+@pytest.fixture
+def kube(node_tier: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kube]:
+    """A lab beside the one that the person at this machine may have up."""
+    state = tmp_path / "up.json"
+    monkeypatch.setattr(by_hand, "state_file", lambda: state)
+    try:
+        assert by_hand.up() == 0
+        said = json.loads(state.read_text())
+        yield Kube([f"{said['path']}/kubectl"], Path(said["kubeconfig"]))
+    finally:
+        by_hand.down()
+    assert not Slot(said["index"]).home.exists()
+
+
+@pytest.mark.long
+def test_the_chart_and_the_examples_work_as_they_are(
+    kube: Kube, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is no DNS in the lab: neither the operator's watches nor the chart's test need it."""
+    assert by_hand.status() == 0
+    assert f"export KUBECONFIG={kube.kubeconfig}" in capsys.readouterr().out
+    for example in ("tiny", "leaky"):
+        kube("apply", "-f", str(ROOT / "examples" / f"{example}.yaml"))
+    eventually(lambda: kube.run("wait", "plinf", "--all", "--for=condition=Ready", "--timeout=60s")
+               .returncode == 0, "the examples are ready", 300)  # fmt: skip
+    address = (kube.get("service", "tiny") or {})["spec"]["clusterIP"]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+    def answered() -> bool:
+        try:
+            url = f"http://{address}/v1/chat/completions"
+            return httpx.post(url, json=body, timeout=10, trust_env=False).is_success
+        except httpx.HTTPError:  # the Service's address is forwarded a moment after it is ready
+            return False
+
+    eventually(answered, "a chat completion through the Service")
+    system = replace(kube, namespace=by_hand.SYSTEM)
+    release = Helm(binaries.helm(max(binaries.HELM)), system)
+    assert "Succeeded" in release("test", RELEASE, "--timeout=1m")
+    (operator,) = system.list("pods", "app.kubernetes.io/component=operator")
+    assert operator["spec"]["containers"][0]["image"].startswith("localhost/plimsoll-operator")
