@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from plimsoll_operator.api import Api, ApiError, Conflict
 from plimsoll_operator.fleet.breaker import DURATION_S, HOLDER, RENEW_S, Turns, holder, turns
-from plimsoll_operator.kinds import LEASE, Object
+from plimsoll_operator.kinds import INCIDENT, LEASE, Object
 from plimsoll_operator.store import Store
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ class Breaker:
     def __init__(self, api: Api, store: Store, limit: int) -> None:
         self._api, self._store, self._limit = api, store, limit
         self._renewed: dict[str, float] = {}
+        self._seen: tuple[int, ...] = ()
         self.last = Turns()
 
     async def run(self) -> None:
@@ -39,9 +40,13 @@ class Breaker:
                 log.warning("circuit breaker: %s", error or repr(error))
 
     async def turn(self) -> None:
-        """One decision, carried out."""
+        """One decision, carried out; none where nothing happened and nothing is held."""
+        changes = self._store.changes
+        seen = (changes[LEASE.kind], changes[INCIDENT.kind])
+        if seen == self._seen and not self.last.take:
+            return
         leases = self._store.of_kind(LEASE.kind)
-        self.last = turns(leases, self._store.of_kind("LeakIncident"), self._limit)
+        self.last = turns(leases, self._store.of_kind(INCIDENT.kind), self._limit)
         now = time.monotonic()
         due = [one for one in self.last.take if self._due(one, now)]
         if due:
@@ -52,6 +57,7 @@ class Breaker:
         writes = [self._write(one, HOLDER) for one in due]
         writes += [self._write(one, "") for one in self.last.give]
         await asyncio.gather(*writes)
+        self._seen = seen
 
     def _due(self, lease: Object, now: float) -> bool:
         renewed = self._renewed.get(lease["metadata"]["uid"], -RENEW_S)

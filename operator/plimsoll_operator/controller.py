@@ -17,6 +17,7 @@ from plimsoll_operator.kinds import (
     BY_KIND,
     INCIDENT,
     OPTIONAL,
+    OWNED,
     SERVICE,
     WATCHED,
     Kind,
@@ -74,6 +75,8 @@ class Controller:
         self._served: frozenset[str] = frozenset()
         self._synced = False
         self._refused: Counter[Key] = Counter()
+        self.suspects: set[Key] = set()
+        """Services whose present revision leaks in most replicas."""
 
     async def sync(self, listed: Callable[[str, int], None] = lambda *_: None) -> list[Key]:
         """Lists everything anew, which heals whatever a watch has missed; returns the services.
@@ -109,6 +112,7 @@ class Controller:
         item = self._store.service(key)
         if item is None:
             self._scraper.forget(key)
+            self.suspects.discard(key)
             return
         if item["metadata"].get("deletionTimestamp"):
             return
@@ -137,7 +141,7 @@ class Controller:
             raise error
 
     async def _carry_out(self, key: Key, service: InferenceService) -> Plan:
-        owned = {ref(item): item for item in self._store.of(key) if item["kind"] not in _NOT_OWNED}
+        owned = {ref(item): item for item in self._store.of(key, _OWNED)}
         plan = reconcile(
             service,
             owned,
@@ -158,7 +162,7 @@ class Controller:
 
     async def _look_at_pods(self, key: Key, item: Object) -> None:
         """Incidents that only pods tell of, and replacements that supervisors ask for."""
-        pods = [one for one in self._store.of(key) if one["kind"] == "Pod"]
+        pods = self._store.of(key, {"Pod"})
         found = examine(item, pods, self._incidents(key), self._clock())
         for incident in found.new:
             identity = {name: value for name, value in incident.items() if name != "status"}
@@ -219,6 +223,7 @@ class Controller:
             [kind.kind for kind in OPTIONAL if not self._available(kind.kind)],
             plan,
         )
+        (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
         if wanted == item.get("status"):
             return
         body = {
@@ -237,14 +242,13 @@ class Controller:
         """The service's pods that are not on their way out."""
         return [
             item
-            for item in self._store.of(key)
-            if item["kind"] == "Pod"
-            and not item["metadata"].get("deletionTimestamp")
+            for item in self._store.of(key, {"Pod"})
+            if not item["metadata"].get("deletionTimestamp")
             and (item.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
         ]
 
     def _incidents(self, key: Key) -> list[Object]:
-        return [item for item in self._store.of(key) if item["kind"] == "LeakIncident"]
+        return self._store.of(key, {INCIDENT.kind})
 
 
-_NOT_OWNED = frozenset({"InferenceService", "LeakIncident", "Pod"})
+_OWNED = frozenset(kind.kind for kind in OWNED)

@@ -51,7 +51,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         voting = await Api.connect(config.kubeconfig, VOTING_TIMEOUT_S, RateLimit(5.0, 10))
         election = Election(voting, *config.lease, config.identity)
     breaker = Breaker(api, store, config.max_disruptions)
-    parts = Parts(api, store, queue, watches, scraper, breaker, health.canary_age_s, voting)
+    age, suspects = health.canary_age_s, controller.suspects
+    parts = Parts(api, store, queue, watches, scraper, breaker, suspects, age, voting)
     metrics.registry.register(parts)
     server = await health.serve(config.http_port)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -74,13 +74,14 @@ class Parts(Collector):
         watches: Watches,
         scraper: Scraper,
         breaker: Breaker,
+        suspects: Collection[Key],
         canary_age_s: Callable[[], float],
         voting: Api | None,
     ) -> None:
         self._voting, self._breaker = voting, breaker
         self._api, self._store, self._queue = api, store, queue
         self._watches, self._scraper = watches, scraper
-        self._canary_age_s = canary_age_s
+        self._suspects, self._canary_age_s = suspects, canary_age_s
 
     def collect(self) -> Iterable[Metric]:
         """All of them, with their present values."""
@@ -107,12 +108,8 @@ class Parts(Collector):
         yield _gauge("slots_held", "Restart slots that supervisors hold.", turns.held)
         text = "Restart slots that the circuit breaker keeps shut."
         yield _gauge("slots_shut", text, len(turns.take))
-        suspects = sum(
-            bool((one.get("status") or {}).get("suspectRevision"))
-            for one in self._store.of_kind("InferenceService")
-        )
         text = "InferenceServices whose present revision leaks in most replicas."
-        yield _gauge("suspect_revisions", text, suspects)
+        yield _gauge("suspect_revisions", text, len(self._suspects))
         yield _counter("reconciles", "Reconciles, failed ones included.", self._queue.handled)
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
         yield _counter("watch_events", "Events of all watches.", self._watches.events)

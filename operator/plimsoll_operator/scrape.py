@@ -71,7 +71,7 @@ class Scraper:
     ) -> None:
         addresses = {
             pod["metadata"]["name"]: address
-            for pod in self._store.of(key)
+            for pod in self._store.of(key, {"Pod"})
             if (address := _address(pod))
         }
         found = await asyncio.gather(

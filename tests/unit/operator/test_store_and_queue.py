@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.kinds import Ref
+from plimsoll_operator.reconcile import parse
+from plimsoll_operator.render import Images, render
 from plimsoll_operator.store import Key, Store, key_of
 from plimsoll_operator.workqueue import BACKOFF_MAX_S, WorkQueue, backoff
 
@@ -44,9 +48,41 @@ def test_a_late_deletion_does_not_forget_the_successor() -> None:
     store.put(pod(5, "old"))
     store.put(pod(3, "new"))  # another object: its version says nothing
     store.drop(pod(6, "old"))
-    assert store.of(KEY) == [pod(3, "new")]
+    assert store.of(KEY, {"Pod"}) == [pod(3, "new")]
     store.drop(pod(9, "new"))
     assert store.keys() == []
+
+
+def test_what_is_given_out_is_not_what_is_kept() -> None:
+    store = Store()
+    store.put(pod(1))
+    for _ in range(2):
+        (found,) = store.of(KEY, {"Pod"})
+        assert found == pod(1)
+        found["metadata"]["labels"].clear()
+    assert store.of(KEY, {"Role"}) == []
+    assert (store.keys(), store.services()) == ([KEY], [])
+    store.put(pod(0))
+    assert store.changes["Pod"] == 1, "an older version changes nothing"
+
+
+def test_a_service_and_its_children_fit_in_16_kib() -> None:
+    """Some 30 KiB as text and 115 KiB as Python objects: 5,000 of them must fit in 250 MiB."""
+    manifest = {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "s00001", "namespace": "ml", "uid": "u"},
+        "spec": {"model": {"uri": "file:///m"}},
+    }
+    items = [manifest, *render(parse(manifest), Images("engine:1", "supervisor:1"))]
+    store = Store()
+    tracemalloc.start()
+    for item in items:
+        store.put(json.loads(json.dumps(item)))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 16 << 10, kept
+    assert len(store.of(Key("ml", "s00001"), {item["kind"] for item in items})) == len(items)
 
 
 def test_objects_find_their_service() -> None:
@@ -132,9 +168,10 @@ def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
     store.drop(pod(5, "deleted", "deleted"))
     behind = store.replace("Pod", listed, version="6")
     found = {
-        item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in store.of(KEY)
+        item["metadata"]["name"]: item["metadata"]["resourceVersion"]
+        for item in store.of(KEY, {"Pod"})
     }
     assert found == {"changed": "9", "new": "8", "told": "3"}
     assert behind == 2, "one was not known, one is gone"
     store.begin_listing()
-    assert store.replace("Pod", store.of(KEY), version="9") == 0
+    assert store.replace("Pod", store.of(KEY, {"Pod"}), version="9") == 0
