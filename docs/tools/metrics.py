@@ -82,7 +82,8 @@ def engine() -> list[Family]:
 
 def operator() -> list[Family]:
     nothing: Any = _Nothing()
-    parts = Parts(nothing, nothing, nothing, nothing, nothing, nothing, lambda: 0.0, nothing)
+    known = nothing, nothing, nothing, nothing, nothing, nothing
+    parts = Parts(*known, (), lambda: 0.0, nothing)
     return _families([*_collectors(OperatorMetrics().registry), parts])
 
 
