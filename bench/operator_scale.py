@@ -1,9 +1,10 @@
 """The operator on many InferenceServices, on a real control plane of this machine.
 
-    python bench/operator_scale.py                    # 1,000, and 5,000 for the memory figure
-    python bench/operator_scale.py --services 100 --most 0
+    python bench/operator_scale.py                    # 1,000, then 5,000; and 100 on their own
+    python bench/operator_scale.py --services 100 --most 0 --few 0
 
-It brings its control plane up and takes it down again. (It is not called ``operator.py``: beside
+The figures are those of ``--services``; ``samples`` has one row for each size, for docs/scale.md.
+It brings its control planes up and takes it down again. (It is not called ``operator.py``: beside
 the other benchmarks that would shadow the standard library's module of that name.)
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import time
 from pathlib import Path
@@ -39,7 +41,7 @@ CONFIG_MAPS = BY_KIND["ConfigMap"]
 
 
 async def measure(lab: Any, account: Path, services: int, most: int) -> dict[str, float | int]:
-    """All figures of the table."""
+    """All figures of the table, those of ``most`` by their own names."""
     figures: dict[str, float | int] = {"services_count": services}
     operator = Operator(account, NAMESPACE, *FLAGS)
     try:
@@ -74,16 +76,21 @@ async def measure(lab: Any, account: Path, services: int, most: int) -> dict[str
                 await until(lambda: all_made(admin, most), "all children of more", LIMIT_S)
                 await settled(operator)
                 figures[f"rss_{most}_mib"] = rss_mib(operator)
+                figures |= {
+                    key.replace("steady", f"steady_{most}"): value
+                    for key, value in (await steady(operator)).items()
+                }
     finally:
         operator.stop()
     return figures
 
 
 async def steady(operator: Operator) -> dict[str, float | int]:
-    """Requests and writes while nothing changes."""
-    before = requests(operator), writes(operator)
+    """Requests, writes and processor time while nothing changes."""
+    before = requests(operator), writes(operator), cpu_s(operator)
     await asyncio.sleep(STEADY_S)
     return {
+        "steady_cpu_ratio": (cpu_s(operator) - before[2]) / STEADY_S,
         "steady_requests_per_s": (requests(operator) - before[0]) / STEADY_S,
         "steady_writes_count": int(writes(operator) - before[1]),
     }
@@ -126,6 +133,12 @@ def name(index: int) -> str:
     return f"s{index:05d}"
 
 
+def cpu_s(operator: Operator) -> float:
+    """Processor time that the operator has used (proc_pid_stat(5): utime and stime)."""
+    fields = Path(f"/proc/{operator.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def requests(operator: Operator) -> float:
     return operator.metric("plimsoll_operator_requests_total")
 
@@ -138,10 +151,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--services", type=int, default=1000, metavar="N")
     parser.add_argument("--most", type=int, default=5000, metavar="N", help="0 leaves it out")
+    parser.add_argument("--few", type=int, default=100, metavar="N", help="0 leaves it out")
     given = parser.parse_args()
+    rows = [run(given.few, 0)] if given.few else []
+    rows.append(run(given.services, given.most))
+    publish("operator", rows[-1], samples=rows)
+
+
+def run(services: int, most: int) -> dict[str, float | int]:
+    """One row, on a control plane of its own."""
     with control_plane() as (lab, account):
-        figures = asyncio.run(measure(lab, account, given.services, given.most))
-    publish("operator", figures)
+        return asyncio.run(measure(lab, account, services, most))
 
 
 if __name__ == "__main__":
