@@ -1,0 +1,86 @@
+"""The tables of docs/scale.md, from what the benchmarks of the operator and the fleet wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "scale.md"
+RESULTS = ROOT / "bench" / "results"
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+NONE = "not measured on this commit"
+
+OPERATOR = (
+    ("all children and status written, s", "all_reconciled_s", ".1f"),
+    ("memory of the operator, MiB", "rss_mib", ".0f"),
+    ("processor time at rest, share of a core", "steady_cpu_ratio", ".1%"),
+    ("requests a second at rest", "steady_requests_per_s", ".2f"),
+    ("writes at rest in 30 s", "steady_writes_count", ".0f"),
+    ("one service changed → its child changed, median, ms", "change_p50_s", "ms"),
+    ("the same, the longest of 50, ms", "change_max_s", "ms"),
+    ("writes of an operator that restarts", "restart_writes_count", ".0f"),
+    ("drift made while it was away repaired within, s", "drift_repaired_s", ".2f"),
+)
+FLEET = (
+    ("supervisors", "supervisors_count", ".0f"),
+    ("a get of the API server, p99, s", "get_p99_s", ".3f"),
+    ("incidents recorded", "incidents_recorded_count", ".0f"),
+    ("incidents recorded twice", "incidents_twice_count", ".0f"),
+    ("slots held at once, the most (limit 20)", "slots_held_most_count", ".0f"),
+    ("restarts above the limit", "breaker_exceeded_count", ".0f"),
+    ("bad revision named, the last service's, s", "revision_named_last_s", ".0f"),
+)
+
+
+def page() -> str:
+    """The page with its tables as the results are now."""
+    tables = {"operator": operator, "fleet": fleet}
+    return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]]()}\n{found[3]}", PAGE.read_text())
+
+
+def operator() -> str:
+    """A column for each size; 5,000 has memory and rest alone."""
+    rows = [with_most(row) for row in (_result("operator").get("samples") or [])]
+    columns = [column for row in rows for column in row]
+    if not columns:
+        return f"({NONE})"
+    head = "| InferenceServices | " + " | ".join(f"{c['services_count']:,}" for c in columns) + " |"
+    lines = [head, "|---|" + "--:|" * len(columns)]
+    for label, key, form in OPERATOR:
+        cells = " | ".join(_cell(column.get(key), form) for column in columns)
+        lines.append(f"| {label} | {cells} |")
+    return "\n".join(lines)
+
+
+def with_most(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row of the benchmark as columns: its own size, and the larger one that it went on to."""
+    sizes = [key for key in row if re.fullmatch(r"rss_\d+_mib", key)]
+    if not sizes:
+        return [row]
+    most = sizes[0].split("_")[1]
+    larger = {"services_count": int(most), "rss_mib": row[sizes[0]]}
+    larger |= {k.replace(f"_{most}", ""): v for k, v in row.items() if f"steady_{most}_" in k}
+    return [row, larger]
+
+
+def fleet() -> str:
+    figures = _result("fleet").get("figures")
+    if not figures:
+        return f"({NONE})"
+    rows = [f"| {label} | {_cell(figures.get(key), form)} |" for label, key, form in FLEET]
+    return "\n".join(["| under one correlated leak | |", "|---|--:|", *rows])
+
+
+def _result(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _cell(value: float | None, form: str) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1000:.0f}" if form == "ms" else format(value, form)

@@ -1,0 +1,43 @@
+"""The tables of docs/scale.md come from results, and say so where there are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from docs.tools import scale
+
+ROW = {
+    "services_count": 1000,
+    "all_reconciled_s": 48.25,
+    "rss_mib": 120.4,
+    "change_p50_s": 0.0214,
+    "steady_writes_count": 0,
+    "rss_5000_mib": 230.0,
+    "steady_5000_cpu_ratio": 0.012,
+}
+
+
+def test_each_size_has_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "RESULTS", tmp_path)
+    assert scale.operator() == scale.fleet() == f"({scale.NONE})"
+    few = {"services_count": 100, "rss_mib": 98.0}
+    (tmp_path / "operator.json").write_text(json.dumps({"figures": ROW, "samples": [few, ROW]}))
+    lines = scale.operator().splitlines()
+    assert lines[0] == "| InferenceServices | 100 | 1,000 | 5,000 |"
+    cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines[2:]}
+    assert [one.strip() for one in cells["memory of the operator, MiB"]] == ["98", "120", "230"]
+    at_rest = cells["processor time at rest, share of a core"]
+    assert [one.strip() for one in at_rest] == ["–", "–", "1.2%"]
+    changed = cells["one service changed → its child changed, median, ms"]
+    assert [one.strip() for one in changed] == ["–", "21", "–"]
+    figures = {"supervisors_count": 2000, "get_p99_s": 0.2504}
+    (tmp_path / "fleet.json").write_text(json.dumps({"figures": figures}))
+    assert "| a get of the API server, p99, s | 0.250 |" in scale.fleet()
+
+
+def test_writing_the_page_twice_changes_nothing() -> None:
+    assert scale.page() == scale.page()
+    assert scale.page().count("<!-- figures: ") == 2
