@@ -95,7 +95,17 @@ def _operator() -> list[dict[str, Any]]:
             " watch had told. Supervisors go on without it; status and PodReplace wait.",
             wait="2m",
             dashboard="operator",
-        )
+        ),
+        _alert(
+            "PlimsollSuspectRevision",
+            "max by (inferenceservice) (plimsoll_operator_suspect_revisions) == 1",
+            "warning",
+            "Most replicas of {{ $labels.inferenceservice }} have the same leak",
+            "Its present revision is bad, not a replica: status.suspectRevision says which leak,"
+            " since when and what changed. A roll-out that is under way is held or rolled back, as"
+            " rollout.onLeak says.",
+            dashboard="operator",
+        ),
     ]
 
 

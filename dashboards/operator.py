@@ -49,7 +49,8 @@ def operator() -> Dashboard:
         .with_panel(lines("Circuit breaker", COUNT, "Slots in use and kept shut; bad revisions.",
                           ("max(plimsoll_operator_slots_held)", "held"),
                           ("max(plimsoll_operator_slots_shut)", "shut"),
-                          ("max(plimsoll_operator_suspect_revisions)", "suspect revisions")))
+                          ("count(plimsoll_operator_suspect_revisions) or vector(0)",
+                           "suspect revisions")))
         .with_panel(lines("Deafness", COUNT, "Changes that no event told of.",
                           ("sum by (kind) (plimsoll_operator_watch_missed_total) or vector(0)",
                            "missed {{kind}}"),

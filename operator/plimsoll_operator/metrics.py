@@ -109,7 +109,10 @@ class Parts(Collector):
         text = "Restart slots that the circuit breaker keeps shut."
         yield _gauge("slots_shut", text, len(turns.take))
         text = "InferenceServices whose present revision leaks in most replicas."
-        yield _gauge("suspect_revisions", text, len(self._suspects))
+        found = GaugeMetricFamily(f"{PREFIX}suspect_revisions", text, labels=("inferenceservice",))
+        for key in sorted(self._suspects):
+            found.add_metric((str(key),), 1.0)
+        yield found
         yield _counter("reconciles", "Reconciles, failed ones included.", self._queue.handled)
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
         yield _counter("watch_events", "Events of all watches.", self._watches.events)

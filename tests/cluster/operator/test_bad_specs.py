@@ -75,6 +75,13 @@ def test_the_least_manifest_gets_its_defaults(kubectl: Any, manifest: dict[str, 
     assert spec["memory"] == {"warmup": "60s"}
 
 
+def test_a_person_reads_what_a_field_is_for(kubectl: Any) -> None:
+    said = kubectl("explain", "inferenceservices.spec.rollout.revision")
+    assert "ENUM" in said
+    assert "goes back to the last revision" in " ".join(said.split())
+    assert "<Object> -required-" in kubectl("explain", "inferenceservices.spec")
+
+
 @pytest.mark.parametrize(
     ("template", "reason", "message"),
     [

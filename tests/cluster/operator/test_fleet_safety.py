@@ -47,7 +47,7 @@ def test_a_revision_that_leaks_everywhere(
     eventually: Any,
     on_leak: str,
 ) -> None:
-    start()
+    operator = start()
     manifest["spec"] |= {"replicas": 4, "rollout": {"onLeak": on_leak, "maxSurge": 2}}
     kubectl.apply(manifest)
     eventually(lambda: len(kubectl.list("pods", SELECTOR)) == 4)
@@ -68,6 +68,7 @@ def test_a_revision_that_leaks_everywhere(
     assert suspect["leak"] == "HostGrowth in python_objects"
     assert any("command" in change for change in suspect["changed"]), suspect
     assert kubectl.condition("tiny", "SuspectRevision")["status"] == "True"
+    assert operator.metric("plimsoll_operator_suspect_revisions") == 1
     if on_leak == "Hold":
         eventually(lambda: kubectl.get("deployment", "tiny")["spec"].get("paused"))
         assert kubectl.condition("tiny", "Stalled")["reason"] == "HeldForLeak"
