@@ -5,6 +5,9 @@ sample interval), the memory limit, and one choice of its parameters. It returns
 it would have restarted the engine; after each it is silent for an hour, as every restart policy in
 use has a back-off. Parameters are chosen on the development split by the best F1 score.
 
+Precog is in ``precog.py``. PSI: these runs have no pressure signal, so it is modelled: without swap,
+anonymous memory is felt as pressure once nothing is left to reclaim, shortly before the limit.
+
 LBR follows Jindal et al., "Memory Leak Detection Algorithms in the Cloud-based Infrastructure"
 (2021); the usage buckets are adapted from RESIN (Lou et al., OSDI 2022), which compares hosts of a
 fleet where we have one replica. Page-Hinkley is Page's test (1954), Mann-Kendall with Theil-Sen's
@@ -15,9 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import precog
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
@@ -55,6 +60,10 @@ def _rearmed(times: Array) -> list[float]:
 
 def _above(share: float) -> Rule:
     return lambda t, x, limit, _: t[x > share * limit]
+
+
+def _pressure(t: Array, x: Array, limit: float, share: float) -> Array:
+    return t[x > share * limit]
 
 
 def _windows(t: Array, x: Array, span: float, points: int) -> tuple[Array, Array, Array]:
@@ -147,6 +156,9 @@ def _buckets(t: Array, x: Array, limit: float, choice: tuple[float, int]) -> Arr
 BASELINES: dict[str, Baseline] = {
     "rss_80": Baseline(_above(0.8)),
     "rss_90": Baseline(_above(0.9)),
+    "psi": Baseline(_pressure, (0.95, 0.97, 0.99)),
+    "precog": Baseline(partial(precog.rule, filtered=False), precog.CHOICES),
+    "precog_filtered": Baseline(partial(precog.rule, filtered=True), precog.CHOICES),
     "slope_10mb_h": Baseline(_slope, (300.0, 1800.0, 7200.0, 21600.0)),
     "mann_kendall": Baseline(
         _mann_kendall,

@@ -2,6 +2,7 @@
 
     python bench/detection.py                       # test split; baselines tuned on development
     python bench/detection.py --split development   # while the detector is being improved
+    python bench/detection.py --split seen          # the first test split, seen since
     python bench/detection.py --quick               # a smoke test of a minute
 
 Each labelled run of ``tests/leaklab`` goes through the sidecar's detector and governor in
@@ -29,10 +30,12 @@ from result import publish
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "leaklab"))
 
 import healthy
+import precog
 from baselines import BASELINES, alarms
-from cases import LIMIT, Case, Split, leaks, named, negatives, saturation, stalls
+from cases import LIMIT, USUAL_PAUSE_S, Case, Split, leaks, named, negatives, saturation, stalls
 from detection_score import Verdict, f1, figures
 from series import GIB
+from triggered import triggers
 
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_cli.figures import percentile
@@ -59,6 +62,10 @@ class Run:
         self.t = np.array([sample.t for sample in self.samples])
         self.sizes = np.array([_size(sample) for sample in self.samples], dtype=float)
         self.limit = DEVICE_LIMIT if case.series.device else float(LIMIT)
+
+    def series(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Times, sizes and the limit: what a rule is given."""
+        return self.t, self.sizes, self.limit
 
     def leaked_at(self, t: float) -> float:
         return float(self.leaked[min(len(self.t) - 1, int(np.searchsorted(self.t, t)))])
@@ -92,14 +99,21 @@ def ours(run: Run) -> tuple[Verdict, list[float]]:
         due = case.starts is not None and line.t >= case.starts
         if line.event == "confirmed":
             times.append(line.t)
-            if due and line.kind == case.kind:
+            if not (due and line.kind == case.kind):
+                verdict.false += 1
+            elif verdict.delay_s is None:
                 run.found(verdict, line.t)
                 if case.segment is not None:
                     verdict.segment_right = line.segment == case.segment
+                if case.trigger is None:
+                    break
+                verdict.trigger_at_confirm = line.trigger == case.trigger
+                verdict.trigger_right = False
+        elif line.event == "remediation" and line.action != Action.TRIM.value:
+            verdict.actions += not due
+            if due and case.trigger is not None:
+                verdict.trigger_right = line.trigger == case.trigger
                 break
-            verdict.false += 1
-        elif line.event == "remediation" and line.action != Action.TRIM.value and not due:
-            verdict.actions += 1
     return verdict, times
 
 
@@ -129,13 +143,15 @@ class Job:
     cases: list[Case]
     chosen: dict[str, int] | None = None
     tune: bool = False
+    alone: bool = False
 
     def examine(self, number: int) -> tuple[tuple[Verdict, list[float]], list[Any]]:
         run = Run(self.cases[number])
         mine = (run.verdict(), []) if self.tune else ours(run)
-        # A hang is no matter of memory: the baselines are not asked about it.
+        # A hang is no matter of memory, a trigger none of theirs: the baselines are not asked.
         hang = run.case.kind == "Stall"
-        return mine, [] if hang else list(theirs(run, self.chosen))
+        none = self.alone or hang or run.case.trigger
+        return mine, [] if none else list(theirs(run, self.chosen))
 
 
 def cases_of(split: Split, quick: bool) -> list[Case]:
@@ -143,6 +159,8 @@ def cases_of(split: Split, quick: bool) -> list[Case]:
     if quick:
         return [*cases[::9], *stalls(split)[:1]]
     cases += [*named(split), *stalls(split)]
+    if split is not Split.SEEN:
+        cases += triggers(split)
     return [*cases, saturation()] if split is Split.TEST else cases
 
 
@@ -178,15 +196,25 @@ def tuned(results: list[Any]) -> dict[str, int]:
 
 def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int | None]:
     verdicts = [verdict for (verdict, _), _ in results]
-    growth = [v for v in verdicts if v.family != "stall"]
+    asked = [v for v in verdicts if v.family.startswith("trigger ")]
+    growth = [v for v in verdicts if not v.family.startswith(("stall ", "trigger "))]
     told = figures(growth)
     for name, key in (("fast", "fast_leak_confirm"), ("slow", "slow_leak_confirm")):
         found = [v for v in growth if v.family == f"leak named {name}" and v.delay_s is not None]
         told[f"{key}_s"] = percentile([v.delay_s or 0.0 for v in found], 0.95)
         told[f"{key}_bytes"] = percentile([v.leaked or 0.0 for v in found], 0.95)
-    hangs = [v.delay_s for v in verdicts if v.family == "stall" and v.delay_s is not None]
-    told["stall_detect_s"] = percentile(hangs, 0.95)
-    told["stalls_missed_count"] = sum(v.family == "stall" and v.delay_s is None for v in verdicts)
+    for key, right in (
+        ("trigger_top1_ratio", [v.trigger_right for v in asked]),
+        ("trigger_at_confirm_ratio", [v.trigger_at_confirm for v in asked]),
+    ):
+        told[key] = sum(map(bool, right)) / len(right) if right else None
+    for name, key in (("known", "stall_detect_s"), ("new", "stall_detect_new_s")):
+        hangs = [v.delay_s for v in verdicts if v.family == f"stall {name}" and v.delay_s]
+        told[key] = percentile(hangs, 0.95)
+    told["stall_usual_pause_s"] = USUAL_PAUSE_S
+    told["stalls_missed_count"] = sum(
+        v.family.startswith("stall ") and v.delay_s is None for v in verdicts
+    )
     told["stalls_false_count"] = sum(v.false for v in verdicts if v.family == "saturation")
     for name, number in choice.items():
         mine = [v for _, others in results for n, c, v, _ in others if (n, c) == (name, number)]
@@ -198,16 +226,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--split", type=Split, choices=list(Split), default=Split.TEST)
     parser.add_argument("--quick", action="store_true", help="few cases, nothing is written")
+    parser.add_argument("--alone", action="store_true", help="without the other rules")
     parser.add_argument("--jobs", type=int, default=2, choices=(1, 2))
     options = parser.parse_args()
     development = cases_of(Split.DEVELOPMENT, options.quick)
-    choice = tuned(examine_all(Job(development, tune=True), options.jobs))
-    cases = (
-        development if options.split is Split.DEVELOPMENT else cases_of(Split.TEST, options.quick)
-    )
-    results = examine_all(Job(cases, choice), options.jobs)
+    choice: dict[str, int] = {}
+    if not options.alone:
+        precog.learn(Run(case).series() for case in development if case.starts is None)
+        choice = tuned(examine_all(Job(development, tune=True), options.jobs))
+    cases = cases_of(options.split, options.quick)
+    results = examine_all(Job(cases, choice, alone=options.alone), options.jobs)
     report(results, choice)
-    if options.quick or options.split is Split.DEVELOPMENT:
+    if options.quick or options.alone or options.split is not Split.TEST:
         return
     publish(
         "detection",
@@ -228,7 +258,12 @@ def report(results: list[Any], choice: dict[str, int]) -> None:
     """Each run that went wrong, then the figures."""
     for (v, times), _ in results:
         wrong = v.false or v.actions or (v.leak and v.delay_s is None) or v.segment_right is False
-        if wrong or (v.consumed or 0) > 0.5 or v.family.startswith(("leak named", "stall")):
+        if (
+            wrong
+            or (v.consumed or 0) > 0.5
+            or v.family.startswith(("leak named", "stall"))
+            or v.trigger_right is False
+        ):
             print(v, [round(t) for t in times])
     for key, value in summary(results, choice).items():
         print(f"{key:45} {value}")

@@ -21,7 +21,7 @@ def draw(cases: list[Case], results: list[Any], choice: dict[str, int], folder: 
     folder.mkdir(parents=True, exist_ok=True)
     done: set[str] = set()
     for case, ((_, times), others) in zip(cases, results, strict=True):
-        if case.family in done or case.kind == "Stall":
+        if case.family in done or case.kind == "Stall" or case.trigger is not None:
             continue
         done.add(case.family)
         acted = {n: when for n, c, _, when in others if choice[n] == c and n in SHOWN}

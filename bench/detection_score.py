@@ -14,7 +14,8 @@ class Verdict:
     """One run under one detector. Times in seconds after the leak's begin, sizes in bytes.
 
     ``delay_s`` is None where the leak was not found, or where there is none; ``false`` counts
-    what was confirmed without a leak of that kind, ``actions`` the restarts without one.
+    what was confirmed without a leak of that kind, ``actions`` the restarts without one. The trigger
+    is judged when the incident is confirmed, and when its restart begins.
     """
 
     case: str
@@ -25,6 +26,8 @@ class Verdict:
     leaked: float | None = None
     consumed: float | None = None
     segment_right: bool | None = None
+    trigger_at_confirm: bool | None = None
+    trigger_right: bool | None = None
     false: int = 0
     actions: int = 0
 

@@ -19,6 +19,7 @@ from plimsoll_sidecar import trace
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.govern.command import EngineView, Event, Happening, Outcome, Result, Turn
 from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.trace import Header, Sample, TraceBudget, TraceError
 
 
@@ -127,14 +128,25 @@ def line_of(event: Event, t: float) -> Line | None:
                 confidence=attribution.confidence,
                 consumed_ratio=incident.consumed_ratio,
                 bytes_per_s=attribution.bytes_per_s,
-                trigger=attribution.trigger.counter if attribution.trigger else None,
+                trigger=_trigger(incident),
             )
         case Happening.CLEARED:
             reason = incident.message or (incident.reason.value if incident.reason else "")
             return Line(event="cleared", t=t, id=incident.name, reason=reason)
         case Happening.REMEDIATION if event.action is not None:
-            return Line(event="remediation", t=t, id=incident.name, action=event.action.value)
+            return Line(
+                event="remediation",
+                t=t,
+                id=incident.name,
+                action=event.action.value,
+                trigger=_trigger(incident),
+            )
     return None
+
+
+def _trigger(incident: Incident) -> str | None:
+    found = incident.attribution.trigger
+    return found.counter if found is not None else None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -78,12 +78,14 @@ class Host(msgspec.Struct, omit_defaults=True):
 
 
 class Malloc(msgspec.Struct, omit_defaults=True):
-    """The worker's allocator: ``mallinfo2`` in bytes, ``py_blocks`` a count."""
+    """The worker's allocator: ``mallinfo2`` in bytes, ``py_blocks`` a count. ``full_collections``
+    counts those of the oldest generation, in the process that has had the fewest."""
 
     in_use: int | None = None
     retained: int | None = None
     python_objects: int | None = None
     py_blocks: int | None = None
+    full_collections: int | None = None
 
 
 class Torch(msgspec.Struct, omit_defaults=True):

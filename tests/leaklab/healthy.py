@@ -80,10 +80,33 @@ def _tides(seed: int) -> Series:
     return long(seed, load=lambda t: 4 + 6 * int(t // (4 * HOUR)) % 40, per_request=3 * MIB)
 
 
+def ramp(height: float, start: float, takes: float) -> Curve:
+    return lambda t: height * min(1.0, max(0.0, t - start) / takes)
+
+
+def _two_collectors(seed: int) -> Series:
+    """Garbage of two processes; each collects in its own time."""
+    period = _between(seed, 400, 1500)
+    one, other = sawtooth(70 * MIB, period), sawtooth(90 * MIB, 2.3 * period)
+    return long(seed, other=lambda t: one(t) + other(t), collects=2.3 * period)
+
+
+def _arenas(seed: int) -> Series:
+    """What allocators keep, at times of their own."""
+    rng = random.Random(seed)
+    starts = tuple(sorted(rng.uniform(HOUR, 40 * HOUR) for _ in range(4)))
+    kept = high_water(rng.uniform(130, 210) * MIB, starts, rng.uniform(120, 600))
+    return long(seed, other=kept, load=lambda t: 30 if t % (7 * HOUR) < 1800 else 8)
+
+
 FAMILIES: dict[Split, dict[str, Build]] = {
     Split.DEVELOPMENT: {
         "noise": lambda seed: long(seed, noise=40 * MIB),
-        "collector": lambda seed: short(seed, other=sawtooth(150 * MIB, _between(seed, 60, 600))),
+        "collector": lambda seed: short(
+            seed,
+            other=sawtooth(150 * MIB, _between(seed, 60, 600)),
+            collects=_between(seed, 60, 600),
+        ),
         "high water": lambda seed: short(
             seed,
             other=high_water(150 * MIB, (310, 1210, 2110, 3010), 30),
@@ -98,10 +121,12 @@ FAMILIES: dict[Split, dict[str, Build]] = {
         "adapters": lambda seed: _ledger(short, seed, steps(60 * MIB, (400, 900, 2500)), GIB),
         "idle": lambda seed: long(seed, load=flat(0)),
     },
-    Split.TEST: {
+    Split.SEEN: {
         "wandering noise": lambda seed: long(seed, noise=60 * MIB),
         "generations": lambda seed: long(
-            seed, other=generations(40 * MIB, 120 * MIB, _between(seed, 600, 7200))
+            seed,
+            other=generations(40 * MIB, 120 * MIB, _between(seed, 600, 7200)),
+            collects=_between(seed, 600, 7200),
         ),
         "retention": lambda seed: long(
             seed,
@@ -130,5 +155,45 @@ FAMILIES: dict[Split, dict[str, Build]] = {
             other=lambda t: 400 * MIB * (1 - math.exp(-(t % (6 * HOUR)) / 20)),
         ),
         "quick noise": lambda seed: short(seed, noise=60 * MIB, load=square_load(0, 30, 400)),
+    },
+    Split.TEST: {
+        "broad noise": lambda seed: long(seed, noise=50 * MIB, load=diurnal(6, 12, 5 * HOUR)),
+        "old garbage": lambda seed: long(
+            seed,
+            other=generations(30 * MIB, 150 * MIB, _between(seed, 900, 5400)),
+            collects=_between(seed, 900, 5400),
+        ),
+        "garbage of two": _two_collectors,
+        "arenas": _arenas,
+        "second model": lambda seed: long(
+            seed, other=ramp(200 * MIB, _between(seed, HOUR, DAY), _between(seed, 300, 1200))
+        ),
+        "cache behind a bound": lambda seed: _ledger(
+            long, seed, saturating(900 * MIB, _between(seed, 2 * HOUR, 10 * HOUR), 600), GIB
+        ),
+        "batch jobs": lambda seed: long(
+            seed, load=square_load(1, 60, 3 * HOUR), per_request=4 * MIB
+        ),
+        "quick tides": lambda seed: long(seed, load=diurnal(3, 45, 6 * HOUR), noise=30 * MIB),
+        "slow start": lambda seed: short(
+            seed, ready_at=700.0, other=ramp(900 * MIB, 0.0, _between(seed, 400, 690))
+        ),
+        "late first requests": lambda seed: short(
+            seed,
+            other=saturating(350 * MIB, 50, 900),
+            load=lambda t: 10 if 900 < t < 3000 else 0,
+        ),
+        "adapters turned over": lambda seed: _ledger(
+            long, seed, lambda t: 120 * MIB * ((t // (2 * HOUR)) % 5), GIB
+        ),
+        "silences": lambda seed: long(seed, silent=lambda t: t % 5000 < 400, load=diurnal(4, 30)),
+        "workspaces": lambda seed: long(
+            seed, device=True, device_other=lambda t: 120 * MIB * (t % 9000 < 3000)
+        ),
+        "restarts": lambda seed: long(
+            seed,
+            epoch=lambda t: 1 + int(t // (3.5 * HOUR)),
+            other=lambda t: 300 * MIB * (1 - math.exp(-(t % (3.5 * HOUR)) / 35)),
+        ),
     },
 }

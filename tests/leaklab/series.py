@@ -93,7 +93,8 @@ class Series:
     ``leak_per_request`` leaks with each finished request from ``leak_from`` on, and ``leaked`` is
     the truth: what had leaked at the sample that was made last. ``counters`` are further counters
     of the engine's load, by field, as functions of time. Before ``ready_at`` the engine says that
-    it starts, and of its load nothing.
+    it starts, and of its load nothing. While ``paused`` it works on one long step. A full garbage
+    collection comes every ``collects`` seconds.
     """
 
     duration: float = 600.0
@@ -114,10 +115,12 @@ class Series:
     role: str = "worker"
     device: bool = False
     frozen_at: float = math.inf
+    paused: Callable[[float], bool] = lambda t: False
     silent: Callable[[float], bool] = lambda t: False
     malloc: bool = True
     seed: int = 1
     ready_at: float = 0.0
+    collects: float = 600.0
     counters: dict[str, Curve] = field(default_factory=dict)
     epoch: Callable[[float], int] = lambda t: 1
     leaked: float = field(default=0.0, init=False)
@@ -137,7 +140,7 @@ class Series:
                 finished = self.requests_per_s * self.interval * (load / 8)
                 done += finished
                 driven += self.leak_per_request * finished if t >= self.leak_from else 0.0
-                steps += int(20 * self.interval) if busy else 0
+                steps += int(20 * self.interval) if busy and not self.paused(t) else 0
             self.leaked = self.leak(t) + driven
             yield self._sample(rng, t, load, int(done), steps)
 
@@ -179,7 +182,10 @@ class Series:
             return sample
         if self.malloc:
             sample.malloc = Malloc(
-                in_use=int(in_use), retained=int(0.05 * self.base), python_objects=int(python)
+                in_use=int(in_use),
+                retained=int(0.05 * self.base),
+                python_objects=int(python),
+                full_collections=int(t // self.collects),
             )
         if self.device:
             sample.device = [self._device(leak, self.device_other(t))]
@@ -203,6 +209,7 @@ class Series:
     def _device(self, leak: float, kept: float) -> Device:
         allocated = 40 * GIB + (leak if self.segment == "torch_allocated" else 0.0)
         reserved = allocated + GIB + kept
+        reserved += leak if self.segment == "torch_reserved_unused" else 0.0
         other = 2 * GIB + (leak if self.segment == "non_torch" else 0.0)
         return Device(
             index=0,

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 
-from cases import SPENT_S, Case, Split
+from cases import SEEN_SPENT_S, Case, Split
 from series import MIB, Curve, Series
 
 from plimsoll_sidecar.detect.footprint import FIELDS, TIME
@@ -74,14 +74,14 @@ def triggers(split: Split, seeds: int = 1) -> list[Case]:
     return [
         _case(split, name, rate, seed)
         for name in (*RATES, TIME)
-        for rate in SPENT_S
+        for rate in SEEN_SPENT_S
         if rate != "fast"
         for seed in range(seeds)
     ]
 
 
 def _case(split: Split, name: str, rate: str, seed: int) -> Case:
-    spent = SPENT_S[rate]
+    spent = SEEN_SPENT_S[rate]
     length = STARTS + 1.25 * spent
     rng = random.Random(f"{split}/{name}/{rate}/{seed}")
     totals = {one: VARYING[split](mean, length, rng) for one, mean in RATES.items()}

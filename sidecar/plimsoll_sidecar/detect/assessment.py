@@ -82,7 +82,9 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
     """Something that looks wrong now. ``segment`` is null for a stall.
 
     ``over_budget`` says that the budget is spent, or will be before a careful reaction could
-    finish: only then may a disruptive action follow.
+    finish: only then may a disruptive action follow. ``doubt`` says what else this may be and what
+    would settle it: garbage that no collection has taken yet, memory that an allocator keeps. It is
+    worth a soft action, and not believed yet.
     """
 
     kind: Kind
@@ -93,6 +95,7 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
     bytes_per_s: float | None = None
     bytes_per_request: float | None = None
     over_budget: bool = False
+    doubt: str | None = None
     process: str | None = None
     trigger: Trigger | None = None
     evidence: list[str] = []

@@ -33,6 +33,14 @@ CLEAR_LEAST_S = 60.0
 SMOOTH_S = 60.0
 """Growth is averaged over this time before it clears a suspicion: a low floor alone is noise."""
 MIN_CONFIDENCE = 0.65
+BELIEF_FACTOR, BELIEF_RATIO = 2.0, 0.5
+"""A growth is believed once it has become this multiple of what raised the suspicion, or has spent
+this share of the budget: what an allocator keeps after a burst does neither."""
+COLLECTION_ROUNDS = 2
+"""Full collections that a growth must outlast; two that it has outlasted prove as much as twice the
+growth, where it lasted as long as a slow trend."""
+URGENT_S = 150.0
+"""A budget that is spent sooner leaves no time for doubt."""
 PACE = 0.3
 """A forecast is urgent only while the last seconds keep up this share of the trend's pace."""
 FLOOR_S = 5.0
@@ -120,7 +128,7 @@ class BudgetWatch:
         exhaustion, ratio = state.exhaustion_s, state.consumed_ratio
         near = exhaustion is not None and exhaustion <= REACTION_S and ratio >= REACTION_RATIO
         near = near and self._keeps_pace()
-        trend = latch.trend
+        trend, doubt = latch.trend, self._doubt(latch)
         return Suspicion(
             kind=self.kind,
             segment=self._worst_segment(),
@@ -130,9 +138,11 @@ class BudgetWatch:
             bytes_per_s=trend.bytes_per_s,
             bytes_per_request=trend.bytes_per_request,
             over_budget=ratio >= 1.0 or near,
+            doubt=doubt,
             evidence=[
                 f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
                 f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
+                *([f"not believed yet: {doubt}"] if doubt else []),
             ],
         )
 
@@ -194,8 +204,9 @@ class BudgetWatch:
         latch = self._suspected
         if latch is None:
             if sound is not None:
-                self._suspected = _Latch(sound, point.t, self._smooth)
+                self._suspected = _Latch(sound, point, self._smooth, self.state.unexplained or 0)
             return
+        latch.collected(point)
         if sound is not None:
             latch.trend, latch.seen_at = sound, point.t
             latch.peak = max(latch.peak, self._smooth)
@@ -206,6 +217,22 @@ class BudgetWatch:
         patience = max(CLEAR_LEAST_S, CLEAR_SPANS * latch.trend.span_s)
         if self._smooth < CLEAR_SHARE * latch.peak or point.t - latch.seen_at > patience:
             self._suspected = None
+
+    def _doubt(self, latch: _Latch) -> str | None:
+        """What else the growth may be. None when it is believed, or when there is no time."""
+        ratio, exhaustion = self.state.consumed_ratio or 0.0, self.state.exhaustion_s
+        urgent = exhaustion is not None and exhaustion <= URGENT_S
+        if urgent or ratio >= BELIEF_RATIO:
+            return None
+        rounds = latch.rounds
+        if rounds is not None and rounds < COLLECTION_ROUNDS:
+            return (
+                f"garbage, unless it outlasts {COLLECTION_ROUNDS} collections (of them: {rounds})"
+            )
+        outlasted = rounds is not None and latch.trend.span_s >= SLOW_SPAN_S
+        if outlasted or (self.state.unexplained or 0) >= BELIEF_FACTOR * latch.begun:
+            return None
+        return "memory that an allocator keeps, unless it goes on"
 
     def _keeps_pace(self) -> bool:
         """Whether the last seconds grew nearly as fast as the trend says."""
@@ -270,8 +297,18 @@ class SlidingLeast:
 class _Latch:
     """A suspicion that stands, and the newest trend that it stands on."""
 
-    def __init__(self, trend: Trend, now: float, growth: float) -> None:
+    def __init__(self, trend: Trend, point: Point, smooth: float, growth: int) -> None:
         self.trend = trend
-        self.since = now - trend.span_s
-        self.peak = growth
-        self.seen_at = self.looked_at = now
+        self.since = point.t - trend.span_s
+        self.begun, self.peak = growth, smooth
+        self.seen_at = self.looked_at = point.t
+        self.rounds = None if point.collections is None else 0
+        self._collections = point.collections
+
+    def collected(self, point: Point) -> None:
+        """Counts the full collections since the suspicion; one that is unknown counts for none."""
+        if point.collections is None or self._collections is None:
+            self._collections = point.collections
+        elif point.collections > self._collections:
+            self.rounds = (self.rounds or 0) + point.collections - self._collections
+            self._collections = point.collections

@@ -180,7 +180,8 @@ class _Epoch:
 
     def _point(self, sample: Sample, size: int, kind: str) -> Point:
         declared = explain.declared(self.ledger, kind)
-        return Point(sample.t, size, declared, self.load, self.requests)
+        collections = sample.malloc.full_collections if sample.malloc else None
+        return Point(sample.t, size, declared, self.load, self.requests, collections)
 
     # ---- attribution
 

@@ -13,7 +13,7 @@ from plimsoll_sidecar.detect.assessment import Kind, Suspicion
 from plimsoll_sidecar.detect.pauses import Demand, Pauses
 from plimsoll_sidecar.trace import Sample, SampleLoad
 
-MARGIN_S = 5.0
+MARGIN_S = 4.0
 """Beyond the longest pause of the history; with sampling and a round of doubt within 10 s."""
 FRONTEND_FACTOR = 2.0
 MAX_STEP_INTERVALS = 5.0

@@ -29,8 +29,8 @@ _LOAD_SLACK = 1.1
 class Point:
     """A floor of memory. ``declared`` is what the engine's ledger accounted for at that moment.
 
-    Bytes and seconds; ``load`` counts requests in flight and ``requests`` those of the epoch; both
-    are None where unknown.
+    Bytes and seconds; ``load`` counts requests in flight, ``requests`` those of the epoch and
+    ``collections`` the full garbage collections; each is None where unknown.
     """
 
     t: float
@@ -38,6 +38,7 @@ class Point:
     declared: int = 0
     load: int | None = None
     requests: int | None = None
+    collections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

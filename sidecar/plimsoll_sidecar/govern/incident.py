@@ -123,6 +123,7 @@ class Incident(msgspec.Struct, omit_defaults=True, kw_only=True):
     seen: int = 0
     missed: int = 0
     tried: list[Action] = []
+    doubtful: bool = False
     rung: Action | None = None
     trimmed: bool = False
     diagnosed: bool = False
@@ -171,6 +172,7 @@ class Incident(msgspec.Struct, omit_defaults=True, kw_only=True):
         """
         self.seen, self.missed = self.seen + 1, 0
         self.growth_bytes = suspicion.bytes
+        self.doubtful = suspicion.doubt is not None
         self.consumed_ratio = max(self.consumed_ratio, suspicion.consumed_ratio)
         if self.phase in DISRUPTING:
             return

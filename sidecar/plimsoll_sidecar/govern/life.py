@@ -107,7 +107,7 @@ class Life(Conditions):
             # The trim returned most of it: what is left must prove itself anew.
             incident.growth_at_trim, incident.seen = incident.growth_bytes, 0
             return
-        if self.now - incident.opened_at >= self._patience(incident):
+        if not incident.doubtful and self.now - incident.opened_at >= self._patience(incident):
             self._confirm(incident)
 
     def _patience(self, incident: Incident) -> float:

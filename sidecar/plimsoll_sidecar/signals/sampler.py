@@ -164,6 +164,10 @@ def _malloc(processes: list[ProcessMemory]) -> Malloc | None:
         retained=worker.malloc_retained,
         python_objects=worker.python_objects,
         py_blocks=worker.py_blocks,
+        full_collections=min(
+            (p.full_collections for p in processes if p.full_collections is not None),
+            default=None,
+        ),
     )
 
 
