@@ -5,8 +5,9 @@ sample interval), the memory limit, and one choice of its parameters. It returns
 it would have restarted the engine; after each it is silent for an hour, as every restart policy in
 use has a back-off. Parameters are chosen on the development split by the best F1 score.
 
-Precog is in ``precog.py``. PSI: these runs have no pressure signal, so it is modelled: without swap,
-anonymous memory is felt as pressure once nothing is left to reclaim, shortly before the limit.
+Precog is in ``precog.py``. PSI: these runs have no pressure signal, so it is
+modelled: anonymous memory without swap is felt as pressure when nothing else is left to reclaim,
+shortly before the limit.
 
 LBR follows Jindal et al., "Memory Leak Detection Algorithms in the Cloud-based Infrastructure"
 (2021); the usage buckets are adapted from RESIN (Lou et al., OSDI 2022), which compares hosts of a

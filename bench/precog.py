@@ -1,11 +1,11 @@
-"""Precog, adapted: trends of runs without a leak are learned, and a new trend beyond them is a leak.
+"""Precog, adapted: trends of runs without a leak are learned, and a trend beyond them is a leak.
 
 After Jindal et al., "Online Memory Leak Detection in the Cloud-based Infrastructures" (2021). A
 series is cut at its change points; each piece with a good line that would reach the limit within
 the critical time is a trend with a slope and a duration. Learning keeps the trends of healthy runs.
-A piece of the new run is a leak when it is steeper than every learned trend that lasted as long. The
-filter keeps only the greatest slope and the greatest duration of all. Adapted: their histories are
-of many machines with labels, ours are the healthy runs of the development split.
+A piece of the new run is a leak when it is steeper than every learned trend that lasted as long.
+The filter keeps only the greatest slope and the greatest duration of all. Adapted: their histories
+are of many machines with labels, ours are the healthy runs of the development split.
 """
 
 from __future__ import annotations

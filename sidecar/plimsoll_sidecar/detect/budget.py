@@ -37,8 +37,9 @@ BELIEF_FACTOR, BELIEF_RATIO = 2.0, 0.5
 """A growth is believed once it has become this multiple of what raised the suspicion, or has spent
 this share of the budget: what an allocator keeps after a burst does neither."""
 COLLECTION_ROUNDS = 2
-"""Full collections that a growth must outlast; two that it has outlasted prove as much as twice the
-growth, where it lasted as long as a slow trend."""
+"""Full collections that a growth must outlast."""
+OUTLAST_FACTOR = 1.25
+"""A slow trend that outlasted them is believed when it became this multiple of what it was."""
 URGENT_S = 150.0
 """A budget that is spent sooner leaves no time for doubt."""
 PACE = 0.3
@@ -229,8 +230,9 @@ class BudgetWatch:
             return (
                 f"garbage, unless it outlasts {COLLECTION_ROUNDS} collections (of them: {rounds})"
             )
-        outlasted = rounds is not None and latch.trend.span_s >= SLOW_SPAN_S
-        if outlasted or (self.state.unexplained or 0) >= BELIEF_FACTOR * latch.begun:
+        slow = rounds is not None and latch.trend.span_s >= SLOW_SPAN_S
+        factor = OUTLAST_FACTOR if slow else BELIEF_FACTOR
+        if (self.state.unexplained or 0) >= factor * latch.begun:
             return None
         return "memory that an allocator keeps, unless it goes on"
 

@@ -99,7 +99,7 @@ def with_history(steps: int = 1500, pause: int = 3, tokens: int = 0) -> tuple[St
 def test_a_service_with_a_history_stalls_soon_after_its_longest_pause() -> None:
     watch, t = with_history()
     seen = [watch.update(busy(t + s, 1499, work=4)) is not None for s in range(30)]
-    assert seen.index(True) == pytest.approx(3 + 5, abs=1)
+    assert seen.index(True) == pytest.approx(3 + 4, abs=1)
     suspicion = watch.update(busy(t + 30, 1499, work=4))
     assert suspicion is not None
     assert "never paused for more than 3 s" in suspicion.evidence[0]

@@ -1,0 +1,63 @@
+"""What is suspected is not yet believed: garbage and retained memory get the time to show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from series import MIB, Series, high_water, sawtooth, steady
+
+from plimsoll_api.supervision import Budget, MemoryPolicy, Mode, Supervision
+from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.replay import Line, judge
+from plimsoll_sidecar.trace import Sample
+
+HOUR = 3600.0
+POLICY = MemoryPolicy(host=Budget(512 * MIB, 24 * HOUR, 6 << 30), warmup_s=60.0)
+LEAK = Series(duration=2 * HOUR, interval=2, leak=steady(512 * MIB / (2 * HOUR), 600.0))
+
+
+def confirmed(series: Series) -> list[Line]:
+    supervision = Supervision(mode=Mode.RECOVER)
+    lines = judge(series.samples(), POLICY, supervision, series.interval, "case")
+    return [line for line in lines if isinstance(line, Line) and line.event == "confirmed"]
+
+
+@pytest.mark.parametrize("period", [1200.0, HOUR])
+def test_old_garbage_is_not_believed_before_it_outlasts_two_collections(period: float) -> None:
+    garbage = sawtooth(120 * MIB, period)
+    series = Series(duration=3 * HOUR, interval=2, other=garbage, collects=period)
+    assert confirmed(series) == []
+
+
+def test_what_an_allocator_keeps_after_bursts_is_not_believed() -> None:
+    kept = high_water(180 * MIB, (1000.0, 4000.0, 7000.0), 300.0)
+    series = Series(duration=3 * HOUR, interval=2, other=kept)
+    assert confirmed(series) == []
+
+
+def test_a_leak_that_outlasts_collections_is_believed_early() -> None:
+    (line,) = confirmed(LEAK)[:1]
+    assert line.consumed_ratio is not None
+    assert line.consumed_ratio < 0.5
+
+
+def test_without_a_count_of_collections_it_must_double() -> None:
+    detector = Detector(POLICY, 60.0, 2.0)
+
+    def blind(sample: Sample) -> Sample:
+        assert sample.malloc is not None
+        sample.malloc.full_collections = None
+        return sample
+
+    believed: list[float] = []
+    first: float | None = None
+    for sample in replace(LEAK).samples():
+        for suspicion in detector.update(blind(sample)).suspicions:
+            first = first or suspicion.consumed_ratio
+            if suspicion.doubt is None:
+                believed.append(suspicion.consumed_ratio)
+            else:
+                assert f"not believed yet: {suspicion.doubt}" in suspicion.evidence
+    assert first is not None
+    assert first * 1.6 < believed[0] <= 0.55
