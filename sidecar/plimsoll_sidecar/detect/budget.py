@@ -221,18 +221,19 @@ class BudgetWatch:
 
     def _doubt(self, latch: _Latch) -> str | None:
         """What else the growth may be. None when it is believed, or when there is no time."""
-        ratio, exhaustion = self.state.consumed_ratio or 0.0, self.state.exhaustion_s
+        growth = max(1, self.state.unexplained or 0)
+        # A single floor is noise: what the last minute held on average counts.
+        held = min(1.0, self._smooth / growth)
+        exhaustion = self.state.exhaustion_s
         urgent = exhaustion is not None and exhaustion <= URGENT_S
-        if urgent or ratio >= BELIEF_RATIO:
+        if urgent or held * (self.state.consumed_ratio or 0.0) >= BELIEF_RATIO:
             return None
         rounds = latch.rounds
         if rounds is not None and rounds < COLLECTION_ROUNDS:
-            return (
-                f"garbage, unless it outlasts {COLLECTION_ROUNDS} collections (of them: {rounds})"
-            )
+            return f"garbage, unless it outlasts {COLLECTION_ROUNDS} collections ({rounds} so far)"
         slow = rounds is not None and latch.trend.span_s >= SLOW_SPAN_S
         factor = OUTLAST_FACTOR if slow else BELIEF_FACTOR
-        if (self.state.unexplained or 0) >= factor * latch.begun:
+        if held * growth >= factor * latch.begun:
             return None
         return "memory that an allocator keeps, unless it goes on"
 
