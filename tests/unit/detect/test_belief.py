@@ -14,7 +14,7 @@ from plimsoll_sidecar.trace import Sample
 
 HOUR = 3600.0
 POLICY = MemoryPolicy(host=Budget(512 * MIB, 24 * HOUR, 6 << 30), warmup_s=60.0)
-LEAK = Series(duration=2 * HOUR, interval=2, leak=steady(512 * MIB / (2 * HOUR), 600.0))
+LEAK = Series(duration=2 * HOUR, interval=10, leak=steady(512 * MIB / (2 * HOUR), 600.0))
 
 
 def confirmed(series: Series) -> list[Line]:
@@ -26,13 +26,13 @@ def confirmed(series: Series) -> list[Line]:
 @pytest.mark.parametrize("period", [1200.0, HOUR])
 def test_old_garbage_is_not_believed_before_it_outlasts_two_collections(period: float) -> None:
     garbage = sawtooth(120 * MIB, period)
-    series = Series(duration=3 * HOUR, interval=2, other=garbage, collects=period)
+    series = Series(duration=3 * HOUR, interval=10, other=garbage, collects=period)
     assert confirmed(series) == []
 
 
 def test_what_an_allocator_keeps_after_bursts_is_not_believed() -> None:
     kept = high_water(180 * MIB, (1000.0, 4000.0, 7000.0), 300.0)
-    series = Series(duration=3 * HOUR, interval=2, other=kept)
+    series = Series(duration=3 * HOUR, interval=10, other=kept)
     assert confirmed(series) == []
 
 
@@ -43,7 +43,7 @@ def test_a_leak_that_outlasts_collections_is_believed_early() -> None:
 
 
 def test_without_a_count_of_collections_it_must_double() -> None:
-    detector = Detector(POLICY, 60.0, 2.0)
+    detector = Detector(POLICY, 60.0, 10.0)
 
     def blind(sample: Sample) -> Sample:
         assert sample.malloc is not None
