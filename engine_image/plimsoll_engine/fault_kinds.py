@@ -209,6 +209,15 @@ class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
     segment = "torch_allocated, malloc_in_use on a CPU"
 
 
+class MediaKept(Fault, frozen=True, tag="media_kept"):
+    """The worker's cache of received images and sounds does not hear what the frontend lets go of:
+    the two are out of step, and the worker keeps each one. Needs a model with an encoder."""
+
+    owner = "the worker's receiver cache"
+    segment = "malloc_in_use"
+    cure = "trim"
+
+
 class OffloadUnpolled(Fault, frozen=True, tag="offload_unpolled"):
     """Transfers of the KV offload are looked after in steps alone: an idle engine holds their
     blocks for ever. Needs ``--kv-offload-bytes``."""
@@ -232,5 +241,5 @@ KINDS: tuple[type[Fault], ...] = (
     TokenizerCache,
     DeviceDict, DeviceRaw, KeptKv,
     EvictionLoop, PinnedItems, EncoderFreedEarly, EncoderBudgetHeld,
-    OffloadUnpolled, OffloadAbandoned,
+    MediaKept, OffloadUnpolled, OffloadAbandoned,
 )  # fmt: skip

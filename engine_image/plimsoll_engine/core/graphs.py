@@ -41,8 +41,8 @@ class DecodeGraphs:
     def __init__(
         self, model: Model, kv: torch.Tensor, block_size: int, max_num_seqs: int, max_blocks: int
     ) -> None:
-        self._model = model
-        self._kv = kv
+        self._model: Model | None = model
+        self._kv: torch.Tensor | None = kv
         self._block_size = block_size
         self._width = max_blocks
         self._missing = spread(sizes_up_to(max_num_seqs))
@@ -76,7 +76,10 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _capture(self, size: int) -> None:
-        keys, values = self._kv[0], self._kv[1]
+        model, kv = self._model, self._kv
+        assert model is not None
+        assert kv is not None
+        keys, values = kv[0], kv[1]
         ids, sources, positions, slots, contexts = self._inputs[: FIELDS * size].view(FIELDS, size)
         tables = self._inputs[FIELDS * size : (FIELDS + self._width) * size]
         step = StepPlan(
@@ -86,14 +89,14 @@ class DecodeGraphs:
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
             known = torch.where(sources >= 0, self._newest[sources.clamp(min=0)], ids)
-            logits = self._model.logits(self._model.forward(known, positions, step))
+            logits = model.logits(model.forward(known, positions, step))
             return logits.argmax(dim=-1), logits
 
         # Only padding: the rows of a trial write nothing to the pool.
         self._inputs.zero_()
         slots.fill_(-1)
         sources.fill_(-1)
-        before = torch.cuda.memory_reserved(self._kv.device)
+        before = torch.cuda.memory_reserved(kv.device)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -103,7 +106,7 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             tokens, logits = compute()
         self._graphs[size] = graph, tokens, logits
-        self.nbytes += max(0, torch.cuda.memory_reserved(self._kv.device) - before)
+        self.nbytes += max(0, torch.cuda.memory_reserved(kv.device) - before)
 
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
@@ -139,4 +142,7 @@ class DecodeGraphs:
             graph.reset()
         self._graphs.clear()
         self._missing.clear()
+        # Whoever still holds this object holds neither the KV pool nor the model by it.
+        self._model = self._kv = None
+        self._inputs = self._starts = self._newest = torch.empty(0)
         self.nbytes = 0

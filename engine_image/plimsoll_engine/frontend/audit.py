@@ -8,6 +8,7 @@ from plimsoll_api.admin import Audit, AuditFinding
 from plimsoll_engine import ipc
 from plimsoll_engine.caches.sender import Sender
 from plimsoll_engine.frontend.engine import Engine, NoAnswer
+from plimsoll_engine.process_rules import frozen, method_cache_problems
 
 TIMEOUT_S = 5.0
 
@@ -18,7 +19,12 @@ IDLE_WORKER = "idle_frontend_means_idle_worker"
 ANSWERS = "worker_answers"
 RECEIVER = "receiver_cache_holds_what_was_sent"
 PROCESSOR = "processor_cache_adds_up"
-RULES = [LEDGER_BOUNDS, CAPACITY, IDLE_OUTBOX, IDLE_WORKER, RECEIVER, PROCESSOR, ANSWERS]
+FROZEN = "frontend_freezes_nothing_again"
+METHOD_CACHES = "frontend_methods_cache_no_instances"
+RULES = [
+    LEDGER_BOUNDS, CAPACITY, IDLE_OUTBOX, IDLE_WORKER, RECEIVER, PROCESSOR, FROZEN, METHOD_CACHES,
+    ANSWERS,
+]  # fmt: skip
 
 
 async def audit(engine: Engine) -> Audit:
@@ -38,7 +44,7 @@ async def audit(engine: Engine) -> Audit:
     findings = [*worker.findings, *_own(engine)]
     # Only where nothing with media was sent around the question: else either may be ahead.
     if sender is not None and sender is engine.workers.sender and sender.changes == changes:
-        findings += _mirror(sender, set(worker.receiver_keys))
+        findings += mirror(sender, set(worker.receiver_keys))
     if idle and not worker.idle:
         findings.append(
             AuditFinding(IDLE_WORKER, "the worker holds requests that no client waits for")
@@ -50,7 +56,7 @@ async def audit(engine: Engine) -> Audit:
     )
 
 
-def _mirror(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
+def mirror(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
     """The worker's receiver cache holds what the frontend believes, no less and no more."""
     details = sender.problems()
     if lacking := len(sender.keys() - held):
@@ -70,4 +76,6 @@ def _own(engine: Engine) -> list[AuditFinding]:
     if held > capacity:
         findings.append(AuditFinding(CAPACITY, f"{held} requests, capacity {capacity}"))
     findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.problems()]
+    findings += [AuditFinding(FROZEN, why) for why in frozen.problems()]
+    findings += [AuditFinding(METHOD_CACHES, why) for why in method_cache_problems()]
     return findings

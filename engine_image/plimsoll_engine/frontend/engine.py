@@ -8,7 +8,6 @@ keeper.py sees to it that there is a worker.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from plimsoll_engine.frontend.operations import Operations
 from plimsoll_engine.frontend.requests import Generation, RequestFailed
 from plimsoll_engine.frontend.tokenizer import Tokenizer
 from plimsoll_engine.frontend.workers import Workers
+from plimsoll_engine.process_rules import frozen
 from plimsoll_engine.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -304,9 +304,7 @@ class Engine:
         """Start the first worker. On failure the engine is failed and ``exit_code`` is set."""
         self.lifecycle.move(EngineState.WARMING)
         await self.keeper.first_start()
-        # What exists by now lives as long as the engine: no collection need look at it.
-        gc.collect()
-        gc.freeze()
+        frozen.freeze()
         self.collections.start()
 
     def fail(self, message: str) -> None:
@@ -347,7 +345,7 @@ class Engine:
             )
         self.media.close()
         self.collections.stop()
-        gc.unfreeze()
+        frozen.unfreeze()
         self.lifecycle.move(EngineState.STOPPED)
         if not self.exit_code.done():
             self.exit_code.set_result(0)

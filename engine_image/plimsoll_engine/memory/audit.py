@@ -6,12 +6,14 @@ repairs; it only says what it found.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 
 from plimsoll_api.admin import AuditFinding
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.process_rules import frozen, method_cache_problems
 
 Rule = Callable[[Engine, Ledger], list[str]]
 
@@ -100,6 +102,27 @@ def idle_holds_no_block(engine: Engine, _: Ledger) -> list[str]:
     return [f"{used} blocks are referenced by no request"] if used else []
 
 
+def kv_pool_has_its_owners_alone(engine: Engine, _: Ledger) -> list[str]:
+    """The KV pool belongs to the runner, its graphs and the offload: a registry or a stored frame
+    that refers to it as well would keep it beyond the engine's shutdown."""
+    kv, unknown_to_others = engine.runner.kv, object()
+    parts = (engine.runner.graphs, engine.scheduler.offload)
+    owners = 1 + sum(part is not None for part in parts)
+    # Both have a name here; the pool has its owners on top.
+    others = sys.getrefcount(kv) - sys.getrefcount(unknown_to_others) - owners
+    return [f"{others} references to the KV pool are nobody's"] if kv is not None and others else []
+
+
+def nothing_is_frozen_again(_: Engine, __: Ledger) -> list[str]:
+    """What was made since the start is within the collector's reach."""
+    return frozen.problems()
+
+
+def methods_cache_no_instances(_: Engine, __: Ledger) -> list[str]:
+    """No ``lru_cache`` on a method holds instances for its class."""
+    return method_cache_problems()
+
+
 def offload_adds_up(engine: Engine, _: Ledger) -> list[str]:
     """Each host block is free or stored under one key, and pinned only while in transfer."""
     offload = engine.scheduler.offload
@@ -124,9 +147,15 @@ ALWAYS: tuple[Rule, ...] = (
     transfers_end,
     encoder_outputs_are_known,
     receiver_cache_adds_up,
+    nothing_is_frozen_again,
+    methods_cache_no_instances,
     ledger_within_bounds,
 )
-AT_IDLE: tuple[Rule, ...] = (idle_holds_no_block, idle_holds_no_encoder_output)
+AT_IDLE: tuple[Rule, ...] = (
+    idle_holds_no_block,
+    idle_holds_no_encoder_output,
+    kv_pool_has_its_owners_alone,
+)
 
 
 def audit(engine: Engine, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:

@@ -34,6 +34,7 @@ from plimsoll_engine.models import loader
 from plimsoll_engine.models.interface import Model
 from plimsoll_engine.models.loader import OwnModel
 from plimsoll_engine.offload.offload import Offload
+from plimsoll_engine.process_rules import frozen
 from plimsoll_engine.weights.lease import Lease
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
@@ -142,8 +143,7 @@ class Lifecycle:
                 self._runner.capture_graphs(self.settings.max_num_seqs, blocks, later=quick)
             with self._stage("freeze"):
                 self._thresholds = gc.get_threshold()
-                gc.collect()
-                gc.freeze()
+                frozen.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
                 self.collections.start()
             return self.engine
@@ -226,7 +226,7 @@ class Lifecycle:
         self.collections.stop()
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)
-            gc.unfreeze()
+            frozen.unfreeze()
             self._thresholds = None
         cuda = self.device is not None and self.device.type == "cuda"
         if cuda:

@@ -25,10 +25,11 @@ def encoder_cache(
 
 def register_owners(ledger: Ledger, engine: Engine, model: Model, tensors: MemoryKind) -> None:
     """The receiver cache and the encoder's outputs; ``tensors`` is where the latter are."""
-    receiver, outputs, cache = engine.receiver, engine.runner.outputs, engine.scheduler.encoder
+    outputs, cache = engine.runner.outputs, engine.scheduler.encoder
     if not isinstance(model, MediaModel) or outputs is None or cache is None:
         return
-    ledger.register("receiver_cache", MemoryKind.HOST, lambda: receiver.bytes, receiver.capacity)
+    capacity = engine.receiver.capacity
+    ledger.register("receiver_cache", MemoryKind.HOST, lambda: engine.receiver.bytes, capacity)
     ledger.register(
         "encoder_cache", tensors, lambda: outputs.nbytes, cache.budget * model.output_bytes
     )

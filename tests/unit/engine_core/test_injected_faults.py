@@ -126,6 +126,7 @@ def test_the_abort_of_the_other_choices_is_lost(make_engine: Any) -> None:
         ("device_raw", "device_raw needs a CUDA device"),
         ("encoder_freed_early", "encoder_freed_early needs a model with an encoder"),
         ("encoder_budget_held", "encoder_budget_held needs a model with an encoder"),
+        ("media_kept", "media_kept needs a model with an encoder"),
         ("grammar_cache_growth", "grammar_cache_growth: this model's tokenizer cannot"),
     ],
 )

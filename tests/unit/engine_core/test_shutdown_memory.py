@@ -15,6 +15,7 @@ from plimsoll_engine.core import warmup
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.memory import lifecycle as lifecycle_module
 from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.process_rules import frozen
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 KEPT: list[Any] = []
@@ -28,7 +29,7 @@ class ForgetfulLifecycle(Lifecycle):
         self.ledger.clear()
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)
-            gc.unfreeze()
+            frozen.unfreeze()
             self._thresholds = None
         self.engine = None
         self._model = None

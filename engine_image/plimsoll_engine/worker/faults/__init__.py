@@ -34,6 +34,7 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.PinnedItems: caches.PinnedItems,
     kinds.EncoderFreedEarly: caches.EncoderFreedEarly,
     kinds.EncoderBudgetHeld: caches.EncoderBudgetHeld,
+    kinds.MediaKept: caches.MediaKept,
     kinds.OffloadUnpolled: offload.OffloadUnpolled,
     kinds.OffloadAbandoned: offload.OffloadAbandoned,
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from plimsoll_engine import fault_kinds as kinds
 from plimsoll_engine.caches.lru import K, LruCache, V
+from plimsoll_engine.caches.receiver import Receiver
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.inject import InjectError, name_of
-from plimsoll_engine.ipc import Media
+from plimsoll_engine.ipc import Media, MediaMissing, Submit
 from plimsoll_engine.worker.faults.base import Defect
 
 
@@ -85,10 +88,28 @@ class EncoderBudgetHeld(Defect[kinds.EncoderBudgetHeld]):
         _replace_encoder(fault, engine, HeldBudget)
 
 
+class DeafReceiver(Receiver):
+    """Keeps what the sender has let go of."""
+
+    def unpack(self, submit: Submit) -> Submit | MediaMissing:
+        return super().unpack(replace(submit, forget=[]))
+
+
+class MediaKept(Defect[kinds.MediaKept]):
+    def __init__(self, fault: kinds.MediaKept, engine: Engine) -> None:
+        super().__init__(fault, engine)
+        _encoder(fault, engine)
+        engine.receiver = DeafReceiver(engine.receiver.capacity)
+
+
 def _replace_encoder(fault: kinds.Fault, engine: Engine, kind: type[EncoderCache]) -> None:
-    sound = engine.scheduler.encoder
-    if sound is None:
+    sound = _encoder(fault, engine)
+    engine.scheduler.encoder = kind(sound.budget, sound.lifelong)
+
+
+def _encoder(fault: kinds.Fault, engine: Engine) -> EncoderCache:
+    if engine.scheduler.encoder is None:
         raise InjectError(
             f"PLIMSOLL_INJECT: {name_of(fault)} needs a model with an encoder (images or sounds)"
         )
-    engine.scheduler.encoder = kind(sound.budget, sound.lifelong)
+    return engine.scheduler.encoder

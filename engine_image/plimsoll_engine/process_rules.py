@@ -1,0 +1,68 @@
+"""What must hold in each of the engine's processes, whatever it computes: the collector's state
+and the caches that Python itself offers.
+
+``gc.freeze()`` hides all that exists from every later collection. That is right once, for what
+lives as long as the engine; done again while requests come and go it hides their garbage, and no
+collection finds it. The permanent generation is the process's, so freezing is counted here for all
+engines of the process: the last one that unfreezes does.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterator
+
+OURS = "plimsoll_"
+
+
+class Frozen:
+    """The pairs of freeze and unfreeze of one process."""
+
+    def __init__(self) -> None:
+        self._engines = 0
+        self._objects = 0
+
+    def freeze(self) -> None:
+        """What exists by now lives as long as the engine: no collection need look at it."""
+        gc.collect()
+        gc.freeze()
+        self._engines += 1
+        self._objects = gc.get_freeze_count()
+
+    def unfreeze(self) -> None:
+        """The other half of :meth:`freeze`. Without one before it, it does nothing."""
+        self._engines = max(0, self._engines - 1)
+        if not self._engines:
+            gc.unfreeze()
+
+    def problems(self) -> list[str]:
+        """Objects that somebody else has frozen since; frozen ones that died are fewer."""
+        more = gc.get_freeze_count() - self._objects
+        if not self._engines or more <= 0:
+            return []
+        return [f"{more} objects were frozen while the engine serves: no collection sees them"]
+
+
+frozen = Frozen()
+
+
+def method_cache_problems() -> list[str]:
+    """``functools.lru_cache`` on a method of ours: it belongs to the class and holds every instance
+    that it was called on."""
+    return [
+        f"{name} is cached for its class, which holds {size} calls with their instances"
+        for name, size in _method_caches()
+        if size
+    ]
+
+
+def _method_caches() -> Iterator[tuple[str, int]]:
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(OURS)]
+    for module in modules:
+        for kind in list(vars(module).values()):
+            if isinstance(kind, type) and kind.__module__ == module.__name__:
+                for name, member in list(vars(kind).items()):
+                    if isinstance(member, functools._lru_cache_wrapper):
+                        yield f"{kind.__qualname__}.{name}", member.cache_info().currsize
