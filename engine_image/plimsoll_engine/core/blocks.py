@@ -7,6 +7,7 @@ up to the pool's size at every moment. Only numbers live here; the tensors are t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -30,8 +31,10 @@ class BlockPool:
         self.block_size = block_size
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
-        self.taken = [0] * num_blocks
-        """How often each block was allocated: while that is unchanged, so are its full contents."""
+        self.taken = array("Q", [0]) * num_blocks
+        """How often each block was allocated: while that is unchanged, so are its full contents.
+        An array, since numbers above 256 are objects: a list would grow for the first million
+        requests."""
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.used = 0
         self._free = list(range(num_blocks - 1, -1, -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -111,3 +112,20 @@ def test_a_double_release_is_an_error() -> None:
     pool.release(blocks)
     with pytest.raises(AssertionError, match="released more often"):
         pool.release(blocks)
+
+
+def test_a_pool_that_is_used_for_long_grows_no_objects() -> None:
+    """Each count of a block's uses was an object of its own above 256: thousands, one by one."""
+    pool = BlockPool(500, 4)
+
+    def use() -> None:
+        blocks = pool.allocate(500)
+        assert blocks is not None
+        pool.release(blocks)
+
+    use()
+    before = sys.getallocatedblocks()
+    for _ in range(300):
+        use()
+    assert sys.getallocatedblocks() - before < 100
+    assert set(pool.taken) == {301}
