@@ -33,7 +33,7 @@ CLEAR_LEAST_S = 60.0
 SMOOTH_S = 60.0
 """Growth is averaged over this time before it clears a suspicion: a low floor alone is noise."""
 MIN_CONFIDENCE = 0.65
-BELIEF_FACTOR, BELIEF_RATIO = 2.0, 0.5
+BELIEF_FACTOR, BELIEF_RATIO = 2.0, 0.6
 """A growth is believed once it has become this multiple of what raised the suspicion, or has spent
 this share of the budget: what an allocator keeps after a burst does neither."""
 COLLECTION_ROUNDS = 2
@@ -232,8 +232,8 @@ class BudgetWatch:
         if rounds is not None and rounds < COLLECTION_ROUNDS:
             return f"garbage, unless it outlasts {COLLECTION_ROUNDS} collections ({rounds} so far)"
         slow = rounds is not None and latch.trend.span_s >= SLOW_SPAN_S
-        factor = OUTLAST_FACTOR if slow else BELIEF_FACTOR
-        if held * growth >= factor * latch.begun:
+        needed = OUTLAST_FACTOR * latch.begun_smooth if slow else BELIEF_FACTOR * latch.begun
+        if held * growth >= needed:
             return None
         return "memory that an allocator keeps, unless it goes on"
 
@@ -303,7 +303,7 @@ class _Latch:
     def __init__(self, trend: Trend, point: Point, smooth: float, growth: int) -> None:
         self.trend = trend
         self.since = point.t - trend.span_s
-        self.begun, self.peak = growth, smooth
+        self.begun, self.begun_smooth, self.peak = growth, smooth, smooth
         self.seen_at = self.looked_at = point.t
         self.rounds = None if point.collections is None else 0
         self._collections = point.collections
