@@ -56,7 +56,7 @@ class Operator:
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - the tests' threads hold no lock here
             )
         if ready:
-            eventually(self.ready, "the operator is ready")
+            eventually(self.ready, "the operator is ready", 90.0)
 
     @property
     def pid(self) -> int:
