@@ -69,7 +69,7 @@ def manifest(kube: Kube, checkpoint: Path) -> Callable[..., dict[str, Any]]:
                     "args": ["--device=cpu", "--dtype=float32", "--allow-inject"],
                     "env": [{"name": "PLIMSOLL_INJECT", "value": inject}],
                     "resources": {"limits": {"memory": "4Gi"}},
-                    "startupTimeout": "3m",
+                    "startupTimeout": "8m",
                 },
                 "memory": {"host": {"growthBudget": "64Mi", "window": "1h"}, "warmup": "5s"},
                 "supervision": {"mode": "Recover", **supervision},

@@ -10,7 +10,8 @@ from tests.node.streams import Streams
 
 SERVICE = "leaky"
 SELECTOR = f"plimsoll.dev/service={SERVICE}"
-READY_S = 240
+READY_S = 480
+"""Several engines that import PyTorch on two busy cores need minutes."""
 Manifest = Callable[..., dict[str, Any]]
 
 
