@@ -24,6 +24,7 @@ from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.transformers_model import TransformersModel
 
 VOCABULARY, NEW_TOKENS, REQUESTS = 256, 64, 32
 BLOCK, BUDGET, SEQS = 4, 24, 8
@@ -154,3 +155,43 @@ def test_greedy_text_and_logits_equal_transformers(name: str, tmp_path: Path, he
     print(f"{name}: largest difference of logits {worst:.1e}")
     assert worst < 1e-4
     assert sum(kinds) / len(kinds) > 8, "loops: the equality would say little"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    # Caps its scores, which the pool's attention does not.
+    ({"model_type": "gemma2", **GQA, "head_dim": 16}, r"model_type gemma2: .*softcap"),
+    # Convolutions keep a state beside keys and values.
+    (
+        {
+            "model_type": "lfm2", **GQA,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+        r"config\.json: model_type lfm2: ",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_an_architecture_that_the_pool_cannot_serve_is_refused(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path, fields)
+    config = loader.load_config(tmp_path)
+    with pytest.raises(loader.LoadError, match=message):
+        loader.load_model(tmp_path, config, torch.float32, torch.device("cpu"))
+
+
+def test_results_that_are_not_transformers_own_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rotation that is off: every result is plausible, and wrong."""
+    forward = TransformersModel.forward
+
+    def wrong(self: Any, ids: Any, positions: Any, *rest: Any) -> Any:
+        return forward(self, ids, 2 * positions, *rest)
+
+    monkeypatch.setattr(TransformersModel, "forward", wrong)
+    write(tmp_path, FOREIGN["gpt-neox"])
+    config = loader.load_config(tmp_path)
+    with pytest.raises(loader.LoadError, match="differ from transformers' own"):
+        loader.load_model(tmp_path, config, torch.float32, torch.device("cpu"))
