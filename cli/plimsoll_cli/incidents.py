@@ -16,7 +16,7 @@ from rich.text import Text
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import root
-from plimsoll_cli.output import Cell, Output, console, show, write
+from plimsoll_cli.output import Cell, Output, console, fitting, show, write
 from plimsoll_cli.told import Told, of_journal
 from plimsoll_sidecar.detect.assessment import Kind
 from plimsoll_sidecar.govern.incident import Incident, Phase
@@ -98,8 +98,7 @@ def print_list(found: Sequence[Told], output: Output, more: int = 0) -> None:
     spaces = wide or len({told.namespace for told in found}) > 1
     names, rows = columns(wide, spaces), [row(told, wide, spaces) for told in found]
     if out.is_terminal and not wide:
-        kept = [at for at, name in enumerate(names) if out.width >= LEAST_WIDTH.get(name, 0)]
-        names, rows = [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
+        names, rows = fitting(names, rows, out.width, LEAST_WIDTH)
     show(names, rows, out)
     if more:
         out.print(f"and {more} older: --limit shows more")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -84,6 +84,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | N
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int, least: Mapping[str, int]
+) -> tuple[list[str], list[list[Cell]]]:
+    """Without the columns that a terminal of ``width`` leaves out: ``least`` says from which width
+    on one is shown."""
+    kept = [at for at, name in enumerate(columns) if width >= least.get(name, 0)]
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Console) -> None:

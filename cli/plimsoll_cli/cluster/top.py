@@ -16,7 +16,7 @@ from rich.text import Text
 from plimsoll_api.inferenceservice import PLURAL
 from plimsoll_cli.cluster.client import Cluster, Object
 from plimsoll_cli.errors import RunError
-from plimsoll_cli.output import Cell, Output, console, plain, show, table, write
+from plimsoll_cli.output import Cell, Output, console, fitting, plain, show, table, write
 from plimsoll_cli.spark import bar, sparkline
 
 PERIOD_S = 2.0
@@ -25,6 +25,8 @@ BAR = 10
 STATES = {"Ready": "green", "RestartBudgetExhausted": "bold red", "Unknown": "dim"}
 NARROW = 90
 """Below this many columns a table leaves out bars and sparklines."""
+LEAST_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "READY": 70, "RESTARTS": 80}
+"""Columns that a narrower terminal leaves out."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,10 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
             return
         wide, width = output is Output.WIDE, out.width if out.is_terminal else 0
         shown = [cells(row, None, wide, width, plain(out)) for row in rows]
-        show(columns(wide, width, trend=False), shown, out)
+        names = columns(wide, width, trend=False)
+        if width and not wide:
+            names, shown = fitting(names, shown, width, LEAST_WIDTH)
+        show(names, shown, out)
         return
     with contextlib.suppress(KeyboardInterrupt):
         _live(cluster, rows, history, output is Output.WIDE, out)
@@ -135,7 +140,10 @@ def frame(
     note = Text(trouble, style="bold red")
     if not rows:
         return Group(head, note, Text("no services", style="dim"))
-    return Group(head, note, table(columns(wide, out.width), shown, out.width))
+    names: list[str] = columns(wide, out.width)
+    if not wide:
+        names, shown = fitting(names, shown, out.width, LEAST_WIDTH)
+    return Group(head, note, table(names, shown, out.width))
 
 
 def columns(wide: bool, width: int, trend: bool = True) -> list[str]:

@@ -174,6 +174,11 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
         out.print(frame([bad, new], history, True, out))
         lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert len(lines) == 5
+    out = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    out.print(frame([bad, new], history, False, out))
+    narrow = out.file.getvalue().splitlines()[2:]  # type: ignore[attr-defined]
+    assert narrow[0].split() == ["SERVICE", "HOST%", "DEVICE%", "INCIDENTS", "STATE"]
+    assert narrow[1].split() == ["ml/qwen", "55%", "?", "1", "EngineStarting"]
 
 
 @pytest.mark.parametrize(
