@@ -20,6 +20,7 @@ from plimsoll_api.admin import Capability, Role, Status
 from plimsoll_api.supervision import SupervisorConfig
 from plimsoll_sidecar.act import process
 from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.assessment import Assessment
 from plimsoll_sidecar.detect.remembered import Remembered
@@ -101,12 +102,12 @@ class Supervisor:
         if pending is not None and self._hold is None:
             log.info("%s was under way when the supervisor ended: sent again", pending.verb)
             self._actuator.send(pending)
-        due = time.monotonic()
+        due, clock = time.monotonic(), SteadyClock()
         while not stopped(max(0.0, due - time.monotonic())):
             due = max(due + self._config.current.sample_interval_s, time.monotonic())
             if not self._follow_config():
                 break
-            self.tick(time.time())
+            self.tick(clock.now(follow=not self._governor.state.incidents))
         self._actuator.stop()
         if self._publisher is not None:
             self._publisher.stop(timeout_s=2.0)

@@ -64,7 +64,9 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 
 
 class Host(msgspec.Struct, omit_defaults=True):
-    """Host memory; ``rss_*`` are sums over the engine's processes (``processes`` of them)."""
+    """Host memory; ``rss_*`` are sums over the engine's processes (``processes`` of them, zero
+    where all that were known have ended). ``oom_kills`` counts the kernel's kills in their
+    group."""
 
     rss_anon: int | None = None
     rss_file: int | None = None
@@ -74,6 +76,7 @@ class Host(msgspec.Struct, omit_defaults=True):
     cgroup_anon: int | None = None
     cgroup_shmem: int | None = None
     cgroup_file: int | None = None
+    oom_kills: int | None = None
     by_process: list[RoleRss] | None = None
 
 

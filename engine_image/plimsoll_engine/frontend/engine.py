@@ -271,7 +271,7 @@ class Engine:
 
     def load(self) -> Load:
         reported = None if self.report is None else self.report.load
-        return load.merge(reported, self.counts, len(self.requests))
+        return load.merge(reported, self.counts, len(self.requests), self.kv_usage())
 
     def owners(self) -> list[LedgerEntry]:
         """Every owner of memory: the frontend's, and the worker's by its last report."""

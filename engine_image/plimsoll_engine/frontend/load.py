@@ -45,13 +45,16 @@ class EpochCounts:
             self.distinct_prompts += 1
 
 
-def merge(reported: Load | None, counts: EpochCounts, inflight: int) -> Load:
+def merge(
+    reported: Load | None, counts: EpochCounts, inflight: int, kv_usage_ratio: float | None
+) -> Load:
     """The engine's load: what only the worker knows (running, waiting, steps, preemptions) from its
     last report, frozen while it hangs; everything else from the frontend, which goes on counting.
     """
     return msgspec.structs.replace(
         reported or Load(),
         inflight=inflight,
+        kv_usage_ratio=kv_usage_ratio,
         requests_total=counts.requests,
         aborted_total=counts.aborted,
         errors_total=counts.errors,

@@ -11,6 +11,9 @@ from plimsoll_api.supervision import MemoryPolicy
 from plimsoll_sidecar.detect import explain, segments
 from plimsoll_sidecar.detect.assessment import Assessment, Kind, Segment, Suspicion
 from plimsoll_sidecar.detect.budget import BudgetWatch
+from plimsoll_sidecar.detect.capacity import CapacityWatch
+from plimsoll_sidecar.detect.killed import KillWatch
+from plimsoll_sidecar.detect.orphan import OrphanWatch
 from plimsoll_sidecar.detect.remembered import Remembered
 from plimsoll_sidecar.detect.stall import StallWatch, work
 from plimsoll_sidecar.detect.trend import Point
@@ -35,6 +38,8 @@ class Detector:
         self.interval_s = max(0.01, interval_s)
         self._epoch: _Epoch | None = None
         self._last_t = -math.inf
+        self._watches = (KillWatch(), OrphanWatch())
+        self._told: list[Suspicion] = []
 
     def update(self, sample: Sample) -> Assessment:
         """The view after ``sample``. One whose time does not go forward changes nothing."""
@@ -44,7 +49,11 @@ class Detector:
         if forward:
             self._last_t = sample.t
             self._epoch.update(sample)
-        return self._epoch.assessment(sample.t)
+            told = [watch.update(sample) for watch in self._watches]
+            self._told = [suspicion for suspicion in told if suspicion is not None]
+        assessment = self._epoch.assessment(sample.t)
+        assessment.suspicions += self._told
+        return assessment
 
     def remembered(self) -> Remembered:
         """What a later detector of the same epoch needs; empty before the warm-up has ended."""
@@ -68,6 +77,8 @@ class _Epoch:
         self.triggers = {watch.kind: TriggerWatch() for watch in (self.host, self.device)}
         self.stall = StallWatch(detector.stall_timeout_s, interval)
         self.stalled: Suspicion | None = None
+        self.capacity = CapacityWatch()
+        self.lost: Suspicion | None = None
         self.sizes: dict[Segment, int] = {}
         self.ledger: list[LedgerLine] = []
         self.load: int | None = None
@@ -82,6 +93,7 @@ class _Epoch:
     def update(self, sample: Sample) -> None:
         self._recall(sample)
         self.stalled = self.stall.update(sample)
+        self.lost = self.capacity.update(sample)
         self._take_host(sample)
         self._take_device(sample)
 
@@ -89,8 +101,7 @@ class _Epoch:
         host_known, device_known = self._source is not None, self._device_seen
         watches = [w for w, seen in ((self.host, host_known), (self.device, device_known)) if seen]
         suspicions = [s for s in (self._growth(watch, t) for watch in watches) if s is not None]
-        if self.stalled is not None:
-            suspicions.append(self.stalled)
+        suspicions += [one for one in (self.stalled, self.lost) if one is not None]
         return Assessment(
             t=t,
             epoch=self.number,

@@ -62,6 +62,7 @@ class Governor:
         written): incidents are followed and recorded, nothing begins.
         """
         turn = Turn()
+        self.state.bound(now)
         life = Life(self.state, self.policy, self.memory, assessment, engine, now, hold, turn)
         self._follow_epoch(life)
         for result in results:

@@ -107,7 +107,9 @@ class Life(Conditions):
             # The trim returned most of it: what is left must prove itself anew.
             incident.growth_at_trim, incident.seen = incident.growth_bytes, 0
             return
-        if not incident.doubtful and self.now - incident.opened_at >= self._patience(incident):
+        # A clock that was set back meanwhile: the phase's begin is never in the future.
+        since = min(incident.opened_at, incident.phase_since)
+        if not incident.doubtful and self.now - since >= self._patience(incident):
             self._confirm(incident)
 
     def _patience(self, incident: Incident) -> float:

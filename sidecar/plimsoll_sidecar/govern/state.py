@@ -69,3 +69,15 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     slot_holder: str | None = None
     exhausted: bool = False
     epoch: str | None = None
+
+    def bound(self, now: float) -> None:
+        """No wait is longer than it was begun with: the clock may have been set back while the
+        supervisor was away, which would leave every time in the future."""
+        for incident in self.incidents:
+            incident.phase_since = min(incident.phase_since, now)
+            incident.retry_at = min(incident.retry_at, now + SLOT_RETRY_S)
+            if incident.warm_at is not None:
+                incident.warm_at = min(incident.warm_at, now)
+        for quiet in self.quiet.values():
+            if quiet.until is not None:
+                quiet.until = min(quiet.until, now + BACK_OFF_MAX_S)

@@ -63,7 +63,7 @@ class Processes:
         """Sums over all processes; everything unknown when one of them could not be read."""
         roles = self._living()
         if not roles:
-            return Host()
+            return Host(processes=0 if self._named else None)
         sizes = {pid: resident(pid) for pid in roles}
         if any(size is None for size in sizes.values()):
             return Host(processes=len(sizes))

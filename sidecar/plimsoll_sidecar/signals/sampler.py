@@ -42,7 +42,12 @@ class Sampler:
     or None. It is chosen once for each epoch, for the two differ by a constant.
     """
 
-    def __init__(self, engine: StatusSource, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: StatusSource,
+        clock: Callable[[], float] = time.monotonic,
+        nvml: Nvml | None = None,
+    ) -> None:
         self.status: Status | None = None
         self.cgroup = CgroupMemory()
         self.device_source: str | None = None
@@ -50,7 +55,7 @@ class Sampler:
         self._engine, self._clock = engine, clock
         self._began = clock()
         self._processes = Processes()
-        self._nvml = Nvml()
+        self._nvml = nvml or Nvml()
         self._group: Cgroup | None = None
         self._group_pid: int | None = None
         self._epoch_text: str | None = None
@@ -69,7 +74,7 @@ class Sampler:
             t=round(begin - self._began, 3),
             epoch=self._epoch,
             host=host,
-            device=self._devices(status),
+            device=self._devices(status, host.processes == 0),
             scrape_ok=status is not None,
         )
         if status is not None:
@@ -104,9 +109,11 @@ class Sampler:
         self.cgroup = self._group.read() if self._group is not None else CgroupMemory()
         host.cgroup_current, host.cgroup_anon = self.cgroup.current, self.cgroup.anon
         host.cgroup_shmem, host.cgroup_file = self.cgroup.shmem, self.cgroup.file
+        host.oom_kills = self.cgroup.oom_kills
         return host
 
-    def _devices(self, status: Status | None) -> list[Device]:
+    def _devices(self, status: Status | None, ended: bool) -> list[Device]:
+        """``ended``: no process of the engine lives; then only NVML can tell what is still held."""
         reported = {device.index: device for device in status.devices} if status else {}
         for device in reported.values():
             if device.uuid is not None:
@@ -114,7 +121,7 @@ class Sampler:
         if self.device_source is None and reported:
             known = all(device.used is not None for device in reported.values())
             self.device_source = "engine" if known else "nvml"
-        if self.device_source == "nvml":
+        if self.device_source == "nvml" or (ended and status is None):
             return [self._by_nvml(i, u, reported.get(i)) for i, u in sorted(self._uuids.items())]
         return [
             Device(index=d.index, used=d.used, total=d.total, torch=_torch(d))

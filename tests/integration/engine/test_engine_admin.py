@@ -164,6 +164,7 @@ def test_status_counts_from_the_beginning_of_the_epoch(engine: Any) -> None:
     engine.stream(1, 7, False)
     load = engine.status()["load"]
     assert (load["requests_total"], load["generation_tokens_total"]) == (1, 7)
+    assert 0.0 <= load["kv_usage_ratio"] <= 1.0
     roles = [process["role"] for process in engine.status()["processes"]]
     assert roles == ["frontend", "zygote", "holder", "worker"]
 

@@ -8,7 +8,7 @@ from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.detect.assessment import Kind
 from plimsoll_sidecar.govern.command import Happening, Outcome, Result, Verb
 from plimsoll_sidecar.govern.incident import Phase, Reason, StepOutcome
-from plimsoll_sidecar.govern.state import BACK_OFF_S, ROUND, SETTLE_S, GovernorState
+from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, ROUND, SETTLE_S, GovernorState
 
 
 def test_a_leak_is_trimmed_confirmed_and_cured_by_a_worker_restart() -> None:
@@ -302,3 +302,18 @@ def test_the_state_survives_the_journal_at_every_step() -> None:
             world.renew()
     assert world.ended[0].reason is Reason.WORKER_RESTART
     assert world.verbs.count(Verb.RESTART_WORKER) == 1
+
+
+def test_a_clock_that_was_set_back_while_the_supervisor_was_away_makes_no_wait_endless() -> None:
+    policy = Supervision(mode=Mode.RECOVER, ladder=(Action.TRIM, Action.WORKER_RESTART))
+    world = World(policy)
+    world.growth = 500_000_000
+    world.run(2, done(world.to(Verb.RESTART_WORKER), Outcome.FAILED, "it hangs"))
+    assert world.ended[0].reason is Reason.LADDER_EXHAUSTED
+    world.now -= 86_400.0
+    world.run(int(BACK_OFF_MAX_S) + 2)
+    assert len(world.open) == 1, "the back-off is an hour at most"
+    world.now -= 86_400.0
+    command = world.commands[-1]
+    while command.verb is not Verb.TAKE_SLOT:  # an open incident goes on as well
+        command = world.answer(command)

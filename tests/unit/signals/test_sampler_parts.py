@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from plimsoll_api.admin import (
@@ -15,7 +18,7 @@ from plimsoll_api.admin import (
     Status,
 )
 from plimsoll_sidecar.act.adapter import EngineError
-from plimsoll_sidecar.signals.nvml import Nvml
+from plimsoll_sidecar.signals.nvml import Nvml, NvmlMemory
 from plimsoll_sidecar.signals.sampler import Sampler, load_of
 
 
@@ -109,3 +112,35 @@ def test_nvml_without_such_a_device_is_unknown_and_says_why() -> None:
     nvml = Nvml()
     assert nvml.memory("GPU-00000000-0000-0000-0000-000000000000") is None
     assert nvml.error
+
+
+class Driver(Nvml):
+    """NVML with a recorded answer: no driver can run here."""
+
+    def __init__(self, used: int | None) -> None:
+        super().__init__()
+        self.used = used
+
+    def memory(self, uuid: str) -> NvmlMemory | None:
+        assert uuid == "GPU-1"
+        return None if self.used is None else NvmlMemory(self.used, 100)
+
+
+@pytest.mark.parametrize("used", [40, None])
+def test_a_device_is_asked_of_nvml_once_every_process_of_the_engine_has_ended(
+    used: int | None,
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    alive = status(
+        processes=[ProcessMemory(Role.FRONTEND, process.pid)],
+        devices=[DeviceMemory(0, uuid="GPU-1", used=60, total=100)],
+    )
+    sampler = Sampler(Engine(alive, None, None), nvml=Driver(used))
+    try:
+        assert sampler.sample().device[0].used == 60
+        assert sampler.sample().device == []  # silent, but alive: sources are not mixed
+    finally:
+        process.communicate(b"\n", timeout=10)
+    sample = sampler.sample()
+    assert sample.host.processes == 0
+    assert [device.used for device in sample.device] == [used]

@@ -1,0 +1,163 @@
+"""What needs no trend: kills for memory, device memory of nobody, KV blocks held at idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from plimsoll_api.supervision import MemoryPolicy
+from plimsoll_sidecar.detect.assessment import Kind, Segment, Suspicion
+from plimsoll_sidecar.detect.capacity import IDLE_S
+from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.detect.killed import TOLD_S
+from plimsoll_sidecar.detect.orphan import SETTLE_S
+from plimsoll_sidecar.trace import Device, Host, Sample, SampleLoad, Torch
+
+GIB = 1 << 30
+
+
+def suspected(samples: Iterable[Sample], kind: Kind) -> list[tuple[float, Suspicion]]:
+    """When and how ``kind`` is suspected."""
+    detector = Detector(MemoryPolicy(), 30.0, 1.0)
+    found = []
+    for sample in samples:
+        for one in detector.update(sample).suspicions:
+            if one.kind is kind:
+                found.append((sample.t, one))
+    return found
+
+
+def kills(*counts: int | None, epochs: tuple[int, ...] | None = None) -> list[Sample]:
+    epochs = epochs or (1,) * len(counts)
+    return [
+        Sample(t=float(t), epoch=epoch, host=Host(oom_kills=count, cgroup_current=6 * GIB))
+        for t, (count, epoch) in enumerate(zip(counts, epochs, strict=True))
+    ]
+
+
+def test_a_kill_is_told_for_a_minute_over_the_restart_that_follows() -> None:
+    found = suspected(kills(0, 0, 2, *[2] * 80, epochs=(1, 1, *[2] * 81)), Kind.OUT_OF_MEMORY_KILL)
+    assert [t for t, _ in found] == [2.0 + second for second in range(int(TOLD_S))]
+    assert found[0][1].evidence == [
+        "the kernel killed 2 of the engine's processes for memory; 6.0 GiB were held just before"
+    ]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (3, 3, 3),  # kills before the supervisor began
+        (None, 3, None, 3),  # unknown is not zero
+        (3, 0, 0),  # another group
+        (None, None),
+    ],
+)
+def test_what_is_no_kill(counts: tuple[int | None, ...]) -> None:
+    assert suspected(kills(*counts), Kind.OUT_OF_MEMORY_KILL) == []
+
+
+def device(
+    t: float,
+    used: int | None,
+    epoch: int = 1,
+    processes: int | None = 3,
+    reserved: int | None = None,
+) -> Sample:
+    torch = None if reserved is None else Torch(allocated=reserved, reserved=reserved)
+    return Sample(
+        t=t,
+        epoch=epoch,
+        host=Host(processes=processes),
+        device=[Device(index=0, used=used, total=141 * GIB, torch=torch)],
+        scrape_ok=processes != 0,
+    )
+
+
+def life(used: int | None, begin: float, seconds: int = 60, **changes: int | None) -> list[Sample]:
+    return [device(begin + second, used, **changes) for second in range(seconds)]
+
+
+def test_memory_that_outlives_every_process_is_an_orphan_after_its_grace() -> None:
+    series = [*life(120 * GIB, 0), *life(90 * GIB, 60, processes=0)]
+    found = suspected(series, Kind.ORPHAN_DEVICE_MEMORY)
+    assert found[0][0] == 60.0 + SETTLE_S
+    suspicion = found[0][1]
+    assert (suspicion.segment, suspicion.bytes) == (Segment.ORPHAN, 90 * GIB)
+    assert "another pod" in suspicion.evidence[1]
+
+
+@pytest.mark.parametrize("after", [None, 700 << 20])
+def test_an_engine_that_ended_cleanly_or_a_device_nobody_can_read_is_none(
+    after: int | None,
+) -> None:
+    series = [*life(120 * GIB, 0), *life(after, 60, processes=0)]
+    assert suspected(series, Kind.ORPHAN_DEVICE_MEMORY) == []
+
+
+def test_memory_that_the_driver_takes_back_in_time_is_none() -> None:
+    dying = [device(60.0 + s, (120 - 6 * s) * GIB, processes=0) for s in range(20)]
+    series = [*life(120 * GIB, 0), *dying, *life(0, 80, processes=0)]
+    assert suspected(series, Kind.ORPHAN_DEVICE_MEMORY) == []
+
+
+def test_a_successor_that_finds_more_beside_its_own_memory() -> None:
+    """By the engine's own report alone, where the supervisor has no NVML."""
+    series = [
+        *life(62 * GIB, 0, reserved=60 * GIB),
+        *life(None, 60, 20, processes=0),
+        *life(75 * GIB, 80, epoch=2, reserved=60 * GIB),
+        *life(62 * GIB, 140, epoch=2, reserved=60 * GIB),  # it went away in the end
+    ]
+    found = suspected(series, Kind.ORPHAN_DEVICE_MEMORY)
+    assert found[0][0] == 80.0 + SETTLE_S
+    assert found[0][1].bytes == 13 * GIB
+    assert found[-1][0] == 139.0
+
+
+def test_a_successor_that_overlaps_with_the_old_worker_is_none() -> None:
+    series = [
+        *life(62 * GIB, 0, reserved=60 * GIB),
+        *life(80 * GIB, 60, 10, epoch=2, reserved=0),
+        *life(62 * GIB, 70, epoch=2, reserved=60 * GIB),
+    ]
+    assert suspected(series, Kind.ORPHAN_DEVICE_MEMORY) == []
+
+
+def loaded(
+    t: float, usage: float | None, running: int | None = 0, inflight: int | None = 0
+) -> Sample:
+    load = SampleLoad(running=running, waiting=0, inflight=inflight, kv_usage_ratio=usage)
+    return Sample(t=t, epoch=1, load=load)
+
+
+def test_blocks_that_nobody_holds_at_idle_are_lost_capacity() -> None:
+    busy = [loaded(t, 0.9, running=4) for t in range(20)]
+    idle = [loaded(20.0 + t, 0.25) for t in range(20)]
+    again = [loaded(40.0 + t, 0.9, running=4) for t in range(20)]
+    found = suspected([*busy, *idle, *again], Kind.CAPACITY_LOSS)
+    assert found[0][0] == 20.0 + IDLE_S
+    assert found[-1][0] == 59.0, "what was seen at idle stands while requests hide it"
+    assert (found[0][1].over_budget, found[0][1].consumed_ratio) == (True, 0.25)
+
+
+def test_a_pool_that_came_back_is_whole() -> None:
+    series = [loaded(t, 0.25) for t in range(20)] + [loaded(20.0 + t, 0.0) for t in range(20)]
+    assert suspected(series, Kind.CAPACITY_LOSS)[-1][0] < 20.0
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        [loaded(t, 0.9, running=1) for t in range(60)],
+        [loaded(t, 0.9, inflight=2) for t in range(60)],  # requests that the worker has not seen
+        [loaded(t, 0.9, running=None) for t in range(60)],
+        [loaded(t, None) for t in range(60)],
+        [loaded(t, float("nan")) for t in range(60)],
+        [loaded(t, 0.9 if t % 12 < 8 else 0.0) for t in range(60)],  # an offload still writes
+        [loaded(t, 0.01) for t in range(60)],
+    ],
+)
+def test_what_is_no_lost_capacity(series: list[Sample]) -> None:
+    last = suspected(series, Kind.CAPACITY_LOSS)
+    assert last == []
