@@ -35,6 +35,8 @@ PREFIX = "/admin/v1"
 OperationId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
 ]
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""Bytes or a count: nine petabytes are more than any machine has, and sums stay within 64 bits."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
@@ -121,8 +123,8 @@ class LedgerEntry(msgspec.Struct, omit_defaults=True):
 
     owner: str
     kind: MemoryKind
-    bytes: int
-    bound: int | None = None
+    bytes: Number
+    bound: Number | None = None
     process: Role = Role.WORKER
 
 
@@ -138,14 +140,14 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
     """
 
     role: Role
-    pid: int
-    malloc_in_use: int | None = None
-    malloc_retained: int | None = None
-    python_objects: int | None = None
-    py_blocks: int | None = None
-    shared: int | None = None
-    full_collections: int | None = None
-    full_collected: int | None = None
+    pid: Number
+    malloc_in_use: Number | None = None
+    malloc_retained: Number | None = None
+    python_objects: Number | None = None
+    py_blocks: Number | None = None
+    shared: Number | None = None
+    full_collections: Number | None = None
+    full_collected: Number | None = None
 
 
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
@@ -155,12 +157,12 @@ class DeviceMemory(msgspec.Struct, omit_defaults=True):
     ``torch_allocated`` and ``torch_reserved`` of the worker's allocator alone.
     """
 
-    index: int
+    index: Number
     uuid: str | None = None
-    used: int | None = None
-    total: int | None = None
-    torch_allocated: int | None = None
-    torch_reserved: int | None = None
+    used: Number | None = None
+    total: Number | None = None
+    torch_allocated: Number | None = None
+    torch_reserved: Number | None = None
 
 
 class Load(msgspec.Struct, omit_defaults=True):
@@ -172,20 +174,20 @@ class Load(msgspec.Struct, omit_defaults=True):
     prompts that were not seen lately, ``adapters_total`` loads of adapters.
     """
 
-    running: int | None = None
-    waiting: int | None = None
-    inflight: int | None = None
-    requests_total: int | None = None
-    aborted_total: int | None = None
-    errors_total: int | None = None
-    images_total: int | None = None
-    audios_total: int | None = None
-    distinct_prompts_total: int | None = None
-    adapters_total: int | None = None
-    prompt_tokens_total: int | None = None
-    generation_tokens_total: int | None = None
-    steps_total: int | None = None
-    preemptions_total: int | None = None
+    running: Number | None = None
+    waiting: Number | None = None
+    inflight: Number | None = None
+    requests_total: Number | None = None
+    aborted_total: Number | None = None
+    errors_total: Number | None = None
+    images_total: Number | None = None
+    audios_total: Number | None = None
+    distinct_prompts_total: Number | None = None
+    adapters_total: Number | None = None
+    prompt_tokens_total: Number | None = None
+    generation_tokens_total: Number | None = None
+    steps_total: Number | None = None
+    preemptions_total: Number | None = None
     kv_usage_ratio: float | None = None
 
 

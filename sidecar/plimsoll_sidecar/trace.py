@@ -183,7 +183,7 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
         raise TraceError(f"{path}: cannot be read: {error}") from error
     try:
         header = _header.decode(first)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raw.close()
         raise TraceError(f"{path}:1: not a trace header: {error}") from error
     if header.trace != 1:
@@ -207,7 +207,7 @@ def _samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
                 continue
             try:
                 sample = _sample.decode(line)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise TraceError(f"{path}:{number}: not a sample: {error}") from error
             if sample.t <= last:
                 raise TraceError(f"{path}:{number}: t={sample.t} does not increase (was {last})")

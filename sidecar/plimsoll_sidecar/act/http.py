@@ -1,4 +1,4 @@
-"""Calls to a foreign engine's server, each bounded in time and size as a whole."""
+"""Calls to an engine's server, each bounded in time and size as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK = 1 << 16
 
 
 class Server:
-    """``url`` without a path. Safe to use from several threads."""
+    """A foreign engine's server; ``url`` without a path. Safe to use from several threads."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -41,25 +41,32 @@ class Server:
                     redirect=False,
                     preload_content=False,
                 )
-                return answer.status, _read(answer, deadline)
-        except (urllib3.exceptions.HTTPError, OSError, _Unusable) as error:
+                return answer.status, read(answer, deadline)
+        except (urllib3.exceptions.HTTPError, OSError, Unusable) as error:
             raise EngineError(f"{method} {path}: {error}") from error
 
 
-class _Unusable(Exception):
-    pass
+class Unusable(Exception):
+    """An answer that is too long, or too slow to be one."""
 
 
-def _read(answer: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+def read(answer: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+    """The whole body of an answer that was not read yet; :class:`Unusable` beyond its bounds.
+
+    A timeout of urllib3 is for one piece: an engine that sends a byte a second would hold the
+    sampler for ever. Its connection goes back to the pool after the last piece only.
+    """
     pieces, size = [], 0
     try:
         while piece := answer.read1(CHUNK):
             size += len(piece)
             if size > MAX_BYTES:
-                raise _Unusable(f"the answer has more than {MAX_BYTES >> 20} MiB")
+                raise Unusable(f"the answer has more than {MAX_BYTES >> 20} MiB")
             if time.monotonic() > deadline:
-                raise _Unusable("the answer does not come to its end")
+                raise Unusable("the answer does not come to its end")
             pieces.append(piece)
-    finally:
+    except BaseException:
         answer.close()
+        raise
+    answer.release_conn()
     return b"".join(pieces)

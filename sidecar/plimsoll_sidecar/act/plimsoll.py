@@ -11,6 +11,7 @@ import urllib3
 
 from plimsoll_api import admin
 from plimsoll_api.admin import Diagnostic, DrainMode, ErrorBody, Operation, OperationState, Status
+from plimsoll_sidecar.act import http
 from plimsoll_sidecar.act.adapter import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 
@@ -139,17 +140,23 @@ class PlimsollEngine:
         if body is not None:
             data = msgspec.json.encode(body)
             headers["Content-Type"] = "application/json"
+        deadline = time.monotonic() + timeout_s
         try:
             response = self._http.request(
-                method, self._url + path, body=data, headers=headers, timeout=timeout_s
+                method,
+                self._url + path,
+                body=data,
+                headers=headers,
+                timeout=timeout_s,
+                redirect=False,
+                preload_content=False,
             )
-        except urllib3.exceptions.HTTPError as error:
+            answer = http.read(response, deadline)
+        except (urllib3.exceptions.HTTPError, OSError, http.Unusable) as error:
             raise EngineError(f"{method} {path}: {error}") from error
         if response.status < 300:
-            return response.data
-        raise Refused(
-            response.status, f"{method} {path}: {_reason(response.status, response.data)}"
-        )
+            return answer
+        raise Refused(response.status, f"{method} {path}: {_reason(response.status, answer)}")
 
     def _token(self) -> str:
         try:
@@ -161,14 +168,14 @@ class PlimsollEngine:
 def _decode(data: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
 
 
 def _reason(status: int, data: bytes) -> str:
     try:
         body = msgspec.json.decode(data, type=ErrorBody)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return f"HTTP {status}"
     return f"HTTP {status} {body.code}: {body.message}"
 

@@ -167,7 +167,7 @@ def _restarts(lease: Object, window_s: float) -> list[ServiceRestart]:
     text = (lease["metadata"].get("annotations") or {}).get(ANNOTATION, "[]")
     try:
         restarts = msgspec.json.decode(text, type=list[ServiceRestart])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         name = lease["metadata"]["name"]
         raise KubeError(422, f"lease {name}: annotation {ANNOTATION}: {error}") from error
     now = time.time()

@@ -66,7 +66,7 @@ class Journal:
             return _connect(self.path)
         except sqlite3.OperationalError as error:
             raise self._error(error) from error
-        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+        except (sqlite3.DatabaseError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             aside = self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}")
             log.error("journal %s is damaged (%s): moved to %s", self.path, error, aside.name)
             try:
@@ -85,7 +85,7 @@ class Journal:
         """What the last write left; empty where there was none."""
         try:
             return _load(self._db)
-        except (sqlite3.Error, msgspec.MsgspecError) as error:
+        except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._error(error) from error
 
     def write(
@@ -117,7 +117,16 @@ class Journal:
                     (self._publishes, KEPT_INCIDENTS),
                 )
         except sqlite3.Error as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
+                self._reconnect()
             raise self._error(error) from error
+
+    def _reconnect(self) -> None:
+        """A file that was opened on a read-only volume stays read-only, whatever becomes of it."""
+        with contextlib.suppress(sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError):
+            again = _connect(self.path)
+            self._db.close()
+            self._db = again
 
     def unpublished(self) -> list[tuple[int, Incident]]:
         """Incidents whose newest revision is not known to be in Kubernetes, oldest first."""
@@ -151,7 +160,7 @@ class Journal:
                 values,
             ).fetchall()
             return [(rev, msgspec.json.decode(body, type=Incident)) for rev, body in rows]
-        except (sqlite3.Error, msgspec.MsgspecError) as error:
+        except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._error(error) from error
 
     def _error(self, error: Exception) -> JournalError:
@@ -177,7 +186,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             raise sqlite3.DatabaseError(verdict)
         db.executescript(_SCHEMA)
         _load(db)
-    except (sqlite3.Error, msgspec.MsgspecError):
+    except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError):
         db.close()
         raise
     return db

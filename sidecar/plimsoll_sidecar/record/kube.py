@@ -116,6 +116,6 @@ class KubeClient:
 def _decode(data: bytes) -> Object:
     try:
         answer = msgspec.json.decode(data)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}
     return answer if isinstance(answer, dict) else {}

@@ -102,6 +102,7 @@ def test_bad_samples_are_named_with_their_line(tmp_path: Path) -> None:
         (b'{"t":1,"epoch":1}\n{"t":1,"epoch":1}', ":3: t=1.0 does not increase"),
         (b'{"t":NaN,"epoch":1}', ":2: not a sample"),
         (b'{"t":1,"epoch":1', ":2: not a sample"),
+        (b'{"t":1,"epoch":1,"ledger":[{"owner":"\xff"}]}', ":2: not a sample"),
     ):
         path.write_bytes(first + b"\n" + second)
         done = run(path)

@@ -39,6 +39,10 @@ def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None
     assert "supervisor.json" in file.error
     assert "$.engine" in file.error
     assert file.current.supervision.mode is Mode.OBSERVE
+    path.write_bytes(b'{"service": {"name": "\xff"}}')
+    assert not file.reread()
+    assert file.error is not None
+    assert "invalid start byte" in file.error
     path.write_bytes(supervision.encode(config(Mode.RECOVER)))
     assert file.reread()
     assert file.error is None

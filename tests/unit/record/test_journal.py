@@ -80,11 +80,12 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: bytes) -> None:
     assert [found.read_bytes() for found in aside] == ([damage] if damage else [])
 
 
-def test_a_state_of_another_shape_is_moved_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("body", [b'{"epoch": 7}', b'{"epoch": "\xff\xfe"}'])
+def test_a_state_of_another_shape_is_moved_aside(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "journal.sqlite"
     Journal(path).close()
     with sqlite3.connect(path) as db:
-        db.execute("INSERT INTO state VALUES ('governor', '{\"epoch\": 7}')")
+        db.execute("INSERT INTO state VALUES ('governor', ?)", (body,))
     db.close()
     assert Journal(path).load()[0] == GovernorState()
     assert list(tmp_path.glob("*.corrupt-*"))

@@ -1,0 +1,125 @@
+"""A volume that lets nothing be written: the supervisor watches on, and acts on nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api import supervision
+from plimsoll_api.admin import Capability, EngineState, Load, Status
+from plimsoll_api.supervision import (
+    EngineEndpoint,
+    EngineType,
+    MemoryPolicy,
+    Mode,
+    ServiceRef,
+    Supervision,
+    SupervisorConfig,
+)
+from plimsoll_sidecar.act.process import ProcessId
+from plimsoll_sidecar.config import ConfigFile
+from plimsoll_sidecar.detect.assessment import Assessment, Kind, Suspicion
+from plimsoll_sidecar.detect.remembered import Remembered
+from plimsoll_sidecar.govern.command import Command, Result
+from plimsoll_sidecar.record import journal
+from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.supervisor import Supervisor
+from plimsoll_sidecar.trace import Sample
+
+STATUS = Status(
+    state=EngineState.SERVING,
+    epoch="aa:1",
+    version="1",
+    model="m",
+    uptime_s=1.0,
+    load=Load(),
+    capabilities=list(Capability),
+)
+
+
+class Stalled:
+    """An engine that stalls from its first sample on: source and detector in one."""
+
+    def __init__(self) -> None:
+        self.status: Status | None = STATUS
+
+    def sample(self) -> Sample:
+        return Sample(t=0.0, epoch=1)
+
+    def update(self, sample: Sample) -> Assessment:
+        stall = Suspicion(kind=Kind.STALL, segment=None, confidence=1.0, consumed_ratio=0.0)
+        return Assessment(t=sample.t, epoch=1, warm=True, suspicions=[stall])
+
+    def remembered(self) -> Remembered:
+        return Remembered()
+
+    def resume(self, remembered: Remembered) -> None:
+        return
+
+
+class Hands:
+    """What would act: it only takes note."""
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    def results(self) -> list[Result]:
+        return []
+
+
+def supervisor(folder: Path) -> tuple[Supervisor, Hands, Metrics]:
+    file = folder / "supervisor.json"
+    config = SupervisorConfig(
+        service=ServiceRef(name="s"),
+        engine=EngineEndpoint(
+            type=EngineType.PLIMSOLL, admin_url="http://x", serving_url="http://x"
+        ),
+        memory=MemoryPolicy(),
+        supervision=Supervision(mode=Mode.RECOVER),
+    )
+    file.write_bytes(supervision.encode(config))
+    engine, hands, metrics = Stalled(), Hands(), Metrics()
+
+    def actuator(frontend: Callable[[], ProcessId | None]) -> Hands:
+        return hands
+
+    made = Supervisor(
+        ConfigFile(file), engine, lambda config: engine, actuator,  # type: ignore[arg-type]
+        None, metrics, folder, "pod-0",
+    )  # fmt: skip
+    return made, hands, metrics
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+    )
+
+
+def test_nothing_is_sent_until_the_volume_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = journal._connect
+    monkeypatch.setattr("plimsoll_sidecar.supervisor.JOURNAL_RETRY_S", 0.0)
+    connect(tmp_path / journal.FILE).close()
+    # What a read-only mount gives, also to a process that may do everything.
+    monkeypatch.setattr(journal, "_connect", read_only)
+    watching, hands, metrics = supervisor(tmp_path)
+    for second in range(60):
+        watching.tick(1_000.0 + second)
+    assert hands.sent == []
+    assert b"plimsoll_supervisor_journal_writable 0.0" in metrics.text()
+    assert b"plimsoll_supervisor_samples_total 60.0" in metrics.text()
+    assert b"readonly database; make room on its volume or make it writable" in watching.state
+
+    monkeypatch.setattr(journal, "_connect", connect)
+    for second in range(20):
+        watching.tick(1_100.0 + second)
+    assert [command.verb for command in hands.sent] == ["diagnose"]
+    assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.text()
