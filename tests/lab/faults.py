@@ -151,7 +151,9 @@ class FaultyProxy:
     def _fault(self, request: web.Request) -> str | None:
         if not self.faulty or self._random.random() > RARE:
             return None
-        kinds = ["429", "409", "500", "503", "timeout", "lost"]
+        kinds = ["429", "500", "503", "timeout", "lost"]
+        if request.method != "GET":  # no API server answers a read with a conflict
+            kinds.append("409")
         if request.method == "GET" and request.path_qs in self._stale:
             kinds.append("stale")
         return self._random.choice(kinds)
