@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import urllib3
@@ -27,6 +27,11 @@ DIAGNOSTIC_S = 15.0
 
 
 _T = TypeVar("_T")
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Status, Operation, ErrorBody)
+}
+"""Made while there is one thread: msgspec works a type out at its first use, and two threads that
+do so at once (the sampler, and a command sent again after a restart) crash the process."""
 
 
 class Refused(EngineError):
@@ -167,14 +172,14 @@ class PlimsollEngine:
 
 def _decode(data: bytes, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return cast("_T", _DECODERS[kind].decode(data))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
 
 
 def _reason(status: int, data: bytes) -> str:
     try:
-        body = msgspec.json.decode(data, type=ErrorBody)
+        body: ErrorBody = _DECODERS[ErrorBody].decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return f"HTTP {status}"
     return f"HTTP {status} {body.code}: {body.message}"
