@@ -101,8 +101,13 @@ def _kubectl_on_path(lab: Lab) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """How parallel workers share the tests: one worker has the lab, a file stays in one piece."""
+    """How parallel workers share the tests: one worker has the lab, a file stays in one piece.
+
+    What waits most comes first, the lab's one long chain before all; short tests fill the end.
+    """
     root = Path(__file__).parent
+    tier = {"cluster": 0, "node": 0, "integration": 1}
+    items.sort(key=lambda item: tier.get(item.path.relative_to(root).parts[0], 2))
     for item in items:
         place = item.path.relative_to(root)
         group = "lab" if place.parts[0] in ("cluster", "node") else str(place)
