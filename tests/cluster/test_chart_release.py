@@ -45,7 +45,7 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
         assert "helm -n" in said
         assert image(kube).endswith(":one")
         eventually(lambda: kube.list("pods", "app.kubernetes.io/component=operator"), "a pod")
-        kube("wait", "--for=condition=Established", "crd/inferenceservices.plimsoll.dev")
+        kube.established("inferenceservices.plimsoll.dev")
         service = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
         eventually(lambda: applied(kube, service), "our kinds are served")
         account = f"system:serviceaccount:{kube.namespace}:{RELEASE}"

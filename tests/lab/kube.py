@@ -38,6 +38,19 @@ class Kube:
     def apply(self, *documents: Document) -> None:
         self("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(documents))
 
+    def established(self, *definitions: str, timeout_s: float = 30.0) -> None:
+        """Wait until these CustomResourceDefinitions are served. `kubectl wait` gives up at once on
+        one so new that it has no conditions yet."""
+
+        def served() -> bool:
+            found = [self.get("crd", name) or {} for name in definitions]
+            return all(
+                any(c["type"] == "Established" and c["status"] == "True" for c in conditions(one))
+                for one in found
+            )
+
+        eventually(served, f"served: {', '.join(definitions)}", timeout_s)
+
     def get(self, kind: str, name: str) -> Document | None:
         """One object, None where there is none."""
         text = self("get", kind, name, "-o", "json", "--ignore-not-found")
@@ -56,6 +69,12 @@ class Kube:
             logs = self.run("logs", pod, "--all-containers", "--prefix", "--tail=60").stdout
             parts.append(f"--- {pod}\n{logs[-8000:]}")
         return "\n".join(parts)
+
+
+def conditions(item: Document) -> list[Document]:
+    """The status conditions of one object, none where it has no status yet."""
+    found: list[Document] = item.get("status", {}).get("conditions") or []
+    return found
 
 
 def eventually(check: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:

@@ -91,8 +91,8 @@ class Lab:
 
     def install_crds(self) -> None:
         files = [argument for path in sorted(CRDS.glob("*.yaml")) for argument in ("-f", str(path))]
-        self.kube("apply", "--server-side", *files)
-        self.kube("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        applied = self.kube("apply", "--server-side", "-o", "name", *files).split()
+        self.kube.established(*(name.partition("/")[2] for name in applied))
 
     def stop(self) -> None:
         """Leaves no process, mount, interface, cgroup or file behind."""

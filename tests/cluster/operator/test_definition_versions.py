@@ -52,7 +52,7 @@ def group(kubectl: Any) -> Iterator[str]:
 
 def serve(kubectl: Any, item: dict[str, Any]) -> None:
     kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(item))
-    kubectl("wait", "--for=condition=Established", f"crd/{item['metadata']['name']}")
+    kubectl.established(item["metadata"]["name"])
 
 
 def kinds(group: str) -> tuple[Kind, Kind]:

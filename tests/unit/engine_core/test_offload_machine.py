@@ -232,12 +232,16 @@ class ForgetsUnderWay(Offload):
 
 @pytest.mark.parametrize("bug", [WrittenOverIsKept, BelongsToNobody, ForgetsUnderWay])
 def test_the_machine_finds_bugs_that_are_put_back(bug: type[Offload]) -> None:
+    """Each within 250 histories by most seeds; the first that shows the bug is the last played.
+
+    What hypothesis draws depends on the modules that are imported, so no seed fixes it.
+    """
     machine: Any = type("Machine", (OffloadMachine,), {"offload_type": bug})
     with pytest.raises(AssertionError):
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             machine,
             settings=settings(
-                max_examples=400, stateful_step_count=40, deadline=None, database=None,
-                phases=(Phase.generate,), derandomize=True,
+                max_examples=5000, stateful_step_count=40, deadline=None, database=None,
+                phases=(Phase.generate,),
             ),
         )  # fmt: skip
