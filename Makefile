@@ -39,7 +39,7 @@ lab: $(READY)
 	$(BIN)/python -m tests.lab setup
 
 test: $(READY) lab
-	$(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder --durations 25 -m 'not long'
+	$(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 25 -m 'not long'
 	TRITON_INTERPRET=1 $(PYTEST) tests/unit/engine_kernels
 
 test-unit: $(READY)

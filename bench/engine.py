@@ -19,6 +19,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,9 @@ class Bench:
             pass
         self.capture_s = time.perf_counter() - begun
 
-    def run(self, requests: list[Request]) -> tuple[float, dict[str, list[int]], float]:
+    def run(
+        self, requests: list[Request], between_steps: Callable[[], None] | None = None
+    ) -> tuple[float, dict[str, list[int]], float]:
         """Seconds for the whole set, the outputs, and the host's seconds inside ``step``."""
         engine = self.engine
         engine.pool.reset_prefix_cache()
@@ -123,6 +126,8 @@ class Bench:
                 raise SystemExit(f"request refused: {refused.message}")
         while engine.has_work:
             output = engine.step()
+            if between_steps is not None:
+                between_steps()
             if output.dropped:
                 raise SystemExit(f"request dropped: {output.dropped[0].message}")
             for token in output.tokens:

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -99,16 +99,25 @@ def _kubectl_on_path(lab: Lab) -> None:
         os.environ["PATH"] += f":{lab.tools()}"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """How parallel workers share the tests: one worker has the lab, a file stays in one piece.
 
-    What waits most comes first, the lab's one long chain before all; short tests fill the end.
+    (The groups of ``--dist loadgroup`` are lost on pytest 9.2: xdist 3.8 writes them into a field
+    that is no longer read, and says nothing.)
     """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "lab" if file.startswith(("tests/cluster/", "tests/node/")) else file
+
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits most comes first, the lab's long chain before all; short tests fill the end."""
     root = Path(__file__).parent
     tier = {"cluster": 0, "node": 0, "integration": 1}
     items.sort(key=lambda item: tier.get(item.path.relative_to(root).parts[0], 2))
-    for item in items:
-        place = item.path.relative_to(root)
-        group = "lab" if place.parts[0] in ("cluster", "node") else str(place)
-        item.add_marker(pytest.mark.xdist_group(group))

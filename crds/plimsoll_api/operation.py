@@ -33,6 +33,8 @@ Count = Annotated[
         json_schema_extra={
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "pattern": COUNT_PATTERN,
+            "minimum": 0,
+            "maximum": 9999,
             "x-kubernetes-int-or-string": True,
         }
     ),

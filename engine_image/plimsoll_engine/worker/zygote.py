@@ -168,18 +168,21 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-def import_everything(model: Path) -> None:
-    """What every worker of ``model`` needs, once. The libraries read their thread counts when they
-    load."""
+def import_everything(model: Path, device: str) -> None:
+    """What every worker of ``model`` on ``device`` needs, once. The libraries read their thread
+    counts when they load."""
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
     for name in IMPORTS:
         importlib.import_module(name)
     for name in OPTIONAL_IMPORTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    from plimsoll_engine.kernels import preload
     from plimsoll_engine.models import loader
 
     loader.import_code(model)
+    if preload.wanted(device):
+        preload.preload()
 
 
 def main() -> None:
@@ -193,7 +196,7 @@ def main() -> None:
     config = msgspec.json.decode(arguments.config, type=WorkerConfig)
     control = socket.socket(fileno=arguments.control_fd)
     begun = time.monotonic()
-    import_everything(Path(config.model))
+    import_everything(Path(config.model), config.device)
     zygote = Zygote(control, config)
     # Python warns of any second thread; ours are checked by name before each fork.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)

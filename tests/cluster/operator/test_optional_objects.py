@@ -105,6 +105,7 @@ def test_any_character_arrives(
             "model.revision only goes with a model.uri of hf://",
         ),
         ({"disruption": {"maxUnavailable": "some"}}, "spec.disruption.maxUnavailable"),
+        ({"disruption": {"maxUnavailable": -1}}, "spec.disruption.maxUnavailable"),
         ({"observability": {"podMonitor": {"interval": "0s"}}}, "must be more than 0"),
     ],
 )

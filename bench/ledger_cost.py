@@ -1,0 +1,125 @@
+"""What keeping the books costs: sets of work with the worker's reports and audits, and without.
+
+    python bench/ledger_cost.py --shape 06b --workload decode256 --name ledger-cost-h200
+
+A worker reports its memory and its ledger each half second, asks the driver each two, and is
+audited when the supervisor asks, which is each few seconds at the most. Here all of it happens
+between the steps of every second set of a pair, whose order alternates. ``cost_ratio`` is the lower
+quartile of the times with the books over that of the times without, less one: a device's clock has
+steps, and the lower quartiles are of the same one. ``report_p50_s``, ``device_p50_s`` and
+``audit_p50_s`` are what one of each takes on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from engine import WORKLOADS, Bench, workload
+from result import RESULTS, publish
+from shapes import SHAPES
+
+from plimsoll_api.admin import MemoryKind, Role
+from plimsoll_engine.collector import FullCollections
+from plimsoll_engine.host_memory import PythonObjects, process_memory
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.device import device_memory
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.worker.main import DEVICE_INTERVAL_S, REPORT_INTERVAL_S
+
+AUDIT_INTERVAL_S = 2.0
+
+
+class Books:
+    """The reports and audits of a worker, when they are due."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.engine = bench.engine
+        self.ledger = Ledger()
+        runner, pool = bench.runner, bench.engine.pool
+        weights = sum(t.nbytes for t in bench.model.parameters_by_name().values())
+        add = self.ledger.register
+        add("weights", MemoryKind.DEVICE, lambda: weights, weights)
+        add("kv_pool", MemoryKind.DEVICE, lambda: runner.kv_bytes, runner.kv_bytes)
+        add("cuda_graphs", MemoryKind.DEVICE, lambda: runner.graph_bytes, None)
+        add("prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound)
+        add("requests", MemoryKind.HOST, self.engine.request_bytes, None)
+        self.python = PythonObjects()
+        self.collections = FullCollections()
+        self.reports_s: list[float] = []
+        self.devices_s: list[float] = []
+        self.audits_s: list[float] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.next_report = self.next_device = self.next_audit = time.monotonic()
+
+    def keep(self) -> None:
+        begun = time.monotonic()
+        if begun >= self.next_report:
+            self.next_report = begun + REPORT_INTERVAL_S
+            process_memory(Role.WORKER, self.python, self.collections)
+            self.ledger.entries()
+            self.reports_s.append(time.monotonic() - begun)
+        begun = time.monotonic()
+        if begun >= self.next_device:
+            self.next_device = begun + DEVICE_INTERVAL_S
+            device_memory(self.engine.runner.device)
+            self.devices_s.append(time.monotonic() - begun)
+        begun = time.monotonic()
+        if begun >= self.next_audit:
+            self.next_audit = begun + AUDIT_INTERVAL_S
+            _, _, findings = audit(self.engine, self.ledger)
+            assert findings == [], findings
+            self.audits_s.append(time.monotonic() - begun)
+
+
+def quartile(values: list[float]) -> float:
+    return statistics.quantiles(values, n=4, method="inclusive")[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--shape", default="06b", choices=SHAPES)
+    add("--workload", default="decode256", choices=WORKLOADS)
+    add("--pairs", type=int, default=12)
+    add("--scale", type=float, default=1.0, help="below 1: a trial, not written")
+    add("--budget", type=int, default=16_384, help="tokens of one step")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--name", default="ledger-cost", help="of the result file")
+    add("--out", type=Path, default=RESULTS)
+    flags = parser.parse_args()
+    bench = Bench(flags.shape, torch.device(flags.device), 0, flags.budget)
+    requests = workload(flags.workload, 0, flags.scale).requests
+    books = Books(bench)
+    bench.run(requests, books.keep)  # warms up
+    kept: list[float] = []
+    plain: list[float] = []
+    for number in range(flags.pairs):
+        for with_books in (True, False) if number % 2 else (False, True):
+            books.begin()
+            seconds, _, _ = bench.run(requests, books.keep if with_books else None)
+            (kept if with_books else plain).append(seconds)
+    figures = {
+        "cost_ratio": round(quartile(kept) / quartile(plain) - 1, 5),
+        "pairs_count": flags.pairs,
+        "plain_p50_s": round(statistics.median(plain), 4),
+        "kept_p50_s": round(statistics.median(kept), 4),
+        "device_p50_s": round(statistics.median(books.devices_s), 6),
+        "report_p50_s": round(statistics.median(books.reports_s), 6),
+        "audit_p50_s": round(statistics.median(books.audits_s), 6),
+    }
+    bench.engine.close()
+    samples = {"plain_s": plain, "kept_s": kept}
+    if flags.scale == 1.0:
+        publish(flags.name, figures, samples, folder=flags.out)
+    else:
+        print(figures)
+
+
+if __name__ == "__main__":
+    main()
