@@ -1,10 +1,10 @@
 """In bf16 on the GPU the engine's logits are no farther from the exact ones than those of
 transformers' own attention backends, for each architecture.
 
-The backends are nearer to each other than the engine is to either, by a fifth on an H200: they share
-every rounding outside the attention, which the engine's fused kernels avoid. Exact is float32.
-Teacher-forced: the engine's own greedy text is what every backend is given, so that one token that
-rounds the other way does not end the comparison.
+The backends are nearer to each other than the engine is to either, by a fifth on an H200: they
+share every rounding outside the attention, and the engine's fused kernels do without many of them.
+Exact is float32. Teacher-forced: the engine's own greedy text is what every backend is given, so
+that one token that rounds the other way does not end the comparison.
 """
 
 from __future__ import annotations

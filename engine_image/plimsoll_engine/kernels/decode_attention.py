@@ -3,6 +3,10 @@
 Memory-bound: every key and value is read once for all query heads that share it. A context is cut
 into ``splits`` parts of whole tiles, one program each, so that a few long sequences fill the chip;
 a second kernel joins the parts by their log-sum-exp (Flash-Decoding).
+
+Triton makes a kernel of its own for numbers that are 1 or a multiple of 16 and for pointers that
+are aligned. What changes from step to step is left out of that, here and in the other kernels: each
+combination would be compiled, or loaded, while requests wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ PROGRAMS = 1536
 several rounds of them even out contexts of unequal length."""
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["width"], do_not_specialize_on_alignment=["tables", "contexts", "lse"]
+)
 def _decode_attention(
     query, keys, values, tables, contexts, out, lse, scale, window, width,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr,

@@ -51,7 +51,10 @@ def _walk(
     return best, total, weighted
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["first", "width"],
+    do_not_specialize_on_alignment=["tables", "contexts", "starts"],
+)
 def _prefill_attention(
     query, keys, values, tables, contexts, starts, out, scale, window, first, width,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,

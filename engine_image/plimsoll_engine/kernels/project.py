@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _project(
     x, norm, weight, bias, out, rows, eps,
     COLUMNS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _table(positions, inverse, out, half, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -43,7 +43,7 @@ def _rotated(
     return left * cos - right * sin, right * cos + left * sin, at, inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rotate_and_store(
     qkv, rotary, q_norm, k_norm, slots, query, keys, values, eps,
     HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr,

@@ -1,0 +1,67 @@
+"""Kernels are compiled and loaded before an engine serves, not while requests wait for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_engine.zygote_ipc import WorkerConfig
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
+)
+BATCHES = (1, 2, 3, 5, 8, 9, 16, 17)
+LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 200)
+
+
+def variants() -> dict[str, int]:
+    """How many variants of each of our kernels this process has loaded."""
+    from triton.runtime.jit import JITFunction
+
+    return {
+        f"{module}.{name}": len(item.device_caches[torch.cuda.current_device()][0])
+        for module in list(sys.modules)
+        if module.startswith("plimsoll_engine.kernels.")
+        for name, item in vars(sys.modules[module]).items()
+        if isinstance(item, JITFunction)
+    }
+
+
+def play(engine: Engine, batches: tuple[int, ...]) -> None:
+    """Requests of every length in batches of every size, prompts and decode steps mixed."""
+    for count in batches:
+        for number in range(count):
+            length = LENGTHS[(number + count) % len(LENGTHS)]
+            sampling = Sampling(max_tokens=3 + number % 4, ignore_eos=True)
+            refused = engine.submit(Submit(f"{count}-{number}", [number + 3] * length, sampling))
+            assert refused is None
+        while engine.has_work:
+            assert not engine.step().dropped
+
+
+def test_no_step_meets_a_kernel_that_others_like_it_have_not(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    config = WorkerConfig(str(tmp_path), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096)
+    lifecycle = Lifecycle(config)
+    engine = lifecycle.start()
+    engine.runner.graphs = None  # every step by its kernels
+    play(engine, (4, 17, 1))
+    before = variants()
+    assert sum(before.values()) > 4
+    play(engine, BATCHES)
+    engine.pool.reset_prefix_cache()
+    play(engine, tuple(reversed(BATCHES)))
+    after = variants()
+    lifecycle.shutdown()
+    by_splits = {name for name in after if name.endswith(("_decode_attention", "_join"))}
+    grown = {name: (before[name], after[name]) for name in after if after[name] != before[name]}
+    assert set(grown) <= by_splits, grown
+    # Of each cut of a context into a power of two parts, one.
+    assert all(after[name] <= 7 for name in by_splits), grown
