@@ -36,7 +36,7 @@ def status(
     """The status that ``item`` should have.
 
     ``service`` is None where the spec is invalid. ``figures`` is None until the supervisors were
-    asked for the first time: then what the status says about memory stays. ``now`` is RFC 3339,
+    asked for the first time: then what a status says about memory stays. ``now`` is RFC 3339,
     ``missing`` names kinds that the cluster does not have; ``plan`` is None where there is none.
     """
     before: Object = item.get("status") or {}
@@ -56,8 +56,9 @@ def status(
         verdicts += conditions.requested(plan.course, complete)
     if failure is not None:
         verdicts += conditions.failed(failure)
-    if figures is not None:
-        verdicts += conditions.budgets(figures)
+    if figures is not None or "conditions" not in before:
+        # Unknown from the beginning: a condition that came only now would be one more write.
+        verdicts += conditions.budgets(figures or {})
     seen = (deployment or {}).get("status") or {}
     after: Object = {
         "observedGeneration": generation,

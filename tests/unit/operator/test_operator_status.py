@@ -100,6 +100,15 @@ def test_figures_stay_until_somebody_was_asked() -> None:
     assert "memory" not in build(service, {}, now=LATER), "asked, and unknown: absent"
 
 
+def test_figures_are_unknown_from_the_beginning() -> None:
+    """And the first answer without any figure changes nothing: no write for each new service."""
+    service = item()
+    service["status"] = build(service, None)
+    unknown = {one["type"] for one in service["status"]["conditions"] if one["status"] == "Unknown"}
+    assert unknown >= {"MemoryWithinBudget", "RestartBudgetExhausted"}
+    assert build(service, {}, now=LATER) == service["status"]
+
+
 def test_an_invalid_spec_is_stalled_and_keeps_what_was_known() -> None:
     service = item()
     service["status"] = build(service, {})
