@@ -110,3 +110,6 @@ class WorkQueue(Generic[K]):
                 if key in self._again:
                     self._again.discard(key)
                     self.add(key)
+            # A reconcile that finds nothing to do waits for nothing: a thousand of them would keep
+            # probes, watches and the leader's lease waiting.
+            await asyncio.sleep(0)

@@ -156,6 +156,31 @@ def test_a_failure_comes_again_and_holds_up_nobody() -> None:
     asyncio.run(scenario())
 
 
+def test_a_thousand_reconciles_that_wait_for_nothing_let_others_have_their_turn() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[int] = WorkQueue(workers=4)
+        handled = turns = 0
+
+        async def handle(_: int) -> None:
+            nonlocal handled
+            handled += 1
+
+        async def probe() -> None:
+            nonlocal turns
+            while handled < 1000:
+                turns += 1
+                await asyncio.sleep(0)
+
+        for key in range(1000):
+            queue.add(key)
+        work = asyncio.create_task(queue.run(handle))
+        await probe()
+        work.cancel()
+        assert turns >= 1000 / 4
+
+    asyncio.run(scenario())
+
+
 def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
     store = Store()
     store.put(pod(2, "old", "changed"))
