@@ -10,6 +10,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from cases import Case
+from detection_run import Run
 
 MIB = 1 << 20
 INK, OURS, THEIRS, BUDGET = "#4b5563", "#dc2626", "#2563eb", "#111827"
@@ -30,8 +31,6 @@ def draw(cases: list[Case], results: list[Any], choice: dict[str, int], folder: 
 
 
 def _picture(case: Case, times: list[float], acted: dict[str, list[float]], path: Path) -> None:
-    from detection import Run
-
     run = Run(case)
     every = max(1, len(run.t) // 1500)
     hours, sizes = run.t[::every] / 3600, (run.sizes[::every] - run.sizes[0]) / MIB

@@ -1,10 +1,10 @@
 """The operator on many InferenceServices, on a real control plane of this machine.
 
     python bench/operator_scale.py                    # 100, 1,000, then 5,000
-    python bench/operator_scale.py --services 100 --most 0 --few 0
+    python bench/operator_scale.py --add 5000         # one of them, beside what there is
 
-The figures are those of ``--services``, and some of ``--most``; ``samples`` has one row for each
-size, for docs/scale.md. It brings its control planes up and takes them down again. (It is not
+The figures are those of 1,000, and some of 5,000 by their own names; ``samples`` has one row for
+each size, for docs/scale.md. It brings its control planes up and takes them down again. (It is not
 called ``operator.py``: beside the other benchmarks that would shadow the standard library's module
 of that name.)
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import sys
@@ -31,13 +32,16 @@ from control_plane import (
     settled,
     until,
 )
-from result import publish
+from result import RESULTS, publish
 
 from plimsoll_operator.kinds import BY_KIND, SERVICE
 
 CHANGES = 50
 STEADY_S = 30.0
-LIMIT_S = 600.0
+LIMIT_S = 1500.0
+SIZES = (100, 1000, 5000)
+TABLE = 1000
+OF_LARGER = ("rss_mib", "steady_requests_per_s", "steady_writes_count", "restart_writes_count")
 FLAGS = ("--qps", "1000", "--burst", "2000", "--scrape", "15")
 CONFIG_MAPS = BY_KIND["ConfigMap"]
 
@@ -156,18 +160,25 @@ def writes(operator: Operator) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--services", type=int, default=1000, metavar="N")
-    parser.add_argument("--most", type=int, default=5000, metavar="N", help="0 leaves it out")
-    parser.add_argument("--few", type=int, default=100, metavar="N", help="0 leaves it out")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("sizes", type=int, nargs="*", default=SIZES, metavar="SERVICES")
+    parser.add_argument("--add", action="store_true", help="keep the other sizes of the last run")
     given = parser.parse_args()
-    rows = [run(size) for size in (given.few, given.services) if size]
-    publish("operator", rows[-1], samples=rows)  # the largest takes longest and may fail alone
-    if given.most:
-        rows.append(run(given.most))
-        wanted = ("rss_mib", "steady_requests_per_s", "steady_writes_count", "restart_writes_count")
-        most = {f"{name.replace('_', f'_{given.most}_', 1)}": rows[-1][name] for name in wanted}
-        publish("operator", rows[-2] | most, samples=rows)
+    path = RESULTS / "operator.json"
+    earlier = json.loads(path.read_bytes())["samples"] if given.add and path.exists() else []
+    rows = {int(row["services_count"]): row for row in earlier}
+    for size in given.sizes:
+        rows[size] = run(size)
+        publish("operator", figures(rows), samples=[rows[key] for key in sorted(rows)])
+
+
+def figures(rows: dict[int, Row]) -> Row:
+    """Those of the table's size, or of the largest below it, and some of the larger ones."""
+    base = max((size for size in rows if size <= TABLE), default=min(rows))
+    found = dict(rows[base])
+    for size in (size for size in rows if size > base):
+        found |= {name.replace("_", f"_{size}_", 1): rows[size][name] for name in OF_LARGER}
+    return found
 
 
 def run(services: int) -> Row:

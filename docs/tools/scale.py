@@ -42,9 +42,8 @@ def page() -> str:
 
 
 def operator() -> str:
-    """A column for each size; 5,000 has memory and rest alone."""
-    rows = [with_most(row) for row in (_result("operator").get("samples") or [])]
-    columns = [column for row in rows for column in row]
+    """A column for each size."""
+    columns = _result("operator").get("samples") or []
     if not columns:
         return f"({NONE})"
     head = "| InferenceServices | " + " | ".join(f"{c['services_count']:,}" for c in columns) + " |"
@@ -53,17 +52,6 @@ def operator() -> str:
         cells = " | ".join(_cell(column.get(key), form) for column in columns)
         lines.append(f"| {label} | {cells} |")
     return "\n".join(lines)
-
-
-def with_most(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row of the benchmark as columns: its own size, and the larger one that it went on to."""
-    sizes = [key for key in row if re.fullmatch(r"rss_\d+_mib", key)]
-    if not sizes:
-        return [row]
-    most = sizes[0].split("_")[1]
-    larger = {"services_count": int(most), "rss_mib": row[sizes[0]]}
-    larger |= {k.replace(f"_{most}", ""): v for k, v in row.items() if f"steady_{most}_" in k}
-    return [row, larger]
 
 
 def fleet() -> str:
