@@ -124,7 +124,7 @@ async def all_made(admin: Admin, wanted: int) -> bool:
     return all((one.get("status") or {}).get("observedGeneration") for one in services["items"])
 
 
-async def settled(operator: Operator, quiet_s: float = 3.0, limit_s: float = 120.0) -> None:
+async def settled(operator: Operator, quiet_s: float = 3.0, limit_s: float = 600.0) -> None:
     """Returns when the operator has had nothing to do for ``quiet_s``."""
     seen, since = -1.0, time.monotonic()
 

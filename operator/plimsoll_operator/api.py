@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -90,18 +91,20 @@ class Api:
         """Closes the connections."""
         await self._client.close()
 
-    async def list(self, kind: Kind, namespace: str | None) -> tuple[list[Object], str]:
-        """All objects that the operator is concerned with, and the version that the list is of."""
-        items: list[Object] = []
+    async def pages(
+        self, kind: Kind, namespace: str | None
+    ) -> AsyncIterator[tuple[list[Object], str]]:
+        """All objects that the operator is concerned with, some hundred at a time, each time with
+        the version that the whole list is of."""
         query = {"limit": str(PAGE)} | ({"labelSelector": kind.selector} if kind.selector else {})
         while True:
             page = await self._call("GET", kind.path(namespace), query)
             # Items of a list lack these two.
             about = {"apiVersion": page["apiVersion"], "kind": kind.kind}
-            items += [about | item for item in page["items"]]
+            yield [about | item for item in page["items"]], page["metadata"]["resourceVersion"]
             token = page["metadata"].get("continue")
             if not token:
-                return items, page["metadata"]["resourceVersion"]
+                return
             query["continue"] = token
 
     async def serves(self, kind: Kind) -> bool:

@@ -31,7 +31,7 @@ from plimsoll_operator.render.autoscaler import first_replicas
 from plimsoll_operator.scrape import Scraper
 from plimsoll_operator.status.build import status
 from plimsoll_operator.status.conditions import Failure
-from plimsoll_operator.store import Key, Store
+from plimsoll_operator.store import Key, Listed, Store
 
 log = logging.getLogger(__name__)
 
@@ -97,14 +97,15 @@ class Controller:
         self._synced = True
         return self._store.keys()
 
-    async def _list(self, kind: Kind) -> tuple[list[Object], str]:
+    async def _list(self, kind: Kind) -> tuple[list[Listed], str]:
         """All objects of a kind; of several lists the oldest version counts."""
-        items: list[Object] = []
+        items: list[Listed] = []
         versions = []
         for namespace in self._config.namespaces or (None,):
-            some, version = await self._api.list(kind, namespace)
-            items += some
-            versions.append(version)
+            async for page, version in self._api.pages(kind, namespace):
+                # Packed at once: unpacked, all of them are ten times as large.
+                items += self._store.listed(page)
+                versions.append(version)
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 
     async def handle(self, key: Key) -> None:

@@ -60,6 +60,10 @@ class _Kept(NamedTuple):
         found: Object = msgspec.json.decode(zlib.decompress(self.packed))
         return found
 
+    def is_of(self, meta: Object) -> bool:
+        """Whether this is the version that ``meta``, an object's metadata, is of."""
+        return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
+
     def older(self, than: _Kept) -> bool:
         """Of two versions of one object the lower resource version is older (comparable since
         1.35, and in fact always: they are etcd revisions). Another uid is another object."""
@@ -71,6 +75,14 @@ class _Kept(NamedTuple):
         """Whether it was written after ``version``."""
         digits = self.version.isdigit() and version.isdigit()
         return digits and int(self.version) > int(version)
+
+
+class Listed(NamedTuple):
+    """One object of a list, packed."""
+
+    key: Key
+    where: Ref
+    kept: _Kept
 
 
 class Store:
@@ -119,7 +131,20 @@ class Store:
         """What is deleted from now on is not taken back in by :meth:`replace`."""
         self._gone = set()
 
-    def replace(self, kind: str, items: Iterable[Object], version: str) -> int:
+    def listed(self, items: Iterable[Object]) -> list[Listed]:
+        """Packs some of a list for :meth:`replace`; what is known already takes no more room."""
+        found = []
+        for item in items:
+            key = key_of(item)
+            if key is not None:
+                where = ref(item)
+                before = self._objects.get(key, {}).get(where)
+                if before is None or not before.is_of(item["metadata"]):
+                    before = _Kept.of(item)
+                found.append(Listed(key, where, before))
+        return found
+
+    def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
         """Takes a list of all objects of ``kind`` in, which was current at ``version``; returns
         how many of them were not known, or known in an older version.
 
@@ -127,11 +152,9 @@ class Store:
         """
         listed: set[tuple[Key, Ref]] = set()
         behind = 0
-        for item in items:
-            key = key_of(item)
-            if key is None or item["metadata"].get("uid") in self._gone:
+        for key, where, fresh in items:
+            if fresh.uid in self._gone:
                 continue
-            where, fresh = ref(item), _Kept.of(item)
             listed.add((key, where))
             before = self._objects.get(key, {}).get(where)
             behind += before is None or before.older(fresh)

@@ -51,15 +51,16 @@ class Slot:
 
     @property
     def service_cidr(self) -> str:
-        return f"10.96.{16 * self.index}.0/20"
+        """Room for the two Services of each of 10,000 InferenceServices and more."""
+        return f"10.{100 + self.index}.0.0/16"
 
     @property
     def api_service_ip(self) -> str:
-        return f"10.96.{16 * self.index}.1"
+        return f"10.{100 + self.index}.0.1"
 
     @property
     def dns_ip(self) -> str:
-        return f"10.96.{16 * self.index}.10"
+        return f"10.{100 + self.index}.0.10"
 
     def cgroups(self) -> list[Path]:
         """The lab's cgroup: one folder on cgroup v2, one in each hierarchy on v1 and hybrid."""

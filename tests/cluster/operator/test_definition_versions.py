@@ -127,8 +127,8 @@ async def rewrite(kubectl: Any, group: str) -> None:
     _, following = kinds(group)
     api = await Api.connect(str(kubectl.kubeconfig), 30.0, RateLimit(500, 500))
     try:
-        items, _ = await api.list(following, kubectl.namespace)
-        for item in items:
-            await api.replace(following, item)
+        async for items, _ in api.pages(following, kubectl.namespace):
+            for item in items:
+                await api.replace(following, item)
     finally:
         await api.close()

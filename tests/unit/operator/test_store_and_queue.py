@@ -186,7 +186,9 @@ def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
     store.put(pod(2, "old", "changed"))
     store.put(pod(2, "stale", "stale"))
     store.begin_listing()
-    listed = [pod(2, "old", "changed"), pod(3, "deleted", "deleted"), pod(3, "told", "told")]
+    listed = store.listed(
+        [pod(2, "old", "changed"), pod(3, "deleted", "deleted"), pod(3, "told", "told")]
+    )
     store.put(pod(9, "old", "changed"))
     store.put(pod(8, "new", "new"))
     store.put(pod(4, "deleted", "deleted"))
@@ -199,4 +201,17 @@ def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
     assert found == {"changed": "9", "new": "8", "told": "3"}
     assert behind == 2, "one was not known, one is gone"
     store.begin_listing()
-    assert store.replace("Pod", store.of(KEY, {"Pod"}), version="9") == 0
+    assert store.replace("Pod", store.listed(store.of(KEY, {"Pod"})), version="9") == 0
+
+
+def test_a_list_of_what_is_known_takes_no_more_memory() -> None:
+    """All lists of a cluster are held at once until the events that were under way have come."""
+    store = Store()
+    for number in range(50):
+        store.put(pod(2, f"uid-{number}", f"pod-{number}"))
+    listed = store.listed(store.of(KEY, {"Pod"}))
+    known = store.listed(store.of(KEY, {"Pod"}))
+    assert len(listed) == 50
+    assert all(one.kept is other.kept for one, other in zip(listed, known, strict=True))
+    (changed,) = store.listed([pod(3, "uid-7", "pod-7")])
+    assert changed.kept is not next(one for one in listed if one.where == changed.where).kept
