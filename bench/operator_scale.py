@@ -91,7 +91,7 @@ async def measure(lab: Any, account: Path, services: int) -> Row:
                 # The namespace has one of its own, with the cluster's certificates.
                 return await admin.count(CONFIG_MAPS) >= wanted + 1
 
-            figures["drift_repaired_s"] = await until(repaired, "drift is repaired", 60.0)
+            figures["drift_repaired_s"] = await until(repaired, "drift is repaired", LIMIT_S)
     finally:
         operator.stop()
     return figures
