@@ -15,8 +15,6 @@ ROW = {
     "rss_mib": 120.4,
     "change_p50_s": 0.0214,
     "steady_writes_count": 0,
-    "rss_5000_mib": 230.0,
-    "steady_5000_cpu_ratio": 0.012,
 }
 
 
@@ -24,7 +22,9 @@ def test_each_size_has_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scale, "RESULTS", tmp_path)
     assert scale.operator() == scale.fleet() == f"({scale.NONE})"
     few = {"services_count": 100, "rss_mib": 98.0}
-    (tmp_path / "operator.json").write_text(json.dumps({"figures": ROW, "samples": [few, ROW]}))
+    many = {"services_count": 5000, "rss_mib": 230.0, "steady_cpu_ratio": 0.012}
+    rows = {"figures": ROW, "samples": [few, ROW, many]}
+    (tmp_path / "operator.json").write_text(json.dumps(rows))
     lines = scale.operator().splitlines()
     assert lines[0] == "| InferenceServices | 100 | 1,000 | 5,000 |"
     cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines[2:]}
