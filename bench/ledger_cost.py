@@ -2,12 +2,12 @@
 
     python bench/ledger_cost.py --shape 06b --workload decode256 --name ledger-cost-h200
 
-A worker reports its memory and its ledger each half second, asks the driver each two, and is
-audited when the supervisor asks, which is each few seconds at the most. Here all of it happens
-between the steps of every second set of a pair, whose order alternates. ``cost_ratio`` is the lower
-quartile of the times with the books over that of the times without, less one: a device's clock has
-steps, and the lower quartiles are of the same one. ``report_p50_s``, ``device_p50_s`` and
-``audit_p50_s`` are what one of each takes on the host.
+A worker reports its memory, the driver's figures and its ledger each half second, and is audited
+when the supervisor asks, which is each few seconds at the most. Here both happen between the steps
+of every second set of a pair, whose order alternates. ``cost_ratio`` is the lower quartile of the
+times with the books over that of the times without, less one: a device's clock has steps, and the
+lower quartiles are of the same one. ``report_p50_s`` and ``audit_p50_s`` are what one of each takes
+on the host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plimsoll_engine.host_memory import PythonObjects, process_memory
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.device import device_memory
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.worker.main import DEVICE_INTERVAL_S, REPORT_INTERVAL_S
+from plimsoll_engine.worker.main import REPORT_INTERVAL_S
 
 AUDIT_INTERVAL_S = 2.0
 
@@ -50,25 +50,20 @@ class Books:
         self.python = PythonObjects()
         self.collections = FullCollections()
         self.reports_s: list[float] = []
-        self.devices_s: list[float] = []
         self.audits_s: list[float] = []
         self.begin()
 
     def begin(self) -> None:
-        self.next_report = self.next_device = self.next_audit = time.monotonic()
+        self.next_report = self.next_audit = time.monotonic()
 
     def keep(self) -> None:
         begun = time.monotonic()
         if begun >= self.next_report:
             self.next_report = begun + REPORT_INTERVAL_S
             process_memory(Role.WORKER, self.python, self.collections)
+            device_memory(self.engine.runner.device)
             self.ledger.entries()
             self.reports_s.append(time.monotonic() - begun)
-        begun = time.monotonic()
-        if begun >= self.next_device:
-            self.next_device = begun + DEVICE_INTERVAL_S
-            device_memory(self.engine.runner.device)
-            self.devices_s.append(time.monotonic() - begun)
         begun = time.monotonic()
         if begun >= self.next_audit:
             self.next_audit = begun + AUDIT_INTERVAL_S
@@ -109,7 +104,6 @@ def main() -> None:
         "pairs_count": flags.pairs,
         "plain_p50_s": round(statistics.median(plain), 4),
         "kept_p50_s": round(statistics.median(kept), 4),
-        "device_p50_s": round(statistics.median(books.devices_s), 6),
         "report_p50_s": round(statistics.median(books.reports_s), 6),
         "audit_p50_s": round(statistics.median(books.audits_s), 6),
     }

@@ -49,38 +49,33 @@ CONFIG_MAPS = BY_KIND["ConfigMap"]
 Row = dict[str, float | int]
 
 
-class Told(Row):
-    """Figures that are printed as they come: a run takes minutes."""
-
-    def __setitem__(self, name: str, value: float) -> None:
-        super().__setitem__(name, value)
+def tell(figures: Row, **more: float) -> None:
+    """Takes figures in, and prints them as they come: a run takes minutes."""
+    figures |= more
+    for name, value in more.items():
         print(f"{name}: {value}", file=sys.stderr, flush=True)
-
-    def update(self, more: Row) -> None:  # type: ignore[override]
-        for name, value in more.items():
-            self[name] = value
 
 
 async def measure(lab: Any, account: Path, services: int) -> Row:
     """All figures of the table for ``services``; each is told as it comes."""
-    figures = Told(services_count=services)
+    figures: Row = {"services_count": services}
     operator = Operator(account, NAMESPACE, *FLAGS)
     try:
         async with Admin.connect(lab) as admin:
             began = time.monotonic()
             await create(admin, names(0, services))
-            figures["create_s"] = time.monotonic() - began
+            tell(figures, create_s=time.monotonic() - began)
             await until(lambda: all_made(admin, services), "all children and status", LIMIT_S)
-            figures["all_reconciled_s"] = time.monotonic() - began
+            tell(figures, all_reconciled_s=time.monotonic() - began)
             await settled(operator)
-            figures["rss_mib"] = rss_mib(operator)
-            figures.update(await steady(operator))
-            figures.update(await changes(admin, services))
+            tell(figures, rss_mib=rss_mib(operator))
+            tell(figures, **await steady(operator))
+            tell(figures, **await changes(admin, services))
             await settled(operator)
             operator.stop()
             operator = Operator(account, NAMESPACE, *FLAGS)
             await settled(operator)
-            figures["restart_writes_count"] = int(writes(operator))
+            tell(figures, restart_writes_count=int(writes(operator)))
             operator.stop()
             gone = f"{CONFIG_MAPS.path(NAMESPACE, name(0))}-supervisor"
             await admin.call("DELETE", gone)
@@ -91,7 +86,7 @@ async def measure(lab: Any, account: Path, services: int) -> Row:
                 # The namespace has one of its own, with the cluster's certificates.
                 return await admin.count(CONFIG_MAPS) >= wanted + 1
 
-            figures["drift_repaired_s"] = await until(repaired, "drift is repaired", LIMIT_S)
+            tell(figures, drift_repaired_s=await until(repaired, "drift is repaired", LIMIT_S))
     finally:
         operator.stop()
     return figures
@@ -184,7 +179,7 @@ def figures(rows: dict[int, Row]) -> Row:
 def run(services: int) -> Row:
     """One row, on a control plane of its own."""
     with control_plane() as (lab, account):
-        return dict(asyncio.run(measure(lab, account, services)))
+        return asyncio.run(measure(lab, account, services))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ class Frozen:
         self._objects = 0
 
     def freeze(self) -> None:
-        """What exists by now lives as long as the engine: no collection need look at it. Collect
-        before: what is garbage would be kept."""
+        """What exists by now lives as long as the engine: no collection need look at it."""
+        gc.collect()
         gc.freeze()
         self._engines += 1
         self._objects = gc.get_freeze_count()

@@ -25,6 +25,7 @@ from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.ipc import Sampling, Submit
 from plimsoll_engine.models import loader
+from tests.logits import recorded
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -79,23 +80,7 @@ def generate(folder: Path) -> Iterator[tuple[list[int], list[int], torch.Tensor]
     engine = Engine(
         Runner(model, BLOCKS, BLOCK), Scheduler(BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 2048)
     )
-    seen: dict[tuple[str, int], torch.Tensor] = {}
-    scores: list[torch.Tensor] = []
-    logits, launch = model.logits, engine.runner.launch
-
-    def keeps(hidden: torch.Tensor) -> torch.Tensor:
-        scores.append(logits(hidden))
-        return scores[-1]
-
-    def launches(chunks: Any) -> Any:
-        flight = launch(chunks)
-        for row, reference in enumerate(flight.requests):
-            request = reference()
-            assert request is not None
-            seen[request.request_id, request.num_outputs + request.pending] = scores[-1][row]
-        return flight
-
-    model.logits, engine.runner.launch = keeps, launches  # type: ignore[method-assign]
+    seen = recorded(engine)
     for number, prompt in enumerate(prompts()):
         sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
         assert engine.submit(Submit(str(number), prompt, sampling)) is None

@@ -8,7 +8,6 @@ keeper.py sees to it that there is a worker.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -305,7 +304,6 @@ class Engine:
         """Start the first worker. On failure the engine is failed and ``exit_code`` is set."""
         self.lifecycle.move(EngineState.WARMING)
         await self.keeper.first_start()
-        gc.collect()
         frozen.freeze()
         self.collections.start()
 

@@ -100,8 +100,6 @@ class Lifecycle:
                     self._model = loader.load_model(folder, self._model_config, dtype, self.device)
             with self._stage("kernels"):
                 load_kernels(self._model)
-            with self._stage("collect"):
-                gc.collect()
 
     def take_over(self, quick: bool = False) -> Engine:
         """The KV pool and the rest, warm. Gives everything back where it fails. ``quick`` leaves
@@ -140,7 +138,6 @@ class Lifecycle:
             if not quick:
                 with self._stage("warm_up"):
                     warm_up(self.engine)
-                    gc.collect()
             with self._stage("graphs"):
                 blocks = self.engine.pool.blocks_for(self.settings.max_model_len)
                 self._runner.capture_graphs(self.settings.max_num_seqs, blocks, later=quick)

@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from plimsoll_api.admin import DeviceMemory, Load, Role
+from plimsoll_api.admin import Load, Role
 from plimsoll_engine import inject, ipc
 from plimsoll_engine.allocations import Allocations
 from plimsoll_engine.core.engine import DeviceLostError, Engine
@@ -35,8 +35,6 @@ from plimsoll_engine.worker.process import write_stacks_on_sigusr1
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 REPORT_INTERVAL_S = 0.5
-DEVICE_INTERVAL_S = 2.0
-"""How often the driver is asked for the device's memory: on a busy H200 it takes 5 ms to answer."""
 TRANSFER_POLL_S = 0.01
 """How often an idle worker looks after its KV transfers, in seconds."""
 LINGER_S = 10.0
@@ -141,8 +139,6 @@ class Worker:
         self.allocations = Allocations()
         self.stopping = False
         self._next_report = 0.0
-        self._devices: list[DeviceMemory] = []
-        self._next_devices = 0.0
         self._next_capture = 0.0
 
     def serve(self) -> None:
@@ -206,9 +202,6 @@ class Worker:
 
     def _report(self) -> ipc.Report:
         engine, counters = self.engine, self.engine.counters
-        if time.monotonic() >= self._next_devices:
-            self._next_devices = time.monotonic() + DEVICE_INTERVAL_S
-            self._devices = device_memory(engine.runner.device)
         scheduler = engine.scheduler
         return ipc.Report(
             load=Load(
@@ -228,7 +221,7 @@ class Worker:
                 self.lifecycle.collections,
                 self.lifecycle.borrowed_host_bytes,
             ),
-            devices=self._devices,
+            devices=device_memory(engine.runner.device),
             ledger=self.lifecycle.ledger.entries(),
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,

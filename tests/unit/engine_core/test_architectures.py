@@ -25,6 +25,7 @@ from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.transformers_model import TransformersModel
+from tests.logits import recorded
 
 VOCABULARY, NEW_TOKENS, REQUESTS = 256, 64, 32
 BLOCK, BUDGET, SEQS = 4, 24, 8
@@ -102,23 +103,7 @@ def run(model: Any, helpers: Any) -> tuple[dict[str, list[int]], dict[tuple[str,
     engine = Engine(
         Runner(model, BLOCKS, BLOCK), Scheduler(BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 200)
     )
-    seen: dict[tuple[str, int], torch.Tensor] = {}
-    scores: list[torch.Tensor] = []
-    logits, launch = model.logits, engine.runner.launch
-
-    def keeps(hidden: torch.Tensor) -> torch.Tensor:
-        scores.append(logits(hidden))
-        return scores[-1]
-
-    def launches(chunks: Any) -> Any:
-        flight = launch(chunks)
-        for row, reference in enumerate(flight.requests):
-            request = reference()
-            assert request is not None
-            seen[request.request_id, request.num_outputs + request.pending] = scores[-1][row]
-        return flight
-
-    model.logits, engine.runner.launch = keeps, launches  # type: ignore[method-assign]
+    seen = recorded(engine)
     for number, prompt in enumerate(prompts()):
         submit = helpers.submit(str(number), prompt, NEW_TOKENS, ignore_eos=True)
         assert engine.submit(submit) is None
