@@ -57,9 +57,7 @@ def test_a_revision_that_leaks_everywhere(
 
     manifest["spec"]["engine"]["args"].append("--max-num-seqs=7")
     kubectl.apply(manifest)
-    new = eventually(
-        lambda: [p for p in names(kubectl) - old if len(names(kubectl) - old) >= 2], 30
-    )
+    new = eventually(lambda: at_least(2, names(kubectl) - old), 30)
     assert revisions(kubectl)["update"] != first
     for pod in new:
         leaking(kubectl, f"leak-{pod}", pod)
@@ -90,6 +88,11 @@ def test_a_revision_that_leaks_everywhere(
 def revisions(kubectl: Any) -> dict[str, str]:
     status = kubectl.get("plinf", "tiny").get("status") or {}
     return dict(status.get("revisions") or {})
+
+
+def at_least(count: int, found: set[str]) -> set[str]:
+    """``found`` once it has ``count`` members, else nothing."""
+    return found if len(found) >= count else set()
 
 
 def names(kubectl: Any) -> set[str]:
