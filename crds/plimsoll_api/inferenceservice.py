@@ -35,7 +35,7 @@ from plimsoll_api.schema import (
     validations,
 )
 from plimsoll_api.serving import ENGINE_RULES, MODEL_RULES, Engine, ModelSource, Supervisor
-from plimsoll_api.supervision import Action, Mode
+from plimsoll_api.supervision import Action, LogLevel, Mode
 from plimsoll_api.units import parse_bytes, parse_duration
 
 KIND = "InferenceService"
@@ -200,6 +200,10 @@ class Supervision(Model):
         default=None,
         description="When restarts that can wait are done. Stalls are not waited with, nor leaks "
         "whose memory would not last until it opens.",
+    )
+    log_level: LogLevel = Field(
+        default=LogLevel.INFO,
+        description="The least that the supervisor logs. A change needs no restart.",
     )
 
     @field_validator("ladder")

@@ -27,6 +27,15 @@ class Mode(StrEnum):
     RECOVER = "Recover"
 
 
+class LogLevel(StrEnum):
+    """The least that the supervisor logs."""
+
+    DEBUG = "Debug"
+    INFO = "Info"
+    WARNING = "Warning"
+    ERROR = "Error"
+
+
 class Action(StrEnum):
     """A rung of the remediation ladder, lightest first."""
 
@@ -45,7 +54,7 @@ class EngineType(StrEnum):
     CUSTOM = "custom"
 
 
-class Budget(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class Budget(msgspec.Struct, frozen=True):
     """Unexplained growth allowed within a window. ``limit_bytes`` is where the kernel kills."""
 
     growth_bytes: PositiveBytes
@@ -53,7 +62,7 @@ class Budget(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     limit_bytes: PositiveBytes | None = None
 
 
-class MemoryPolicy(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class MemoryPolicy(msgspec.Struct, frozen=True):
     """A budget for host and for device memory; none means: watched, never acted on."""
 
     host: Budget | None = None
@@ -61,19 +70,19 @@ class MemoryPolicy(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     warmup_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
 
 
-class RestartBudget(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class RestartBudget(msgspec.Struct, frozen=True):
     """At most ``count`` disruptive actions within ``window_s``; then none until a person resets."""
 
     count: Annotated[int, msgspec.Meta(ge=0)] = 3
     window_s: PositiveSeconds = 3600.0
 
 
-class Drain(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class Drain(msgspec.Struct, frozen=True):
     mode: DrainMode = DrainMode.CARRY
     deadline_s: PositiveSeconds = 30.0
 
 
-class MaintenanceWindow(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class MaintenanceWindow(msgspec.Struct, frozen=True):
     """When restarts that can wait are done: from ``start_s`` after midnight UTC, ``duration_s``.
 
     ``days`` are the days on which it begins, 0 is Monday; none means every day.
@@ -84,16 +93,17 @@ class MaintenanceWindow(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
     days: tuple[Annotated[int, msgspec.Meta(ge=0, le=6)], ...] = ()
 
 
-class Supervision(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class Supervision(msgspec.Struct, frozen=True):
     mode: Mode = Mode.OBSERVE
     ladder: tuple[Action, ...] = (Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART)
     drain: Drain = Drain()
     restart_budget: RestartBudget = RestartBudget()
     stall_timeout_s: PositiveSeconds = 120.0
     maintenance_window: MaintenanceWindow | None = None
+    log_level: LogLevel = LogLevel.INFO
 
 
-class ServiceRef(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class ServiceRef(msgspec.Struct, frozen=True):
     """The InferenceService this replica belongs to. ``uid`` is empty in local mode."""
 
     name: str
@@ -101,7 +111,7 @@ class ServiceRef(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     uid: str = ""
 
 
-class EngineEndpoint(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class EngineEndpoint(msgspec.Struct, frozen=True):
     """Where the engine answers: both on the pod's own loopback."""
 
     type: EngineType
@@ -111,7 +121,7 @@ class EngineEndpoint(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     version: str = ""
 
 
-class SupervisorConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class SupervisorConfig(msgspec.Struct, frozen=True):
     """The whole file. ``slots`` names the service's restart-slot Leases, empty in local mode."""
 
     service: ServiceRef
@@ -123,7 +133,11 @@ class SupervisorConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def decode(data: bytes) -> SupervisorConfig:
-    """The configuration in ``data``; msgspec.DecodeError names the field that is wrong."""
+    """The configuration in ``data``; msgspec.DecodeError names the field that is wrong.
+
+    Fields that are not known are left aside: an upgrade of the operator rolls no pod, so that older
+    supervisors read what a newer operator wrote.
+    """
     return msgspec.json.decode(data, type=SupervisorConfig)
 
 

@@ -87,10 +87,7 @@ def build(
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    logging.basicConfig(
-        level=os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         supervisor, metrics = build(arguments, KubeClient.in_cluster())
         server = StateServer(

@@ -94,6 +94,7 @@ class Supervisor:
 
     def run(self, stopped: Callable[[float], bool]) -> None:
         """Until ``stopped``, which waits the seconds it is given, says that it is time to end."""
+        _set_log_level(self._config.current)
         self._actuator.start(self._governor.state.slot_holder)
         if self._publisher is not None:
             self._publisher.start()
@@ -121,6 +122,7 @@ class Supervisor:
         status = self._source.status
         self._meet_engine(status)
         assessment = self._detector.update(sample)
+        log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:
                 self._detector.resume(self._inherited.remembered)
@@ -279,6 +281,7 @@ class Supervisor:
             log.info("the configuration names another engine or service: starting anew")
             return False
         log.info("the configuration changed: mode %s", new.supervision.mode)
+        _set_log_level(new)
         self._governor.policy, self._governor.memory = new.supervision, new.memory
         self._actuator.policy = new.supervision.restart_budget
         self._metrics.budgets(new.memory)
@@ -331,6 +334,11 @@ class Supervisor:
 
 def _detection(config: SupervisorConfig) -> tuple[object, ...]:
     return config.memory, config.supervision.stall_timeout_s, config.sample_interval_s
+
+
+def _set_log_level(config: SupervisorConfig) -> None:
+    """Of everything in this process, libraries included."""
+    logging.getLogger().setLevel(config.supervision.log_level.upper())
 
 
 def _log(event: Event) -> None:

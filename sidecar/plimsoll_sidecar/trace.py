@@ -135,7 +135,9 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 class Sample(msgspec.Struct, omit_defaults=True):
     """What was seen at ``t`` seconds since the start. ``epoch`` grows at each engine restart.
 
-    ``ready`` is false while the engine says that it starts, warms up or replaces its worker.
+    ``serving`` says whether the serving port answered anything when the status did not (null where
+    it was not asked). ``ready`` is false while the engine says that it starts, warms up or replaces
+    its worker.
     """
 
     t: float
@@ -146,6 +148,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
     load: SampleLoad = msgspec.field(default_factory=SampleLoad)
     ledger: list[LedgerLine] | None = None
     scrape_ok: bool = True
+    serving: bool | None = None
     ready: bool | None = None
 
 

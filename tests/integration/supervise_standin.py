@@ -124,7 +124,7 @@ def main() -> int:
 
     Journal.write = counted  # type: ignore[method-assign]
     config = ConfigFile(arguments.config)
-    engine = PlimsollEngine(config.current.engine.admin_url, arguments.run_dir / "admin-token")
+    engine = PlimsollEngine(config.current.engine, arguments.run_dir / "admin-token")
     policy = config.current.supervision.restart_budget
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:

@@ -101,6 +101,11 @@ def server(body: bytes, pause_s: float = 0.0) -> Iterator[int]:
         listener.server_close()
 
 
+def engine_on(port: int, token: Path) -> PlimsollEngine:
+    url = f"http://127.0.0.1:{port}"
+    return PlimsollEngine(EngineEndpoint(EngineType.PLIMSOLL, url, url), token)
+
+
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
     file = tmp_path / "admin-token"
@@ -111,8 +116,16 @@ def token(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", list(GARBAGE))
 def test_a_status_that_is_none_is_an_error(name: str, token: Path) -> None:
     with server(GARBAGE[name]) as port, pytest.raises(EngineError) as said:
-        PlimsollEngine(f"http://127.0.0.1:{port}", token).status()
+        engine_on(port, token).status()
     assert "/status" in str(said.value) or "is not a Status" in str(said.value)
+
+
+def test_garbage_is_an_answer_and_nothing_is_none(token: Path) -> None:
+    """The second witness of a silent status: any answer at the serving port says that it lives."""
+    with server(b"garbage") as port:
+        engine = engine_on(port, token)
+        assert engine.serves()
+    assert not engine.serves()
 
 
 def test_an_answer_that_trickles_is_given_up_in_time(
@@ -123,7 +136,7 @@ def test_an_answer_that_trickles_is_given_up_in_time(
     with server(changed(), pause_s=0.05) as port:
         began = time.monotonic()
         with pytest.raises(EngineError, match="does not come to its end"):
-            PlimsollEngine(f"http://127.0.0.1:{port}", token).status()
+            engine_on(port, token).status()
         assert time.monotonic() - began < 5.0
 
 

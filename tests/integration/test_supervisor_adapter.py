@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.admin import Diagnostic, EngineState, Epoch, Status
+from plimsoll_api.supervision import EngineEndpoint, EngineType
 from plimsoll_sidecar.act.adapter import EngineError
 from plimsoll_sidecar.act.plimsoll import PlimsollEngine
 from plimsoll_sidecar.act.process import end, identify
@@ -29,7 +30,8 @@ class Rig:
             self.port = probe.getsockname()[1]
         self.token, self.log = folder / "token", folder / "log"
         self.token.write_text("right")
-        self.client = PlimsollEngine(f"http://127.0.0.1:{self.port}", self.token)
+        url = f"http://127.0.0.1:{self.port}"
+        self.client = PlimsollEngine(EngineEndpoint(EngineType.PLIMSOLL, url, url), self.token)
         arguments = [str(Path(__file__).parent / "standin_engine.py"), "--port", str(self.port)]
         arguments += ["--token-file", str(self.token), "--log", str(self.log)]
         self.process = subprocess.Popen(

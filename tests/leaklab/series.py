@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -86,15 +87,21 @@ def diurnal(low: float, high: float, period: float = 86_400.0) -> Curve:
 
 @dataclass
 class Series:
-    """One engine. ``leak`` grows where ``segment`` says; ``other`` is memory that is no leak.
+    """One engine. ``leak`` grows where ``segment`` says; ``other`` is memory that is no leak, where
+    ``other_in`` says: a segment, or ``retained`` for what malloc keeps of freed memory.
 
     ``per_request`` is what each request in flight holds, with ``noise`` on top: half of it white,
-    half wandering (an Ornstein-Uhlenbeck process of half a minute), as real engines have.
+    half wandering (an Ornstein-Uhlenbeck process of ``wander_s``), as real engines have.
     ``leak_per_request`` leaks with each finished request from ``leak_from`` on, and ``leaked`` is
     the truth: what had leaked at the sample that was made last. ``counters`` are further counters
-    of the engine's load, by field, as functions of time. Before ``ready_at`` the engine says that
-    it starts, and of its load nothing. While ``paused`` it works on one long step. A full garbage
-    collection comes every ``collects`` seconds.
+    of the engine's load, by field, as functions of time. While ``paused`` the engine works on one
+    long step. A full garbage collection comes every ``collects`` seconds. ``file`` is the page
+    cache of its group, half of it mapped by the engine; by default nobody looked.
+
+    A new ``epoch`` is a restart: the engine's own totals begin again, and for its first
+    ``ready_at`` seconds it says that it starts, and of its load nothing. While ``silent`` its
+    status does not answer, though its serving port does; while ``deaf`` its frontend answers
+    nobody.
     """
 
     duration: float = 600.0
@@ -103,6 +110,8 @@ class Series:
     leak_per_request: float = 0.0
     leak_from: float = 0.0
     other: Curve = NOTHING
+    other_in: str = "malloc_in_use"
+    file: Curve | None = None
     device_other: Curve = NOTHING
     ledger: Curve | None = None
     ledger_bound: int | None = None
@@ -110,6 +119,7 @@ class Series:
     segment: str = "malloc_in_use"
     per_request: float = 2 * MIB
     noise: float = 8 * MIB
+    wander_s: float = 30.0
     base: float = 2 * GIB
     requests_per_s: float = 5.0
     role: str = "worker"
@@ -117,6 +127,7 @@ class Series:
     frozen_at: float = math.inf
     paused: Callable[[float], bool] = lambda t: False
     silent: Callable[[float], bool] = lambda t: False
+    deaf: Callable[[float], bool] = lambda t: False
     malloc: bool = True
     seed: int = 1
     ready_at: float = 0.0
@@ -125,14 +136,20 @@ class Series:
     epoch: Callable[[float], int] = lambda t: 1
     leaked: float = field(default=0.0, init=False)
     _wander: float = field(default=0.0, init=False)
+    _began: float = field(default=0.0, init=False)
 
     def samples(self) -> Iterator[Sample]:
         rng = random.Random(self.seed)
         done = driven = 0.0
         steps = 0
-        self._wander = 0.0
+        self._wander = self._began = 0.0
+        epoch = self.epoch(0.0)
         for number in range(int(self.duration / self.interval)):
             t = number * self.interval
+            if self.epoch(t) != epoch:
+                epoch, self._began = self.epoch(t), t
+                done = driven = 0.0
+                steps = 0
             mean = self.load(min(t, self.frozen_at))
             load = max(0, round(rng.gauss(mean, math.sqrt(mean) / 2))) if mean > 0 else 0
             if t < self.frozen_at:
@@ -145,23 +162,23 @@ class Series:
             yield self._sample(rng, t, load, int(done), steps)
 
     def _sample(self, rng: random.Random, t: float, load: int, done: int, steps: int) -> Sample:
-        decay = math.exp(-self.interval / 30.0)
+        decay = math.exp(-self.interval / self.wander_s)
         self._wander = self._wander * decay + rng.gauss(0, self.noise / 2) * math.sqrt(
             1 - decay * decay
         )
         held = load * self.per_request + abs(rng.gauss(0, self.noise / 2)) + self._wander
-        leak, other = self.leaked, self.other(t)
-        on_host = 0.0 if self.device else leak
-        shared = on_host if self.segment == "shared" else 0.0
-        anon = self.base + held + other + on_host - shared
-        python = 200 * MIB + (on_host if self.segment == "python_objects" else 0.0)
-        in_use = 0.6 * self.base + held + (on_host if self.segment == "malloc_in_use" else 0.0)
-        in_use += other
+        on_host = 0.0 if self.device else self.leaked
+        parts: defaultdict[str, float] = defaultdict(float)
+        parts[self.segment] += on_host
+        parts[self.other_in] += self.other(t)
+        shared = parts["shared"]
+        anon = self.base + held + sum(parts.values()) - shared
         worker = anon - 300 * MIB
         frontend = 300.0 * MIB
         if self.role == "frontend":
             worker, frontend = worker - on_host, frontend + on_host
-        silent = self.silent(t)
+        deaf = self.deaf(t)
+        answered = not (deaf or self.silent(t))
         sample = Sample(
             t=t,
             epoch=self.epoch(t),
@@ -176,22 +193,27 @@ class Series:
                     RoleRss("frontend", int(frontend)),
                 ],
             ),
-            scrape_ok=not silent,
+            scrape_ok=answered,
         )
-        if silent:
+        if self.file is not None:
+            file = self.file(t)
+            sample.host.cgroup_file, sample.host.rss_file = int(file), int(file / 2)
+            sample.host.cgroup_current = int(anon + shared + 32 * MIB + file)
+        if not answered:
+            sample.serving = not deaf
             return sample
         if self.malloc:
             sample.malloc = Malloc(
-                in_use=int(in_use),
-                retained=int(0.05 * self.base),
-                python_objects=int(python),
-                full_collections=int(t // self.collects),
+                in_use=int(0.6 * self.base + held + parts["malloc_in_use"]),
+                retained=int(0.05 * self.base + parts["retained"]),
+                python_objects=int(200 * MIB + parts["python_objects"]),
+                full_collections=int((t - self._began) // self.collects),
             )
         if self.device:
-            sample.device = [self._device(leak, self.device_other(t))]
+            sample.device = [self._device(self.leaked, self.device_other(t))]
         if self.ledger is not None:
             sample.ledger = [LedgerLine("cache", "host", int(self.ledger(t)), self.ledger_bound)]
-        sample.ready = t >= self.ready_at
+        sample.ready = t - self._began >= self.ready_at
         if not sample.ready:
             return sample
         sample.load = SampleLoad(

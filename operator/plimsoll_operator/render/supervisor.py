@@ -55,6 +55,7 @@ def supervisor_config(service: InferenceService, places: Places | None = None) -
             ),
             stall_timeout_s=parse_duration(supervision.stall.timeout),
             maintenance_window=_window(supervision.maintenance_window),
+            log_level=supervision.log_level,
         ),
         slots=slots(meta.name, supervision.max_unavailable) if meta.uid else (),
     )

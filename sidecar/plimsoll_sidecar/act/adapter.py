@@ -24,6 +24,10 @@ class EngineAdapter(Protocol):
     def status(self) -> Status:
         """The engine's account of itself; :class:`EngineError` where there is none."""
 
+    def serves(self) -> bool:
+        """Whether the serving port answers at all, whatever it says: the second witness of a
+        frontend that gives no status."""
+
     def trim(self, command: Command) -> Result: ...
 
     def drain(self, command: Command) -> Result: ...

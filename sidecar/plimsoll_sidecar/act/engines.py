@@ -13,5 +13,5 @@ from plimsoll_sidecar.act.plimsoll import PlimsollEngine
 def adapter_for(endpoint: EngineEndpoint, token_file: Path) -> EngineAdapter:
     """The adapter of ``endpoint.type``; only our own protocol needs the token."""
     if endpoint.type is EngineType.PLIMSOLL:
-        return PlimsollEngine(endpoint.admin_url, token_file)
+        return PlimsollEngine(endpoint, token_file)
     return ForeignEngine(endpoint)

@@ -78,6 +78,9 @@ class ForeignEngine:
                 capabilities=self._capabilities(),
             )
 
+    def serves(self) -> bool:
+        return self._server.answers(self._dialect.alive, ANSWER_S)
+
     def _find(self) -> ProcessId:
         """The engine's process: the one that is known while it lives, else who serves now."""
         known = self._process

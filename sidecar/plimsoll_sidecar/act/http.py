@@ -21,29 +21,49 @@ class Server:
     def call(
         self, method: str, path: str, timeout_s: float, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """Status and body; EngineError without an answer, or one too long or too slow to be one.
+        """Status and body; EngineError without an answer, or one too long or too slow to be one."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            with urllib3.PoolManager(retries=False) as http:
+                answer = self._request(http, method, path, timeout_s, body)
+                return answer.status, read(answer, deadline)
+        except (urllib3.exceptions.HTTPError, OSError, Unusable) as error:
+            raise EngineError(f"{method} {path}: {error}") from error
+
+    def answers(self, path: str, timeout_s: float) -> bool:
+        """Whether a GET of ``path`` gets the head of an answer: that of an error is one, too."""
+        try:
+            with urllib3.PoolManager(retries=False) as http:
+                self._request(http, "GET", path, timeout_s, None).close()
+        except (urllib3.exceptions.HTTPError, OSError):
+            return False
+        return True
+
+    def _request(
+        self,
+        http: urllib3.PoolManager,
+        method: str,
+        path: str,
+        timeout_s: float,
+        body: bytes | None,
+    ) -> urllib3.BaseHTTPResponse:
+        """The answer, its body not read.
 
         Each call has a connection of its own: one that stays open would count as a client's
         during a drain, and one that the server closes in between would be taken for a failure.
         """
-        deadline = time.monotonic() + timeout_s
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        try:
-            with urllib3.PoolManager(retries=False) as http:
-                answer = http.request(
-                    method,
-                    self._url + path,
-                    body=body,
-                    headers=headers,
-                    timeout=timeout_s,
-                    redirect=False,
-                    preload_content=False,
-                )
-                return answer.status, read(answer, deadline)
-        except (urllib3.exceptions.HTTPError, OSError, Unusable) as error:
-            raise EngineError(f"{method} {path}: {error}") from error
+        return http.request(
+            method,
+            self._url + path,
+            body=body,
+            headers=headers,
+            timeout=timeout_s,
+            redirect=False,
+            preload_content=False,
+        )
 
 
 class Unusable(Exception):

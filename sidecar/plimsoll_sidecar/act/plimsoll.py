@@ -11,6 +11,7 @@ import urllib3
 
 from plimsoll_api import admin
 from plimsoll_api.admin import Diagnostic, DrainMode, ErrorBody, Operation, OperationState, Status
+from plimsoll_api.supervision import EngineEndpoint
 from plimsoll_sidecar.act import http
 from plimsoll_sidecar.act.adapter import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
@@ -45,13 +46,17 @@ class Refused(EngineError):
 class PlimsollEngine:
     """Safe to use from several threads: urllib3's pool is, and nothing else is kept."""
 
-    def __init__(self, admin_url: str, token_file: Path) -> None:
-        self._url = admin_url.rstrip("/") + admin.PREFIX
+    def __init__(self, endpoint: EngineEndpoint, token_file: Path) -> None:
+        self._url = endpoint.admin_url.rstrip("/") + admin.PREFIX
+        self._serving = http.Server(endpoint.serving_url)
         self._token_file = token_file
         self._http = urllib3.PoolManager(maxsize=4, retries=False)
 
     def status(self) -> Status:
         return _decode(self._call("GET", "/status"), Status)
+
+    def serves(self) -> bool:
+        return self._serving.answers("/health", ANSWER_S)
 
     def diagnostics(self, kind: Diagnostic) -> bytes:
         return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_S)

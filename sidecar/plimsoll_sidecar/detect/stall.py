@@ -3,8 +3,9 @@
 A pause is a stall when it is longer, by a margin, than any that this service's own history holds,
 where that history covers the present demand; and at the latest after the configured timeout. Idle
 is no stall. What is unknown (a failed scrape, a worker that starts) stops the clock rather than
-counts as a stall. A frontend that answers nothing for twice the timeout while its processes live
-has stalled itself.
+counts as a stall. A frontend whose processes live has stalled itself when for twice the timeout
+neither its status nor its serving port answered: a silent status alone says that we are blind, not
+that nobody is served.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class StallWatch:
         step = min(step, self._longest_step_s)
         self._last_t = sample.t
         if not sample.scrape_ok:
-            if self._answered and sample.host.processes:
+            if self._answered and sample.host.processes and sample.serving is False:
                 self._silent_s += step
+            elif sample.serving:
+                self._silent_s = 0.0
             return self._suspicion()
         self._answered, self._silent_s = True, 0.0
         progress, under_way = _progress(sample.load), work(sample.load)
@@ -83,7 +86,10 @@ class StallWatch:
             return self._stall(self._frozen_s / patience, told, "worker")
         silent = self.timeout_s * FRONTEND_FACTOR
         if self._silent_s >= silent:
-            told = f"the engine's processes live but nothing answered for {self._silent_s:.0f} s"
+            told = (
+                "the engine's processes live but neither its status nor its serving port answered "
+                f"for {self._silent_s:.0f} s"
+            )
             return self._stall(self._silent_s / silent, told, "frontend")
         return None
 

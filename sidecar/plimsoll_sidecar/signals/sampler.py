@@ -6,6 +6,7 @@ sample took, the wait for the engine's answer included.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -26,6 +27,8 @@ from plimsoll_sidecar.trace import (
     Torch,
 )
 
+log = logging.getLogger(__name__)
+
 WORKING = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
 """States in which a worker is expected to make steps; in any other its load is unknown."""
 
@@ -33,6 +36,9 @@ WORKING = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAI
 class StatusSource(Protocol):
     def status(self) -> Status:
         """The engine's account of itself; EngineError where there is none."""
+
+    def serves(self) -> bool:
+        """Whether its serving port answers."""
 
 
 class Sampler:
@@ -76,6 +82,7 @@ class Sampler:
             host=host,
             device=self._devices(status, host.processes == 0),
             scrape_ok=status is not None,
+            serving=self._engine.serves() if status is None and host.processes else None,
         )
         if status is not None:
             sample.ready = status.state in WORKING
@@ -90,7 +97,8 @@ class Sampler:
     def _ask(self) -> Status | None:
         try:
             return self._engine.status()
-        except EngineError:
+        except EngineError as error:
+            log.debug("no status: %s", error)
             return None
 
     def _follow_epoch(self, status: Status) -> None:

@@ -21,6 +21,12 @@ def busy(t: float, steps: int | None, ok: bool = True, work: int = 2) -> Sample:
     return Sample(t=t, epoch=1, host=Host(processes=2), load=load, scrape_ok=ok)
 
 
+def deaf(t: float, serving: bool = False) -> Sample:
+    sample = busy(t, None, ok=False)
+    sample.serving = serving
+    return sample
+
+
 def test_a_hang_is_seen_after_the_timeout(judge: Judge) -> None:
     outcome = judge(Series(duration=200, frozen_at=100))
     t, suspicion = outcome.first[Kind.STALL]
@@ -63,18 +69,34 @@ def test_progress_ends_a_stall() -> None:
     assert watch.update(busy(15, 6)) is None
 
 
-def test_a_frontend_that_answers_nothing_is_a_stall_after_twice_the_timeout(judge: Judge) -> None:
-    outcome = judge(Series(duration=300, silent=lambda t: t > 100))
+def test_a_frontend_that_answers_nobody_is_a_stall_after_twice_the_timeout(judge: Judge) -> None:
+    outcome = judge(Series(duration=300, deaf=lambda t: t > 100))
     t, suspicion = outcome.first[Kind.STALL]
     assert t == pytest.approx(160, abs=2)
     assert suspicion.process == "frontend"
 
 
+def test_a_silent_status_of_an_engine_that_serves_is_no_stall(judge: Judge) -> None:
+    assert judge(Series(duration=3000, silent=lambda t: t > 100)).first == {}
+
+
+def test_silence_without_a_second_witness_is_unknown() -> None:
+    watch = StallWatch(10, 1)
+    watch.update(busy(0, 1))
+    assert all(watch.update(busy(t, None, ok=False)) is None for t in range(1, 100))
+
+
+def test_a_single_answer_of_the_serving_port_ends_the_silence() -> None:
+    watch = StallWatch(10, 1)
+    watch.update(busy(0, 1))
+    assert all(watch.update(deaf(t, serving=t % 15 == 0)) is None for t in range(1, 60))
+
+
 def test_an_engine_that_never_answered_or_has_no_process_is_no_stall() -> None:
     watch = StallWatch(10, 1)
-    assert all(watch.update(busy(t, None, ok=False)) is None for t in range(100))
+    assert all(watch.update(deaf(t)) is None for t in range(100))
     watch.update(busy(100, 1))
-    gone = [Sample(t=t, epoch=1, scrape_ok=False) for t in range(101, 200)]
+    gone = [Sample(t=t, epoch=1, scrape_ok=False, serving=False) for t in range(101, 200)]
     assert all(watch.update(sample) is None for sample in gone)
 
 

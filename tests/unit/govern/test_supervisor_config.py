@@ -56,3 +56,14 @@ def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None
 def test_a_first_file_that_is_absent_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.json"):
         ConfigFile(tmp_path / "absent.json")
+
+
+def test_a_field_of_a_newer_operator_is_left_aside(tmp_path: Path) -> None:
+    """An upgrade of the operator rolls no pod, and its configuration must go on arriving."""
+    path = tmp_path / "supervisor.json"
+    path.write_bytes(supervision.encode(config(Mode.OBSERVE)))
+    file = ConfigFile(path)
+    newer = supervision.encode(config(Mode.RECOVER)).replace(b'"mode"', b'"newer": [1], "mode"')
+    path.write_bytes(newer)
+    assert file.reread()
+    assert file.current.supervision.mode is Mode.RECOVER

@@ -47,6 +47,9 @@ class Engine:
             raise EngineError("no answer")
         return answer
 
+    def serves(self) -> bool:
+        return False
+
 
 def test_epochs_become_numbers_that_grow_and_silence_keeps_the_last() -> None:
     answers = [None, status("aa:1"), None, status("aa:2"), status("bb:1"), status("bb:1")]
@@ -138,9 +141,11 @@ def test_a_device_is_asked_of_nvml_once_every_process_of_the_engine_has_ended(
     sampler = Sampler(Engine(alive, None, None), nvml=Driver(used))
     try:
         assert sampler.sample().device[0].used == 60
-        assert sampler.sample().device == []  # silent, but alive: sources are not mixed
+        silent = sampler.sample()
+        assert silent.device == []  # silent, but alive: sources are not mixed
+        assert silent.serving is False
     finally:
         process.communicate(b"\n", timeout=10)
     sample = sampler.sample()
-    assert sample.host.processes == 0
+    assert (sample.host.processes, sample.serving) == (0, None)
     assert [device.used for device in sample.device] == [used]
