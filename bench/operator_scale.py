@@ -38,10 +38,18 @@ from plimsoll_operator.kinds import BY_KIND, SERVICE
 
 CHANGES = 50
 STEADY_S = 30.0
+PROBE_S = 0.2
 LIMIT_S = 1500.0
 SIZES = (100, 1000, 5000)
 TABLE = 1000
-OF_LARGER = ("rss_mib", "steady_requests_per_s", "steady_writes_count", "restart_writes_count")
+OF_LARGER = (
+    "rss_mib",
+    "steady_requests_per_s",
+    "steady_writes_count",
+    "restart_writes_count",
+    "restart_rss_mib",
+    "restart_probe_max_s",
+)
 FLAGS = ("--qps", "1000", "--burst", "2000", "--scrape", "15")
 CONFIG_MAPS = BY_KIND["ConfigMap"]
 
@@ -74,8 +82,7 @@ async def measure(lab: Any, account: Path, services: int) -> Row:
             await settled(operator)
             operator.stop()
             operator = Operator(account, NAMESPACE, *FLAGS)
-            await settled(operator)
-            tell(figures, restart_writes_count=int(writes(operator)))
+            tell(figures, **await restarted(operator))
             operator.stop()
             gone = f"{CONFIG_MAPS.path(NAMESPACE, name(0))}-supervisor"
             await admin.call("DELETE", gone)
@@ -90,6 +97,28 @@ async def measure(lab: Any, account: Path, services: int) -> Row:
     finally:
         operator.stop()
     return figures
+
+
+async def restarted(operator: Operator) -> Row:
+    """What a new operator writes and needs until it rests, and the longest that a probe waited."""
+    waits, sizes = [0.0], [0.0]
+
+    async def probe() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.to_thread(operator.healthy)
+            waits.append(time.monotonic() - began)
+            sizes.append(rss_mib(operator))
+            await asyncio.sleep(PROBE_S)
+
+    probing = asyncio.create_task(probe())
+    await settled(operator)
+    probing.cancel()
+    return {
+        "restart_writes_count": int(writes(operator)),
+        "restart_rss_mib": max(sizes),
+        "restart_probe_max_s": max(waits),
+    }
 
 
 async def steady(operator: Operator) -> Row:

@@ -22,6 +22,8 @@ OPERATOR = (
     ("one service changed → its child changed, median, ms", "change_p50_s", "ms"),
     ("the same, the longest of 50, ms", "change_max_s", "ms"),
     ("writes of an operator that restarts", "restart_writes_count", ".0f"),
+    ("memory of an operator that restarts, the most, MiB", "restart_rss_mib", ".0f"),
+    ("the longest that a probe waited at a restart, ms", "restart_probe_max_s", "ms"),
     ("drift made while it was away repaired within, s", "drift_repaired_s", ".2f"),
 )
 FLEET = (

@@ -23,7 +23,7 @@ from plimsoll_operator.render.names import MANAGER
 
 log = logging.getLogger(__name__)
 
-PAGE = 500
+PAGE = 200
 MATCHES_NOTHING = "1"
 """A resource version that no object has: etcd's first revision is the cluster's own."""
 
@@ -101,6 +101,8 @@ class Api:
             page = await self._call("GET", kind.path(namespace), query)
             # Items of a list lack these two.
             about = {"apiVersion": page["apiVersion"], "kind": kind.kind}
+            for item in page["items"]:
+                item["metadata"].pop("managedFields", None)
             yield [about | item for item in page["items"]], page["metadata"]["resourceVersion"]
             token = page["metadata"].get("continue")
             if not token:

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 SUSPICIOUS_S = 60.0
 INTERRUPTED_S = 5.0
-"""Watches that begin anew do so together."""
+"""Watches that begin anew do so together: a list of our own waits until none did for this long."""
+MOST_BEGINNINGS = 20
+"""A watch that begins anew all the time does not put it off for ever."""
 VOTING_TIMEOUT_S = 5.0
 
 
@@ -129,8 +131,7 @@ async def _resync(
         usual = min(every_s, SUSPICIOUS_S) if watches.deaf(1) else every_s
         interrupted = await _within(usual, watches.listing.wait())
         if interrupted:
-            await asyncio.sleep(INTERRUPTED_S)
-            watches.listing.clear()
+            await _quiet(watches.listing)
         try:
             behind = (lambda *_: None) if interrupted else watches.listed
             for key in await controller.sync(behind):
@@ -139,6 +140,16 @@ async def _resync(
             if interrupted:
                 watches.listing.set()
             log.warning("resync: %s", error or repr(error))
+
+
+async def _quiet(listing: asyncio.Event) -> None:
+    """Returns with ``listing`` cleared, once it was not set for :data:`INTERRUPTED_S`."""
+    for _ in range(MOST_BEGINNINGS):
+        listing.clear()
+        await asyncio.sleep(INTERRUPTED_S)
+        if not listing.is_set():
+            return
+    listing.clear()
 
 
 async def _within(seconds: float, wanted: Coroutine[Any, Any, Any]) -> bool:

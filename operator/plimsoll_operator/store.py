@@ -96,6 +96,12 @@ class Store:
         self._gone: set[str] = set()
         self.changes: Counter[str] = Counter()
 
+    def knows(self, item: Object) -> bool:
+        """Whether just this version of ``item`` is known."""
+        key = key_of(item)
+        kept = self._objects.get(key, {}).get(ref(item)) if key is not None else None
+        return kept is not None and kept.is_of(item["metadata"])
+
     def put(self, item: Object) -> Key | None:
         """Takes ``item`` in unless a newer version is known; returns its service."""
         key = key_of(item)

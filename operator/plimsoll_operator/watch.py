@@ -19,6 +19,8 @@ from plimsoll_operator.workqueue import WorkQueue
 
 SERVER_TIMEOUT_S = 300
 CLIENT_TIMEOUT_S = 330
+CHUNK = 100
+IDLE_S = 0.02
 
 
 def settings() -> kopf.OperatorSettings:
@@ -30,8 +32,11 @@ def settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True
     made.watching.server_timeout = SERVER_TIMEOUT_S
     made.watching.client_timeout = CLIENT_TIMEOUT_S
+    # Each object has a task that holds its event until it has been idle: a list of everything in
+    # small pieces, whose tasks end at once, is never held as a whole.
+    made.watching.chunk_size = CHUNK
+    made.queueing.idle_timeout = IDLE_S
     # Handlers take microseconds: nothing is worth waiting for at the end.
-    made.queueing.idle_timeout = 1.0
     made.queueing.exit_timeout = 0.5
     made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
@@ -103,26 +108,31 @@ class Watches:
         return registry
 
     def _handler(self, kind: Kind) -> Any:
-        about = {
-            "apiVersion": f"{kind.group}/{kind.version}" if kind.group else kind.version,
-            "kind": kind.kind,
-        }
-
         async def seen(event: Any, **_: Any) -> None:
-            self._last[kind.kind] = time.monotonic()
-            self.events += 1
-            if event["type"] is None:
-                self.listing.set()
-            item: Object = about | dict(event["object"])
-            item["metadata"] = {
-                name: value for name, value in item["metadata"].items() if name != "managedFields"
-            }
-            gone = event["type"] == "DELETED"
-            key = self._store.drop(item) if gone else self._store.put(item)
-            if key is not None:
-                self._queue.add(key)
+            self.take(kind, event["type"], dict(event["object"]))
 
         return seen
+
+    def take(self, kind: Kind, event: str | None, item: Object) -> None:
+        """Takes an event in; one of a list that a watch began with has no type.
+
+        What is known in just this version asks for no reconcile: it is the echo of an own write, or
+        an object of a list that repeats another.
+        """
+        self._last[kind.kind] = time.monotonic()
+        self.events += 1
+        if event is None:
+            self.listing.set()
+        version = f"{kind.group}/{kind.version}" if kind.group else kind.version
+        item |= {"apiVersion": version, "kind": kind.kind}
+        gone = event == "DELETED"
+        if not gone and self._store.knows(item):
+            return
+        meta = item["metadata"].items()
+        item["metadata"] = {name: value for name, value in meta if name != "managedFields"}
+        key = self._store.drop(item) if gone else self._store.put(item)
+        if key is not None:
+            self._queue.add(key)
 
 
 def _in_pod(**given: Any) -> kopf.ConnectionInfo | None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.kinds import Ref
+from plimsoll_operator.kinds import BY_KIND, Ref
 from plimsoll_operator.reconcile import parse
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.store import Key, Store, key_of
+from plimsoll_operator.watch import Watches
 from plimsoll_operator.workqueue import BACKOFF_MAX_S, WorkQueue, backoff
 
 KEY = Key("ml", "qwen")
@@ -215,3 +216,20 @@ def test_a_list_of_what_is_known_takes_no_more_memory() -> None:
     assert all(one.kept is other.kept for one, other in zip(listed, known, strict=True))
     (changed,) = store.listed([pod(3, "uid-7", "pod-7")])
     assert changed.kept is not next(one for one in listed if one.where == changed.where).kept
+
+
+def test_an_event_of_what_is_known_asks_for_no_reconcile() -> None:
+    """Else each own write, and each list of a watch that begins anew, would be reconciled again."""
+    store = Store()
+
+    def asked(event: str | None, version: int) -> bool:
+        queue = WorkQueue[Key](1)
+        Watches(store, queue).take(BY_KIND["Pod"], event, pod(version))
+        return len(queue) == 1
+
+    store.put(pod(2))
+    assert not asked("MODIFIED", 2)
+    assert not asked(None, 2)
+    assert asked("MODIFIED", 3)
+    assert asked("DELETED", 3)
+    assert store.keys() == []
