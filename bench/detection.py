@@ -2,7 +2,7 @@
 
     python bench/detection.py                       # test split; baselines tuned on development
     python bench/detection.py --split development   # while the detector is being improved
-    python bench/detection.py --split seen          # the first test split, seen since
+    python bench/detection.py --split seen          # the earlier test splits, seen since
     python bench/detection.py --quick               # a smoke test of a minute
 
 Each labelled run of ``tests/leaklab`` goes through the sidecar's detector and governor in
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "leaklab"
 
 import healthy
 import precog
+import recorded
 from baselines import BASELINES, alarms
 from cases import USUAL_PAUSE_S, Case, Split, leaks, named, negatives, saturation, stalls
 from detection_run import Run
@@ -116,9 +117,7 @@ def cases_of(split: Split, quick: bool) -> list[Case]:
     cases = [*leaks(split, 1), *negatives(split, 1 if quick else 6, healthy.FAMILIES)]
     if quick:
         return [*cases[::9], *stalls(split)[:1]]
-    cases += [*named(split), *stalls(split)]
-    if split is not Split.SEEN:
-        cases += triggers(split)
+    cases += [*named(split), *recorded.slow(split), *stalls(split), *triggers(split)]
     return [*cases, saturation()] if split is Split.TEST else cases
 
 
@@ -157,7 +156,11 @@ def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int
     asked = [v for v in verdicts if v.family.startswith("trigger ")]
     growth = [v for v in verdicts if not v.family.startswith(("stall ", "trigger "))]
     told = figures(growth)
-    for name, key in (("fast", "fast_leak_confirm"), ("slow", "slow_leak_confirm")):
+    for name, key in (
+        ("fast", "fast_leak_confirm"),
+        ("slow", "slow_leak_confirm"),
+        ("recorded", "slow_leak_recorded_confirm"),
+    ):
         found = [v for v in growth if v.family == f"leak named {name}" and v.delay_s is not None]
         told[f"{key}_s"] = percentile([v.delay_s or 0.0 for v in found], 0.95)
         told[f"{key}_bytes"] = percentile([v.leaked or 0.0 for v in found], 0.95)
@@ -166,7 +169,11 @@ def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int
         ("trigger_at_confirm_ratio", [v.trigger_at_confirm for v in asked]),
     ):
         told[key] = sum(map(bool, right)) / len(right) if right else None
-    for name, key in (("known", "stall_detect_s"), ("new", "stall_detect_new_s")):
+    for name, key in (
+        ("known", "stall_detect_s"),
+        ("new", "stall_detect_new_s"),
+        ("frontend", "stall_detect_frontend_s"),
+    ):
         hangs = [v.delay_s for v in verdicts if v.family == f"stall {name}" and v.delay_s]
         told[key] = percentile(hangs, 0.95)
     told["stall_usual_pause_s"] = USUAL_PAUSE_S

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 
-from cases import SEEN_SPENT_S, Case, Split
+from cases import SPENT_S, Case, Split
 from series import MIB, Curve, Series
 
 from plimsoll_sidecar.detect.footprint import FIELDS, TIME
@@ -63,9 +63,27 @@ def swinging(rate: float, length: float, rng: random.Random) -> Curve:
     return curve
 
 
+def waning(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total that comes in campaigns: each begins at once and dies down, over a quiet ground."""
+    campaigns = [
+        (rng.uniform(0.0, 0.95) * length, rng.uniform(0.02, 0.12) * length, rng.uniform(0.3, 1.7))
+        for _ in range(rng.randint(7, 14))
+    ]
+    share = 0.75 * rate * length / len(campaigns)
+
+    def curve(t: float) -> float:
+        come = sum(
+            size * (1 - math.exp(-(t - at) / lasts)) for at, lasts, size in campaigns if t > at
+        )
+        return 0.25 * rate * t + share * come
+
+    return curve
+
+
 VARYING: dict[Split, Callable[[float, float, random.Random], Curve]] = {
     Split.DEVELOPMENT: switching,
-    Split.TEST: swinging,
+    Split.SEEN: swinging,
+    Split.TEST: waning,
 }
 
 
@@ -74,14 +92,14 @@ def triggers(split: Split, seeds: int = 1) -> list[Case]:
     return [
         _case(split, name, rate, seed)
         for name in (*RATES, TIME)
-        for rate in SEEN_SPENT_S
+        for rate in SPENT_S[split]
         if rate != "fast"
         for seed in range(seeds)
     ]
 
 
 def _case(split: Split, name: str, rate: str, seed: int) -> Case:
-    spent = SEEN_SPENT_S[rate]
+    spent = SPENT_S[split][rate]
     length = STARTS + 1.25 * spent
     rng = random.Random(f"{split}/{name}/{rate}/{seed}")
     totals = {one: VARYING[split](mean, length, rng) for one, mean in RATES.items()}

@@ -1,0 +1,57 @@
+"""Runs of healthy engines. A builder takes a seed and makes heights and times of its own from it.
+
+Long runs are sampled each 30 s for two days, fast mechanisms each second for an hour.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable
+
+from cases import DAY, HOUR, base_of
+from series import MIB, Curve, Series
+
+
+def long(seed: int, **changes: object) -> Series:
+    values: dict[str, object] = {"duration": 2 * DAY, "interval": 30.0, "noise": 25 * MIB}
+    return Series(**{**values, "base": base_of(seed), **changes, "seed": seed})  # type: ignore[arg-type]
+
+
+def short(seed: int, **changes: object) -> Series:
+    values: dict[str, object] = {"duration": HOUR, "interval": 1.0, "noise": 25 * MIB}
+    return Series(**{**values, "base": base_of(seed), **changes, "seed": seed})  # type: ignore[arg-type]
+
+
+def between(seed: int, low: float, high: float) -> float:
+    return random.Random(seed).uniform(low, high)
+
+
+def ledgered(
+    make: Callable[..., Series], seed: int, curve: Curve, bound: float, **changes: object
+) -> Series:
+    """A cache that its engine accounts for, to the byte."""
+    return make(seed, other=curve, ledger=curve, ledger_bound=int(bound), **changes)
+
+
+Span = tuple[float, float]
+"""The least and the most of a time."""
+
+
+class Spells:
+    """What comes and goes at times of its own: ``apart`` from one to the next, each ``lasts``."""
+
+    def __init__(
+        self, rng: random.Random, apart: Span, lasts: Span, until: float = 2 * DAY
+    ) -> None:
+        self._edges = [0.0]
+        while self._edges[-1] < until:
+            span = apart if len(self._edges) % 2 else lasts
+            self._edges.append(self._edges[-1] + rng.uniform(*span))
+
+    def on(self, t: float) -> bool:
+        return bisect_right(self._edges, t) % 2 == 0
+
+    def since(self, t: float) -> float:
+        """Seconds since the last one began or ended; at first since the start."""
+        return t - self._edges[bisect_right(self._edges, t) - 1]
