@@ -1,0 +1,29 @@
+"""A list of everything waits for watches that begin anew together, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from plimsoll_operator import main
+
+
+@pytest.mark.parametrize(("beginnings", "waits"), [(0, 1), (4, 5), (10**9, main.MOST_BEGINNINGS)])
+def test_it_waits_until_no_watch_begins_any_more(
+    monkeypatch: pytest.MonkeyPatch, beginnings: int, waits: int
+) -> None:
+    listing, waited = asyncio.Event(), 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal waited
+        assert seconds == main.INTERRUPTED_S
+        waited += 1
+        if waited <= beginnings:
+            listing.set()
+
+    monkeypatch.setattr(main.asyncio, "sleep", sleep)
+    listing.set()
+    asyncio.run(main._quiet(listing))
+    assert waited == waits
+    assert not listing.is_set()
