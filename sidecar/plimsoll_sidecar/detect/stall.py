@@ -19,6 +19,9 @@ MARGIN_S = 4.0
 FRONTEND_FACTOR = 2.0
 MAX_STEP_INTERVALS = 5.0
 """The longest gap between two samples that counts as time seen, in intervals."""
+UNANSWERED_S = 8.0
+"""It may be as long as this at any interval: an engine that answers neither at its status nor at
+its serving port is waited for at both."""
 
 
 class StallWatch:
@@ -26,7 +29,7 @@ class StallWatch:
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
         self.timeout_s = timeout_s
-        self._longest_step_s = MAX_STEP_INTERVALS * interval_s
+        self._longest_step_s = max(MAX_STEP_INTERVALS * interval_s, UNANSWERED_S)
         self._last_t: float | None = None
         self._progress: tuple[int, ...] | None = None
         self._pauses = Pauses()

@@ -92,6 +92,14 @@ def test_a_single_answer_of_the_serving_port_ends_the_silence() -> None:
     assert all(watch.update(deaf(t, serving=t % 15 == 0)) is None for t in range(1, 60))
 
 
+def test_the_wait_for_answers_that_do_not_come_is_time_seen() -> None:
+    """At both ports 3 s, however often samples are wanted."""
+    watch = StallWatch(30, 0.25)
+    watch.update(busy(0, 1))
+    seen = [watch.update(deaf(6.3 * n)) is not None for n in range(1, 12)]
+    assert seen.index(True) + 1 == 10
+
+
 def test_an_engine_that_never_answered_or_has_no_process_is_no_stall() -> None:
     watch = StallWatch(10, 1)
     assert all(watch.update(deaf(t)) is None for t in range(100))
