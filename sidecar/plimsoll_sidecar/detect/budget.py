@@ -40,6 +40,12 @@ COLLECTION_ROUNDS = 2
 """Full collections that a growth must outlast."""
 OUTLAST_FACTOR = 1.25
 """A slow trend that outlasted them is believed when it became this multiple of what it was."""
+BELIEF_LEAST = 0.45
+"""Heat after a restart, graphs that are captured late, pools that follow the load: what is bounded
+and undeclared ends below this share of a budget that was set with thought."""
+CLEAN_FACTOR, CLEAN_TAU, CLEAN_SPAN_S, CLEAN_RATIO = 40.0, 0.95, 2400.0, 0.085
+"""A trend that is straight for long, without noise and without steps, is believed earlier, if the
+budget would not last for its window."""
 URGENT_S = 150.0
 """A budget that is spent sooner leaves no time for doubt."""
 PACE = 0.3
@@ -233,9 +239,19 @@ class BudgetWatch:
             return f"garbage, unless it outlasts {COLLECTION_ROUNDS} collections ({rounds} so far)"
         slow = rounds is not None and latch.trend.span_s >= SLOW_SPAN_S
         needed = OUTLAST_FACTOR * latch.begun_smooth if slow else BELIEF_FACTOR * latch.begun
-        if held * growth >= needed:
+        if held * growth < needed:
+            return "memory that an allocator keeps, unless it goes on"
+        if held * (self.state.consumed_ratio or 0.0) >= BELIEF_LEAST or self._straight(latch.trend):
             return None
-        return "memory that an allocator keeps, unless it goes on"
+        return "a warm-up or a cache that is not full yet, unless it goes on"
+
+    def _straight(self, trend: Trend) -> bool:
+        """Whether a trend is too straight to end soon, and too steep for the budget."""
+        assert self.budget is not None
+        exhaustion, ratio = self.state.exhaustion_s, self.state.consumed_ratio or 0.0
+        steep = exhaustion is not None and exhaustion <= self.budget.window_s
+        clean = trend.confidence >= CLEAN_TAU and trend.rise >= CLEAN_FACTOR * trend.noise
+        return steep and clean and trend.span_s >= CLEAN_SPAN_S and ratio >= CLEAN_RATIO
 
     def _keeps_pace(self) -> bool:
         """Whether the last seconds grew nearly as fast as the trend says."""
