@@ -77,8 +77,8 @@ def build(
         policy = current.supervision.restart_budget
         return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
 
-    metrics = Metrics()
     source = Sampler(engine, clock)
+    metrics = Metrics(lambda: source.cgroup)
     supervisor = Supervisor(
         config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,7 +23,9 @@ from plimsoll_api.supervision import Action, MemoryPolicy
 from plimsoll_sidecar.detect.assessment import HOST_SEGMENTS, Assessment, BudgetState, Kind
 from plimsoll_sidecar.govern.command import Event, Happening
 from plimsoll_sidecar.govern.incident import Incident, Phase, StepOutcome
+from plimsoll_sidecar.record.group_metrics import GroupMetrics
 from plimsoll_sidecar.record.ratchet import Ratchet, band_of
+from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.proc import resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -42,10 +44,12 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """One registry for one supervisor. ``observe`` is called once for each assessment."""
+    """One registry for one supervisor. ``observe`` is called once for each assessment, ``group``
+    gives the newest reading of the engine's control group."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Callable[[], CgroupMemory] = CgroupMemory) -> None:
         self.registry = registry = CollectorRegistry()
+        registry.register(GroupMetrics(group))
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"plimsoll_{name}", text, labels, registry=registry)

@@ -19,14 +19,24 @@ UNLIMITED = 1 << 60
 
 
 class CgroupMemory(msgspec.Struct, frozen=True):
-    """Bytes; ``oom_kills`` counts processes that the kernel killed in the group."""
+    """Bytes; ``oom_kills`` counts processes that the kernel killed in the group, ``ooms`` how often
+    it ran out of memory, ``throttled`` how often it was held back above ``memory.high``.
+
+    ``stalled_some_s`` and ``stalled_full_s`` are its pressure stall information: how long some or
+    all of its tasks waited for memory, since the group began. Version 1 has none of these three.
+    """
 
     current: int | None = None
     anon: int | None = None
     shmem: int | None = None
     file: int | None = None
+    slab: int | None = None
     limit: int | None = None
     oom_kills: int | None = None
+    ooms: int | None = None
+    throttled: int | None = None
+    stalled_some_s: float | None = None
+    stalled_full_s: float | None = None
 
 
 class Cgroup:
@@ -84,14 +94,20 @@ def _another_root(pid: int) -> bool | None:
 
 
 def _version2(folder: Path) -> CgroupMemory:
-    stat = _table(folder / "memory.stat")
+    stat, events = _table(folder / "memory.stat"), _table(folder / "memory.events")
+    stalled = _pressure(folder / "memory.pressure")
     return CgroupMemory(
         current=_number(folder / "memory.current"),
         anon=stat.get("anon"),
         shmem=stat.get("shmem"),
         file=stat.get("file"),
+        slab=stat.get("slab"),
         limit=_number(folder / "memory.max"),
-        oom_kills=_table(folder / "memory.events").get("oom_kill"),
+        oom_kills=events.get("oom_kill"),
+        ooms=events.get("oom"),
+        throttled=events.get("high"),
+        stalled_some_s=stalled.get("some"),
+        stalled_full_s=stalled.get("full"),
     )
 
 
@@ -128,3 +144,18 @@ def _table(path: Path) -> dict[str, int]:
         if value.isdigit():
             table[key] = int(value)
     return table
+
+
+def _pressure(path: Path) -> dict[str, float]:
+    """``total`` of each line in seconds; none where the kernel was built or started without PSI."""
+    found: dict[str, float] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        share, _, values = line.partition(" ")
+        total = values.rpartition("total=")[2]
+        if total.isdigit():
+            found[share] = int(total) / 1e6
+    return found

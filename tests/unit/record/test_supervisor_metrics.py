@@ -5,6 +5,7 @@ from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Se
 from plimsoll_sidecar.govern.command import Event, Happening
 from plimsoll_sidecar.govern.incident import Incident, Phase, Reason, Step, StepOutcome
 from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 ALL = {"engine": True, "host": True}
 MIB = 1 << 20
@@ -112,3 +113,18 @@ def test_an_incident_and_its_remediations_are_counted_once() -> None:
     ended = {"kind": "HostGrowth", "phase": "Resolved", "outcome": "Trim"}
     assert value(metrics, "plimsoll_incidents_ended_total", **ended) == 1
     assert b"plimsoll_supervisor_resident_memory_bytes" in metrics.text()
+
+
+def test_the_group_is_shown_as_far_as_it_is_known() -> None:
+    groups = iter([CgroupMemory(), CgroupMemory(anon=5, throttled=2, stalled_some_s=1.5)])
+    group = next(groups)
+    metrics = Metrics(lambda: group)
+    name = "plimsoll_cgroup_memory"
+    assert value(metrics, f"{name}_bytes", kind="anon") is None
+    group = next(groups)
+    assert value(metrics, f"{name}_bytes", kind="anon") == 5
+    assert value(metrics, f"{name}_bytes", kind="slab") is None
+    assert value(metrics, f"{name}_events_total", event="high") == 2
+    assert value(metrics, f"{name}_events_total", event="oom_kill") is None
+    assert value(metrics, f"{name}_stalled_seconds_total", share="some") == 1.5
+    assert b"plimsoll_cgroup_memory_events_created" not in metrics.text()

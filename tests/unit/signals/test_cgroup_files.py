@@ -20,12 +20,24 @@ def test_version_2(tmp_path: Path) -> None:
         {
             "memory.current": "1000\n",
             "memory.max": "4294967296\n",
-            "memory.stat": "anon 600\nfile 300\nkernel 50\nshmem 100\n",
-            "memory.events": "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n",
+            "memory.stat": "anon 600\nfile 300\nkernel 50\nshmem 100\nslab 40\n",
+            "memory.events": "low 0\nhigh 7\nmax 3\noom 1\noom_kill 2\n",
+            "memory.pressure": "some avg10=0.10 avg60=0.00 avg300=0.00 total=1500000\n"
+            "full avg10=0.00 avg60=0.00 avg300=0.00 total=250000\n",
         },
     )
     assert Cgroup(folder, 2).read() == CgroupMemory(
-        current=1000, anon=600, shmem=100, file=300, limit=1 << 32, oom_kills=2
+        current=1000,
+        anon=600,
+        shmem=100,
+        file=300,
+        slab=40,
+        limit=1 << 32,
+        oom_kills=2,
+        ooms=1,
+        throttled=7,
+        stalled_some_s=1.5,
+        stalled_full_s=0.25,
     )
 
 
