@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from series import MIB, Series, high_water, sawtooth, steady
+from series import MIB, Series, high_water, saturating, sawtooth, steady
 
 from plimsoll_api.supervision import Budget, MemoryPolicy, Mode, Supervision
 from plimsoll_sidecar.detect.detector import Detector
@@ -40,6 +40,22 @@ def test_a_leak_that_outlasts_collections_is_believed_early() -> None:
     (line,) = confirmed(LEAK)[:1]
     assert line.consumed_ratio is not None
     assert line.consumed_ratio < 0.5
+
+
+@pytest.mark.parametrize("tau", [600.0, 2400.0])
+def test_heat_that_ends_is_not_believed_however_smooth_it_is(tau: float) -> None:
+    heat = saturating(215 * MIB, tau, 900.0)
+    series = Series(duration=5 * HOUR, interval=10, other=heat, noise=0.0, per_request=0.0)
+    assert confirmed(series) == []
+
+
+def test_a_slow_trend_that_is_straight_is_believed_within_the_hour() -> None:
+    leak = steady(48 * MIB / HOUR, 600.0)
+    series = Series(duration=2 * HOUR, interval=5, leak=leak, noise=1 * MIB, per_request=0.0)
+    (line,) = confirmed(series)[:1]
+    assert line.t - 600.0 <= HOUR
+    assert line.consumed_ratio is not None
+    assert line.consumed_ratio < 0.15
 
 
 def test_without_a_count_of_collections_it_must_double() -> None:
