@@ -101,6 +101,12 @@ class Memory(Model):
     device: MemoryBudget | None = Field(
         default=None, description="Budget for device memory.", json_schema_extra=_budget_rule()
     )
+    shared_device: bool = Field(
+        default=False,
+        description="Other pods use the same devices (time-slicing, MPS). Then only what the "
+        "engine's own allocator holds is judged: growth of the whole device is not this replica's "
+        "to act on. Resources named `*.shared` mean it, too.",
+    )
     warmup: Duration = Field(
         default="60s", description="Time after a start in which growth counts as warm-up."
     )

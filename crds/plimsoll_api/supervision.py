@@ -63,10 +63,15 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class MemoryPolicy(msgspec.Struct, frozen=True):
-    """A budget for host and for device memory; none means: watched, never acted on."""
+    """A budget for host and for device memory; none means: watched, never acted on.
+
+    ``shared_device`` says that other pods use the same devices, so that figures of a whole device
+    say nothing of this engine.
+    """
 
     host: Budget | None = None
     device: Budget | None = None
+    shared_device: bool = False
     warmup_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
 
 

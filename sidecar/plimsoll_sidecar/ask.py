@@ -38,6 +38,7 @@ VERBS = {
 AWAY_S = 900.0
 """A replica that was drained by hand goes back into service by itself after this time."""
 DEADLINE_S = 30.0
+ONLY_OWN = " (shared with other pods: only the engine's own allocator is judged)"
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
@@ -70,8 +71,11 @@ def parser() -> argparse.ArgumentParser:
     return parse
 
 
-def ask(arguments: argparse.Namespace, engine: EngineAdapter) -> Answer:
-    """Does what was asked. Raises EngineError where the engine does not answer."""
+def ask(arguments: argparse.Namespace, engine: EngineAdapter, shared: bool = False) -> Answer:
+    """Does what was asked. Raises EngineError where the engine does not answer.
+
+    ``shared`` says that the engine's devices are other pods', too.
+    """
     status = engine.status()
     answer = Answer(
         epoch=status.epoch,
@@ -80,7 +84,7 @@ def ask(arguments: argparse.Namespace, engine: EngineAdapter) -> Answer:
         capabilities=[one.value for one in status.capabilities],
     )
     if arguments.what == "status":
-        return _sees(engine, answer)
+        return _sees(engine, answer, shared)
     expected = arguments.expected_epoch
     if expected != status.epoch:
         answer.outcome = Outcome.REFUSED.value
@@ -104,7 +108,7 @@ def ask(arguments: argparse.Namespace, engine: EngineAdapter) -> Answer:
     return answer
 
 
-def _sees(engine: EngineAdapter, answer: Answer) -> Answer:
+def _sees(engine: EngineAdapter, answer: Answer, shared: bool) -> Answer:
     """One sample says more than any check of mounts and permissions."""
     sampler = Sampler(engine)
     sample = sampler.sample()
@@ -113,7 +117,7 @@ def _sees(engine: EngineAdapter, answer: Answer) -> Answer:
         sources = {"cgroup": host.cgroup_anon, "processes": host.rss_anon}
         answer.host_memory = ", ".join(name for name, size in sources.items() if size is not None)
     if any(device.used is not None for device in sample.device or ()):
-        answer.device_memory = sampler.device_source or ""
+        answer.device_memory = (sampler.device_source or "") + (ONLY_OWN if shared else "")
     answer.nvml, answer.supervisor = nvml.describe(), version("plimsoll")
     return answer
 
@@ -143,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = ConfigFile(arguments.config).current
         engine = adapter_for(config.engine, arguments.run_dir / TOKEN_FILE)
-        answer = ask(arguments, engine)
+        answer = ask(arguments, engine, config.memory.shared_device)
     except EngineError as error:
         answer = Answer(outcome=Outcome.FAILED.value, message=str(error))
     except (ConfigError, OSError) as error:

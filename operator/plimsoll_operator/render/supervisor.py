@@ -40,6 +40,7 @@ def supervisor_config(service: InferenceService, places: Places | None = None) -
         memory=MemoryPolicy(
             host=_budget(memory.host, spec.engine.resources.limits.get("memory")),
             device=_budget(memory.device, None),
+            shared_device=memory.shared_device or _shares(spec.engine),
             warmup_s=parse_duration(memory.warmup),
         ),
         supervision=Supervision(
@@ -64,6 +65,12 @@ def supervisor_config(service: InferenceService, places: Places | None = None) -
 def _contract(engine: Engine) -> EngineType:
     """By which verbs the supervisor speaks to the engine."""
     return EngineType.PLIMSOLL if engine.admin_contract == "plimsoll" else engine.type
+
+
+def _shares(engine: Engine) -> bool:
+    """Whether a device plugin gives slices of time: it names such resources ``….shared``."""
+    resources = engine.resources
+    return any(name.endswith(".shared") for name in (*resources.limits, *resources.requests))
 
 
 def _admin_url(engine: Engine, at: Places) -> str:

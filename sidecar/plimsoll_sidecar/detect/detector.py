@@ -25,6 +25,7 @@ LOAD_MEMORY_S = 30.0
 OBSERVED_CONFIDENCE = 0.8
 """Share of the trend's confidence that stays where an engine keeps no ledger: a cache of its own
 that still fills looks like a leak."""
+SHARED_DEVICE = "the device is shared with other pods: judged is the engine's own allocator alone"
 SOURCE_PATIENCE = 30
 """Samples without the chosen source of host memory before another is chosen (new baseline)."""
 
@@ -38,7 +39,9 @@ class Detector:
         self.interval_s = max(0.01, interval_s)
         self._epoch: _Epoch | None = None
         self._last_t = -math.inf
-        self._watches = (KillWatch(), OrphanWatch())
+        # Whose memory it is that nobody holds cannot be said of a device that others use.
+        orphan = () if memory.shared_device else (OrphanWatch(),)
+        self._watches = (KillWatch(), *orphan)
         self._told: list[Suspicion] = []
 
     def update(self, sample: Sample) -> Assessment:
@@ -162,11 +165,14 @@ class _Epoch:
         self._source = source or self._source
 
     def _take_device(self, sample: Sample) -> None:
-        total = segments.device_total(sample)
+        shared = self.memory.shared_device
+        total = segments.device_own(sample) if shared else segments.device_total(sample)
         if total is None:
             return
         self._device_seen = True
         sizes = segments.device_segments(sample)
+        if shared:
+            sizes.pop(Segment.NON_TORCH, None)
         self.sizes.update(sizes)
         self._take(self.device, sample, self._point(sample, total, "device"), sizes)
 
@@ -207,6 +213,8 @@ class _Epoch:
             suspicion.evidence.append(
                 "observed growth: the engine declares no caches, so that none could be subtracted"
             )
+        if kind == "device" and self.memory.shared_device:
+            suspicion.evidence.append(SHARED_DEVICE)
         since = watch.suspected_since
         if since is not None:
             suspicion.trigger = self.triggers[watch.kind].over(since, t)

@@ -86,6 +86,12 @@ def device_total(sample: Sample) -> int | None:
     return total(device.used for device in sample.device) if sample.device else None
 
 
+def device_own(sample: Sample) -> int | None:
+    """What the engine's own allocator holds on all devices, whoever else uses them."""
+    torch = [device.torch for device in sample.device]
+    return total(t.reserved if t else None for t in torch) if torch else None
+
+
 def device_segments(sample: Sample) -> dict[Segment, int]:
     torch = [device.torch for device in sample.device]
     allocated = total(t.allocated if t else None for t in torch)

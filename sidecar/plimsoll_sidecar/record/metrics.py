@@ -72,6 +72,10 @@ class Metrics:
         self._window = gauge(
             "memory_budget_window_seconds", "The time that the leak budget is for.", "kind"
         )
+        self._shared = gauge(
+            "memory_device_shared",
+            "1 where other pods use the same devices: only the engine's own allocator is judged.",
+        )
         self._consumed = gauge(
             "memory_budget_consumed_ratio", "Share of the leak budget that is spent.", "kind"
         )
@@ -156,6 +160,7 @@ class Metrics:
             self._bands[kind] = band_of(budget.growth_bytes if budget else None)
             _set(self._budget_bytes, kind, budget.growth_bytes if budget else None)
             _set(self._window, kind, budget.window_s if budget else None)
+        self._shared.set(int(memory.shared_device))
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
         """Shows an assessment, counts its growth, and which signals its sample had."""

@@ -150,6 +150,20 @@ def test_the_supervisor_reads_what_the_config_map_holds() -> None:
     assert made["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 2
 
 
+@pytest.mark.parametrize(
+    ("spec", "shared"),
+    [
+        ({}, False),
+        ({"engine": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, False),
+        ({"engine": {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}}, False),
+        ({"engine": {"resources": {"limits": {"nvidia.com/gpu.shared": 1}}}}, True),
+        ({"memory": {"sharedDevice": True}}, True),
+    ],
+)
+def test_a_device_that_others_use_is_named(spec: dict[str, Any], shared: bool) -> None:
+    assert supervisor_config(service(**spec)).memory.shared_device is shared
+
+
 def test_without_a_cluster_there_are_no_slots() -> None:
     one = service()
     local = one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": ""})})
