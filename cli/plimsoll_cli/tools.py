@@ -29,14 +29,18 @@ def inject(
     run_as_user: Annotated[
         int | None, typer.Option(help="The engine's user, where no runAsUser says it.")
     ] = None,
+    dcgm_exporter_port: Annotated[
+        int | None, typer.Option(help="Of each node's DCGM exporter, for device memory.")
+    ] = None,
 ) -> None:
     """Add a supervisor to a Deployment, Pod or KServe service: YAML in, YAML out."""
     from plimsoll_cli.inject import command
     from plimsoll_cli.inject.sidecar import Wish
 
     wish = Wish(
-        supervisor_image, mode, host_budget, device_budget, window, warmup, container, run_as_user
-    )
+        supervisor_image, mode, host_budget, device_budget, window, warmup, container, run_as_user,
+        dcgm_exporter_port,
+    )  # fmt: skip
     text, notes = command.run(file, wish)
     for note in notes:
         typer.echo(note, err=True)

@@ -316,3 +316,8 @@ class Supervisor(Model):
             }
         },
     )
+    dcgm_exporter_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None,
+        description="Port of the DCGM exporter on every node: device memory is read there where "
+        "neither the engine nor NVML tells it. Default: it is not asked.",
+    )

@@ -28,6 +28,7 @@ from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.launcher import RESET_FILE, TOKEN_FILE
 from plimsoll_sidecar.signals import nvml
+from plimsoll_sidecar.signals.dcgm import Dcgm
 from plimsoll_sidecar.signals.sampler import Sampler
 
 VERBS = {
@@ -110,7 +111,7 @@ def ask(arguments: argparse.Namespace, engine: EngineAdapter, shared: bool = Fal
 
 def _sees(engine: EngineAdapter, answer: Answer, shared: bool) -> Answer:
     """One sample says more than any check of mounts and permissions."""
-    sampler = Sampler(engine)
+    sampler = Sampler(engine, exporter=Dcgm.of_node())
     sample = sampler.sample()
     host = sample.host
     if host is not None:

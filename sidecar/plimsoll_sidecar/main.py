@@ -27,6 +27,7 @@ from plimsoll_sidecar.record.kube import KubeClient
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.server import StateServer
+from plimsoll_sidecar.signals.dcgm import Dcgm
 from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.supervisor import Supervisor
 
@@ -77,7 +78,7 @@ def build(
         policy = current.supervision.restart_budget
         return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
 
-    source = Sampler(engine, clock)
+    source = Sampler(engine, clock, exporter=Dcgm.of_node())
     metrics = Metrics(lambda: source.cgroup)
     supervisor = Supervisor(
         config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod

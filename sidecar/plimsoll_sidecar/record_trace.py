@@ -13,6 +13,7 @@ from plimsoll_api.admin import Status
 from plimsoll_api.supervision import Budget, SupervisorConfig
 from plimsoll_sidecar import trace
 from plimsoll_sidecar.act.engines import adapter_for
+from plimsoll_sidecar.signals.dcgm import Dcgm
 from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.trace import Budgets, EngineInfo, Header, Limits, Sample, TraceBudget
 
@@ -87,7 +88,7 @@ def record(
     ``stopped`` waits the seconds that it is given, at most, and says whether to end. Raises OSError
     where ``out`` cannot be written.
     """
-    sampler = Sampler(adapter_for(config.engine, token_file))
+    sampler = Sampler(adapter_for(config.engine, token_file), exporter=Dcgm.of_node())
     begin = time.monotonic()
     end = float("inf") if duration_s is None else begin + duration_s
     while sampler.sample() and sampler.status is None:

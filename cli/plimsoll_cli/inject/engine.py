@@ -23,14 +23,19 @@ MODEL_FLAGS = ("--served-model-name", "--served_model_name", "--model", "--model
 
 @dataclass(frozen=True)
 class Engine:
-    """``container`` is its name; ``limit`` its memory limit, None where it has none."""
+    """``container`` is its name; ``limit`` its memory limit, None where it has none; ``limits`` are
+    all of its limits."""
 
     container: str
     type: EngineType
     port: int
     model: str
-    limit: str | None
+    limits: dict[str, Any]
     uid: int | None
+
+    @property
+    def limit(self) -> str | None:
+        return self.limits.get("memory")
 
 
 def find(pod: Object, where: str, named: str | None = None) -> Engine:
@@ -45,7 +50,7 @@ def find(pod: Object, where: str, named: str | None = None) -> Engine:
         type=kind,
         port=_port(chosen, words, kind),
         model=_model(words),
-        limit=limits.get("memory"),
+        limits=limits,
         uid=_uid(pod, chosen),
     )
 

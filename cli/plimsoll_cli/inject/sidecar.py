@@ -36,6 +36,7 @@ class Wish:
     warmup: str = "5m"
     container: str | None = None
     run_as_user: int | None = None
+    dcgm_exporter_port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ def _service(name: str, namespace: str, engine: Engine, wish: Wish) -> Inference
         for kind, size in (("host", wish.host_budget), ("device", wish.device_budget))
         if size is not None
     }
-    limits = {"memory": engine.limit} if engine.limit else {}
     return InferenceService.model_validate(
         {
             "apiVersion": "plimsoll.dev/v1alpha1",
@@ -93,10 +93,11 @@ def _service(name: str, namespace: str, engine: Engine, wish: Wish) -> Inference
                     "type": engine.type.value,
                     "image": "unused",
                     "port": engine.port,
-                    "resources": {"limits": limits},
+                    "resources": {"limits": engine.limits},
                 },
                 "memory": {**budgets, "warmup": wish.warmup},
                 "supervision": {"mode": wish.mode},
+                "supervisor": {"dcgmExporterPort": wish.dcgm_exporter_port},
             },
         }
     )

@@ -85,6 +85,7 @@ def supervisor_container(service: InferenceService, images: Images) -> dict[str,
         "env": [
             _from_field("POD_NAME", "metadata.name"),
             _from_field("POD_NAMESPACE", "metadata.namespace"),
+            *_exporter(supervisor.dcgm_exporter_port),
         ],
         "ports": [
             {"name": "metrics", "containerPort": paths.METRICS_PORT, "protocol": "TCP"},
@@ -108,6 +109,15 @@ def supervisor_container(service: InferenceService, images: Images) -> dict[str,
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
+
+
+def _exporter(port: int | None) -> list[dict[str, Any]]:
+    if port is None:
+        return []
+    return [
+        _from_field("NODE_IP", "status.hostIP"),
+        {"name": "DCGM_EXPORTER_PORT", "value": f"{port}"},
+    ]
 
 
 def _volumes(service: InferenceService) -> list[dict[str, Any]]:

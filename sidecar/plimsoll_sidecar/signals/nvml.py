@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from plimsoll_sidecar.signals.device import DeviceBytes
 
 
 def describe() -> str:
@@ -24,11 +24,6 @@ def describe() -> str:
     return f"NVML: driver {driver}, {count} devices"
 
 
-class NvmlMemory(msgspec.Struct, frozen=True):
-    used: int
-    total: int
-
-
 class Nvml:
     """Loads the library at the first use. ``error`` says why there is none, for people."""
 
@@ -37,7 +32,7 @@ class Nvml:
         self._library: Any = None
         self._handles: dict[str, Any] = {}
 
-    def memory(self, uuid: str) -> NvmlMemory | None:
+    def memory(self, uuid: str) -> DeviceBytes | None:
         """Used and total bytes of the whole device ``uuid`` (``GPU-…`` or ``MIG-…``)."""
         if not self._load():
             return None
@@ -51,7 +46,7 @@ class Nvml:
             self.error = str(error)
             self._handles.pop(uuid, None)
             return None
-        return NvmlMemory(used=int(info.used), total=int(info.total))
+        return DeviceBytes(used=int(info.used), total=int(info.total))
 
     def _load(self) -> bool:
         if self._library is not None:

@@ -15,6 +15,7 @@ from plimsoll_api.admin import DeviceMemory as EngineDevice
 from plimsoll_api.admin import EngineState, ProcessMemory, Role, Status
 from plimsoll_sidecar.act.adapter import EngineError
 from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
+from plimsoll_sidecar.signals.device import DeviceSource
 from plimsoll_sidecar.signals.nvml import Nvml
 from plimsoll_sidecar.signals.proc import Processes
 from plimsoll_sidecar.trace import (
@@ -45,14 +46,16 @@ class Sampler:
     """``status`` is the answer in the newest sample; None where the engine gave none.
 
     ``device_source`` names where device memory comes from: ``engine`` (cudaMemGetInfo), ``nvml``,
-    or None. It is chosen once for each epoch, for the two differ by a constant.
+    ``dcgm`` (the node's exporter), or None. It is chosen once for each epoch, for they differ by a
+    constant.
     """
 
     def __init__(
         self,
         engine: StatusSource,
         clock: Callable[[], float] = time.monotonic,
-        nvml: Nvml | None = None,
+        nvml: DeviceSource | None = None,
+        exporter: DeviceSource | None = None,
     ) -> None:
         self.status: Status | None = None
         self.cgroup = CgroupMemory()
@@ -61,7 +64,7 @@ class Sampler:
         self._engine, self._clock = engine, clock
         self._began = clock()
         self._processes = Processes()
-        self._nvml = nvml or Nvml()
+        self._outside = {"nvml": nvml or Nvml()} | ({"dcgm": exporter} if exporter else {})
         self._group: Cgroup | None = None
         self._group_pid: int | None = None
         self._epoch_text: str | None = None
@@ -128,16 +131,26 @@ class Sampler:
                 self._uuids[device.index] = device.uuid
         if self.device_source is None and reported:
             known = all(device.used is not None for device in reported.values())
-            self.device_source = "engine" if known else "nvml"
-        if self.device_source == "nvml" or (ended and status is None):
-            return [self._by_nvml(i, u, reported.get(i)) for i, u in sorted(self._uuids.items())]
-        return [
-            Device(index=d.index, used=d.used, total=d.total, torch=_torch(d))
-            for d in reported.values()
-        ]
+            self.device_source = "engine" if known else self._first_outside()
+        if self.device_source == "engine" and not (ended and status is None):
+            return [
+                Device(index=d.index, used=d.used, total=d.total, torch=_torch(d))
+                for d in reported.values()
+            ]
+        name = self._first_outside() if self.device_source == "engine" else self.device_source
+        return [self._from(name, i, u, reported.get(i)) for i, u in sorted(self._uuids.items())]
 
-    def _by_nvml(self, index: int, uuid: str, reported: EngineDevice | None) -> Device:
-        memory = self._nvml.memory(uuid)
+    def _first_outside(self) -> str | None:
+        """The first source that knows all devices."""
+        for name, source in self._outside.items():
+            if self._uuids and all(source.memory(uuid) for uuid in self._uuids.values()):
+                return name
+        return None
+
+    def _from(
+        self, name: str | None, index: int, uuid: str, reported: EngineDevice | None
+    ) -> Device:
+        memory = self._outside[name].memory(uuid) if name is not None else None
         return Device(
             index=index,
             used=memory.used if memory else None,

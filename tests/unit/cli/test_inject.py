@@ -72,6 +72,17 @@ def test_published_shapes(
     assert made.config_map["metadata"]["name"] == f"{document['metadata']['name']}-supervisor"
 
 
+def test_a_slice_of_a_device_is_shared_and_the_nodes_exporter_is_asked() -> None:
+    document = documents("vllm-deployment")[1]
+    assert not config_of(done(document)).memory.shared_device
+    limits = pod_of(document)["containers"][0]["resources"]["limits"]
+    limits["nvidia.com/gpu.shared"] = limits.pop("nvidia.com/gpu", "1")
+    made = done(document, Wish(WISH.image, dcgm_exporter_port=9400))
+    assert config_of(made).memory.shared_device
+    (sidecar,) = pod_of(made.document)["initContainers"]
+    assert {"name": "DCGM_EXPORTER_PORT", "value": "9400"} in sidecar["env"]
+
+
 @pytest.mark.parametrize("name", ["vllm-deployment", "sglang-deployment"])
 def test_what_was_there_stays(name: str) -> None:
     document = next(one for one in documents(name) if one["kind"] == "Deployment")

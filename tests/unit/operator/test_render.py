@@ -164,6 +164,17 @@ def test_a_device_that_others_use_is_named(spec: dict[str, Any], shared: bool) -
     assert supervisor_config(service(**spec)).memory.shared_device is shared
 
 
+def test_the_exporter_of_the_node_is_asked_where_its_port_is_named() -> None:
+    def environment(**spec: Any) -> dict[str, Any]:
+        (supervisor,) = template(**spec)["spec"]["initContainers"]
+        return {one.pop("name"): one for one in supervisor["env"]}
+
+    assert set(environment()) == {"POD_NAME", "POD_NAMESPACE"}
+    found = environment(supervisor={"dcgmExporterPort": 9400})
+    assert found["DCGM_EXPORTER_PORT"] == {"value": "9400"}
+    assert found["NODE_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+
+
 def test_without_a_cluster_there_are_no_slots() -> None:
     one = service()
     local = one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": ""})})

@@ -18,7 +18,8 @@ from plimsoll_api.admin import (
     Status,
 )
 from plimsoll_sidecar.act.adapter import EngineError
-from plimsoll_sidecar.signals.nvml import Nvml, NvmlMemory
+from plimsoll_sidecar.signals.device import DeviceBytes
+from plimsoll_sidecar.signals.nvml import Nvml
 from plimsoll_sidecar.signals.sampler import Sampler, load_of
 
 
@@ -103,12 +104,31 @@ def test_the_engines_own_report_of_its_devices_is_preferred() -> None:
     assert sampler.sample().device == []
 
 
-def test_a_device_without_figures_is_asked_of_nvml_and_unknown_without_it() -> None:
+def test_a_device_without_figures_is_unknown_where_nobody_else_knows_it() -> None:
     device = DeviceMemory(0, "GPU-00000000-0000-0000-0000-000000000000", torch_allocated=3)
     sampler = Sampler(Engine(status(devices=[device])))
     sample = sampler.sample()
-    assert sampler.device_source == "nvml"
+    assert sampler.device_source is None
     assert sample.device[0].used is None
+
+
+class Exporter:
+    """Knows a device from the second time on that it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def memory(self, uuid: str) -> DeviceBytes | None:
+        self.asked += 1
+        return DeviceBytes(70, 100) if uuid == "GPU-1" and self.asked > 1 else None
+
+
+def test_the_exporter_is_asked_where_neither_engine_nor_nvml_knows_and_is_kept() -> None:
+    device = DeviceMemory(0, "GPU-1")
+    answers = [status(devices=[device]) for _ in range(3)]
+    sampler = Sampler(Engine(*answers), exporter=Exporter())
+    assert [sampler.sample().device[0].used for _ in answers] == [None, 70, 70]
+    assert sampler.device_source == "dcgm"
 
 
 def test_nvml_without_such_a_device_is_unknown_and_says_why() -> None:
@@ -124,9 +144,9 @@ class Driver(Nvml):
         super().__init__()
         self.used = used
 
-    def memory(self, uuid: str) -> NvmlMemory | None:
+    def memory(self, uuid: str) -> DeviceBytes | None:
         assert uuid == "GPU-1"
-        return None if self.used is None else NvmlMemory(self.used, 100)
+        return None if self.used is None else DeviceBytes(self.used, 100)
 
 
 @pytest.mark.parametrize("used", [40, None])
