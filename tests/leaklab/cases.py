@@ -7,6 +7,7 @@ No mechanism is in two splits: a family such as "garbage collection" has another
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -96,16 +97,24 @@ LEAKS = {
         Mechanism("collective_buffers", "non_torch", "DeviceGrowth"),
         Mechanism("graph_pools", "torch_reserved_unused", "DeviceGrowth"),
         Mechanism("foreign_worker", "anonymous_other", malloc=False),
+        Mechanism("grammar_states", "malloc_in_use"),
+        Mechanism("stream_queues", "python_objects", role="frontend"),
+        Mechanism("thread_stacks", "anonymous_other"),
+        Mechanism("media_handover", "shared"),
+        Mechanism("kernel_modules", "non_torch", "DeviceGrowth"),
+        Mechanism("fragmentation", "torch_reserved_unused", "DeviceGrowth"),
+        Mechanism("logit_masks", "torch_allocated", "DeviceGrowth"),
+        Mechanism("foreign_runtime", "anonymous_other", malloc=False),
     ),
     Split.TEST: (
-        Mechanism("grammar_states", "malloc_in_use", noises=(20 * MIB,)),
-        Mechanism("stream_queues", "python_objects", role="frontend", noises=(12 * MIB,)),
-        Mechanism("thread_stacks", "anonymous_other", noises=(35 * MIB,)),
-        Mechanism("media_handover", "shared", noises=(30 * MIB,)),
-        Mechanism("kernel_modules", "non_torch", "DeviceGrowth", noises=(16 * MIB,)),
-        Mechanism("fragmentation", "torch_reserved_unused", "DeviceGrowth", noises=(45 * MIB,)),
-        Mechanism("logit_masks", "torch_allocated", "DeviceGrowth", noises=(16 * MIB,)),
-        Mechanism("foreign_runtime", "anonymous_other", malloc=False, noises=(28 * MIB,)),
+        Mechanism("aborted_slots", "malloc_in_use", noises=(18 * MIB,)),
+        Mechanism("trace_spans", "python_objects", role="frontend", noises=(10 * MIB,)),
+        Mechanism("pinned_transfers", "anonymous_other", noises=(28 * MIB,)),
+        Mechanism("dead_peers", "shared", noises=(50 * MIB,)),
+        Mechanism("ipc_handles", "non_torch", "DeviceGrowth", noises=(14 * MIB,)),
+        Mechanism("stream_pools", "torch_reserved_unused", "DeviceGrowth", noises=(38 * MIB,)),
+        Mechanism("draft_states", "torch_allocated", "DeviceGrowth", noises=(22 * MIB,)),
+        Mechanism("foreign_connector", "anonymous_other", malloc=False, noises=(32 * MIB,)),
     ),
 }
 _SPENT_S = {
@@ -117,18 +126,18 @@ _SPENT_S = {
 SPENT_S = {
     Split.DEVELOPMENT: _SPENT_S,
     Split.SEEN: _SPENT_S,
-    Split.TEST: {"fast": 130.0, "minutes": 2100.0, "hours": 5.5 * HOUR, "slow": 22 * HOUR},
+    Split.TEST: {"fast": 105.0, "minutes": 2800.0, "hours": 3.5 * HOUR, "slow": 15 * HOUR},
 }
 """Time from a leak's begin until it has spent its budget, by name of the rate."""
-BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (21, 0.04)}
+BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (13, 0.12)}
 """Pulses until the budget is spent, and the share of the time that each takes."""
-SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (1, 16, 5)}
+SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (1, 18, 4)}
 """Requests in flight at low and high load, and how often they alternate."""
 _SHAPES = ("steady", "load", "bursty", "late")
 SHAPES = {
     Split.DEVELOPMENT: _SHAPES,
-    Split.SEEN: _SHAPES,
-    Split.TEST: (*_SHAPES, "quickening"),
+    Split.SEEN: (*_SHAPES, "quickening"),
+    Split.TEST: (*_SHAPES, "slowing", "waves"),
 }
 
 
@@ -172,12 +181,25 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
             series.leak = lambda t: pulses(max(0.0, t - starts))
         case "quickening":
             series.leak = lambda t: budget * (max(0.0, t - starts) / spent) ** 1.6
+        case "slowing":
+            series.leak = lambda t: budget * math.log1p(4 * max(0.0, t - starts) / spent) / LOG_5
+        case "waves":
+            series.leak = lambda t: budget * _in_waves(max(0.0, t - starts) / spent)
         case _:
             series.leak = steady(per_s, starts)
     name = f"{mechanism.name}-{rate}-{shape}-{seed}"
     return Case(
         name, f"leak {mechanism.name}", split, series, mechanism.kind, starts, mechanism.segment
     )
+
+
+LOG_5 = math.log(5)
+
+
+def _in_waves(x: float) -> float:
+    """Three waves until one is reached, of a rate between nearly nothing and twice the mean."""
+    wave = 6 * math.pi
+    return x - 0.9 * math.sin(wave * x) / wave
 
 
 def named(split: Split) -> list[Case]:

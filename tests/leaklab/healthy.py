@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import healthy_known
-import unseen_memory
-import unseen_silence
-import unseen_work
+import seen_memory
+import seen_silence
+import seen_work
+import unseen_device
+import unseen_host
+import unseen_service
 from cases import Build, Split
 
 FAMILIES: dict[Split, dict[str, Build]] = {
     Split.DEVELOPMENT: healthy_known.DEVELOPMENT,
-    Split.SEEN: healthy_known.SEEN,
-    Split.TEST: unseen_memory.FAMILIES | unseen_work.FAMILIES | unseen_silence.FAMILIES,
+    Split.SEEN: healthy_known.SEEN
+    | seen_memory.FAMILIES
+    | seen_work.FAMILIES
+    | seen_silence.FAMILIES,
+    Split.TEST: unseen_host.FAMILIES | unseen_device.FAMILIES | unseen_service.FAMILIES,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 
 from cases import DAY, HOUR, base_of
 from series import MIB, Curve, Series
@@ -32,6 +33,15 @@ def ledgered(
 ) -> Series:
     """A cache that its engine accounts for, to the byte."""
     return make(seed, other=curve, ledger=curve, ledger_bound=int(bound), **changes)
+
+
+STEP_S = 30.0
+
+
+def summed(curve: Curve) -> Curve:
+    """Its integral over two days, in steps of :data:`STEP_S`; nothing before the start."""
+    totals = [0.0, *accumulate(STEP_S * curve(STEP_S * n) for n in range(int(2 * DAY / STEP_S)))]
+    return lambda t: totals[max(0, int(t / STEP_S))]
 
 
 Span = tuple[float, float]

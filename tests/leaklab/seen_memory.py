@@ -1,4 +1,4 @@
-"""What only looks like a leak, for the test split: what engines keep, collect and fill.
+"""What only looks like a leak, and was seen: what engines keep, collect and fill.
 
 Each is bounded: what it takes comes back, has a bound in the ledger, or is less than half a budget.
 """

@@ -1,4 +1,4 @@
-"""What only looks like a leak or a hang, for the test split: engines that do not answer at times.
+"""What only looks like a leak or a hang, and was seen: engines that do not answer at times.
 
 Where only the status is silent, the serving port answers; where the frontend is deaf, it is so for
 seconds, or it loads its model and has not opened its port yet.

@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: what engines are given to do and go through.
+"""What only looks like a leak, and was seen: what engines are given to do and go through.
 
-Each is bounded as in ``unseen_memory``.
+Each is bounded as in ``seen_memory``.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def diurnal(low: float, high: float, period: float = 86_400.0) -> Curve:
 @dataclass
 class Series:
     """One engine. ``leak`` grows where ``segment`` says; ``other`` is memory that is no leak, where
-    ``other_in`` says: a segment, or ``retained`` for what malloc keeps of freed memory.
+    ``other_in`` says: a segment, or ``retained`` for what malloc keeps of freed memory;
+    ``device_other`` and ``device_other_in`` are the same on the device.
 
     ``per_request`` is what each request in flight holds, with ``noise`` on top: half of it white,
     half wandering (an Ornstein-Uhlenbeck process of ``wander_s``), as real engines have.
@@ -113,6 +114,7 @@ class Series:
     other_in: str = "malloc_in_use"
     file: Curve | None = None
     device_other: Curve = NOTHING
+    device_other_in: str = "torch_reserved_unused"
     ledger: Curve | None = None
     ledger_bound: int | None = None
     load: Curve = EIGHT
@@ -210,7 +212,7 @@ class Series:
                 full_collections=int((t - self._began) // self.collects),
             )
         if self.device:
-            sample.device = [self._device(self.leaked, self.device_other(t))]
+            sample.device = [self._device(self.device_other(t))]
         if self.ledger is not None:
             sample.ledger = [LedgerLine("cache", "host", int(self.ledger(t)), self.ledger_bound)]
         sample.ready = t - self._began >= self.ready_at
@@ -228,11 +230,13 @@ class Series:
             setattr(sample.load, name, int(total(t)))
         return sample
 
-    def _device(self, leak: float, kept: float) -> Device:
-        allocated = 40 * GIB + (leak if self.segment == "torch_allocated" else 0.0)
-        reserved = allocated + GIB + kept
-        reserved += leak if self.segment == "torch_reserved_unused" else 0.0
-        other = 2 * GIB + (leak if self.segment == "non_torch" else 0.0)
+    def _device(self, kept: float) -> Device:
+        parts: defaultdict[str, float] = defaultdict(float)
+        parts[self.segment] += self.leaked
+        parts[self.device_other_in] += kept
+        allocated = 40 * GIB + parts["torch_allocated"]
+        reserved = allocated + GIB + parts["torch_reserved_unused"]
+        other = 2 * GIB + parts["non_torch"]
         return Device(
             index=0,
             used=int(reserved + other),

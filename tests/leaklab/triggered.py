@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from cases import SPENT_S, Case, Split
-from series import MIB, Curve, Series
+from series import MIB, Curve, Series, bursty
 
 from plimsoll_sidecar.detect.footprint import FIELDS, TIME
 
@@ -50,19 +50,6 @@ def switching(rate: float, length: float, rng: random.Random) -> Curve:
     return curve
 
 
-def swinging(rate: float, length: float, rng: random.Random) -> Curve:
-    """A total whose rate swings between nearly nothing and twice its mean, in waves of its own."""
-    period, phase = rng.uniform(0.08, 0.5) * length, rng.uniform(0.0, 2 * math.pi)
-    depth = rng.uniform(0.6, 0.95)
-    wave = 2 * math.pi / period
-
-    def curve(t: float) -> float:
-        swing = depth / wave * (math.cos(phase) - math.cos(wave * t + phase))
-        return rate * (t + swing)
-
-    return curve
-
-
 def waning(rate: float, length: float, rng: random.Random) -> Curve:
     """A total that comes in campaigns: each begins at once and dies down, over a quiet ground."""
     campaigns = [
@@ -80,10 +67,18 @@ def waning(rate: float, length: float, rng: random.Random) -> Curve:
     return curve
 
 
+def in_shifts(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total that comes in shifts, by a timetable of its own; between them there is little."""
+    period, share = rng.uniform(0.07, 0.3) * length, rng.uniform(0.2, 0.6)
+    began, quiet = rng.random() * period, rng.uniform(0.02, 0.2)
+    shifts = bursty((1 - quiet) * rate, period, share)
+    return lambda t: quiet * rate * t + shifts(t + began) - shifts(began)
+
+
 VARYING: dict[Split, Callable[[float, float, random.Random], Curve]] = {
     Split.DEVELOPMENT: switching,
-    Split.SEEN: swinging,
-    Split.TEST: waning,
+    Split.SEEN: waning,
+    Split.TEST: in_shifts,
 }
 
 
