@@ -48,6 +48,8 @@ spec:
     mode: Recover
     drain:
       deadline: 10s
+    stall:
+      timeout: {stall}
 """
 LEAK = '[{name: PLIMSOLL_INJECT, value: "request_cycle:payload_bytes=2Mi"}]'
 
@@ -69,12 +71,16 @@ def wait_for(what: str, probe: Callable[[], T | None], limit_s: float) -> T:
 class Local:
     """``plimsoll run --local`` as a person starts it."""
 
-    def __init__(self, folder: Path, model: Path, name: str, env: str = "[]") -> None:
+    def __init__(
+        self, folder: Path, model: Path, name: str, env: str = "[]", stall: str = "2m"
+    ) -> None:
         self.root = folder / name
         manifest = folder / f"{name}.yaml"
         # Of its own, so that nothing else on this machine can take it while the engine starts.
         (port,) = ports.choose([None])
-        manifest.write_text(MANIFEST.format(name=name, model=model, env=env, port=port))
+        manifest.write_text(
+            MANIFEST.format(name=name, model=model, env=env, port=port, stall=stall)
+        )
         self.name = name
         self.output = folder / f"{name}.out"
         with self.output.open("wb") as out:
@@ -263,6 +269,25 @@ def test_the_frontend_is_killed(local: Local) -> None:
     wait_for("the supervisor follows", lambda: local.state()["epoch"] == local.status().epoch, 30)
 
 
+def test_a_frontend_that_hangs_is_ended(tmp_path: Path, model: Path) -> None:
+    """Its processes live, and neither its status nor its serving port answers."""
+    local = Local(tmp_path, model, "hung", stall="5s")
+    try:
+        before = local.epoch()
+        os.kill(local.pid(Role.FRONTEND), signal.SIGSTOP)
+        ended = wait_for("its end", lambda: _ended(local.state(), "EngineRestart"), 120)
+        after = wait_for("serving", local.serving, BACK_S)
+        assert Epoch.parse(after.epoch).boot_id != before.boot_id
+        with Load(local, max_tokens=8) as load:
+            wait_for("texts after it", load.more(), BACK_S)
+        load.check()
+    finally:
+        local.kill()
+    assert ended["kind"] == "Stall"
+    assert ended["phase"] == "Resolved", ended
+    assert "neither its status nor its serving port answered" in str(ended["attribution"])
+
+
 def test_a_second_replica_in_the_same_directory_is_refused(local: Local) -> None:
     manifest = local.root.parent / f"{local.name}.yaml"
     command = [*PLIMSOLL, "run", "--local", "--file", manifest, "--run-dir", local.root]
@@ -332,7 +357,11 @@ def _reached(local: Local, phase: str) -> bool:
 
 
 def _cured(state: dict[str, Any]) -> dict[str, Any] | None:
-    return next((i for i in state["recent"] if i.get("reason") == "WorkerRestart"), None)
+    return _ended(state, "WorkerRestart")
+
+
+def _ended(state: dict[str, Any], reason: str) -> dict[str, Any] | None:
+    return next((one for one in state["recent"] if one.get("reason") == reason), None)
 
 
 def _listed(local: Local) -> list[dict[str, Any]]:
