@@ -54,16 +54,18 @@ class Breaker:
                 "circuit breaker: %d of %d slots are in use, %d services wait",
                 self.last.held, self._limit, len(self.last.take),
             )  # fmt: skip
-        writes = [self._write(one, HOLDER) for one in due]
-        writes += [self._write(one, "") for one in self.last.give]
-        await asyncio.gather(*writes)
+        shut = await asyncio.gather(*(self._write(one, HOLDER) for one in due))
+        if not all(shut):
+            return  # a supervisor was quicker: what is open is counted anew before more is opened
+        await asyncio.gather(*(self._write(one, "") for one in self.last.give))
         self._seen = seen
 
     def _due(self, lease: Object, now: float) -> bool:
         renewed = self._renewed.get(lease["metadata"]["uid"], -RENEW_S)
         return holder(lease) != HOLDER or now - renewed >= RENEW_S
 
-    async def _write(self, lease: Object, who: str) -> None:
+    async def _write(self, lease: Object, who: str) -> bool:
+        """Whether ``who`` has it now, or nobody can have it any more."""
         spec = dict(lease.get("spec") or {})
         at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if spec.get("holderIdentity") != who:
@@ -78,7 +80,11 @@ class Breaker:
         try:
             self._store.put(await self._api.replace(LEASE, lease | {"spec": spec}))
         except Conflict:
-            return  # its supervisor was quicker
+            meta = lease["metadata"]
+            found = await self._api.get(LEASE, meta["namespace"], meta["name"])
+            if found is not None:
+                self._store.put(found)
+            return found is None
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -87,3 +93,4 @@ class Breaker:
             self._renewed[uid] = time.monotonic()
         else:
             self._renewed.pop(uid, None)
+        return True
