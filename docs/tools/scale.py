@@ -31,6 +31,7 @@ FLEET = (
     ("a get of the API server, p99, s", "get_p99_s", ".3f"),
     ("incidents recorded", "incidents_recorded_count", ".0f"),
     ("incidents recorded twice", "incidents_twice_count", ".0f"),
+    ("restarts done, in 300 s", "restarts_count", ".0f"),
     ("slots held at once, the most (limit 20)", "slots_held_most_count", ".0f"),
     ("restarts above the limit", "breaker_exceeded_count", ".0f"),
     ("bad revision named, the last service's, s", "revision_named_last_s", ".0f"),
