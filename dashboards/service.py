@@ -65,11 +65,25 @@ def service() -> Dashboard:
                           (f"sum(plimsoll_restart_slot_wait_seconds_sum{{{AT}}}) / "
                            f"(sum(plimsoll_restart_slot_wait_seconds_count{{{AT}}}) > 0)", "mean"),
                           width=THIRD))
-        .with_panel(lines("Unknown signals", SHARE, "Share of samples without the signal.",
+        .with_panel(lines("Unknown signals", SHARE,
+                          "Share of samples without the signal. A device that other pods share is "
+                          "seen as far as the engine's own allocator goes.",
                           ("sum by (signal) (rate(plimsoll_signal_unknown_samples_total"
                            f"{{{AT}}}[$__rate_interval])) / ignoring(signal) group_left "
                            f"sum(rate(plimsoll_supervisor_samples_total{{{AT}}}"
-                           "[$__rate_interval]))", "{{signal}}"), width=THIRD))
+                           "[$__rate_interval]))", "{{signal}}"),
+                          (f"max(plimsoll_memory_device_shared{{{AT}}})", "device shared"),
+                          width=THIRD))
+        .with_panel(lines("Control group", BYTES, "What the kernel accounts for the engine.",
+                          (f"max by (kind) (plimsoll_cgroup_memory_bytes{{{AT}}})", "{{kind}}"),
+                          width=THIRD))
+        .with_panel(lines("Waiting for memory", SHARE,
+                          "Share of time that some or all of its tasks were stalled (PSI).",
+                          ("max by (share) (rate(plimsoll_cgroup_memory_stalled_seconds_total"
+                           f"{{{AT}}}[$__rate_interval]))", "{{share}}"), width=THIRD))
+        .with_panel(lines("Kernel events", COUNT, "Held back, out of memory, processes killed.",
+                          ("sum by (event) (increase(plimsoll_cgroup_memory_events_total"
+                           f"{{{AT}}}[$__rate_interval]))", "{{event}}"), width=THIRD))
         .with_panel(lines("Supervisor: memory", BYTES, "What supervision costs each replica.",
                           (f"plimsoll_supervisor_resident_memory_bytes{{{AT}}}",
                            "{{pod}} {{process}}"), width=HALF))

@@ -15,6 +15,7 @@ from plimsoll_api.supervision import Budget, MemoryPolicy
 from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Segment
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.server import StateServer
+from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from tests.lab.operator import Operator, operator_kubeconfig
 from tests.unit.dashboards import queries
 
@@ -40,12 +41,17 @@ DEVICE = Assessment(
 )
 """This machine has no accelerator: what a supervisor beside one exposes comes from the same code,
 fed with the sizes of a run on one."""
+GROUP = CgroupMemory(
+    current=6 << 30, anon=5 << 30, shmem=64 << 20, file=1 << 30, slab=80 << 20, limit=8 << 30,
+    oom_kills=0, ooms=0, throttled=3, stalled_some_s=1.5, stalled_full_s=0.25,
+)  # fmt: skip
+"""Without containers engine and supervisor share a group, which then says nothing."""
 
 
 @pytest.fixture
 def device() -> Iterator[str]:
     """``host:port`` of a supervisor's metrics with device memory."""
-    metrics = Metrics()
+    metrics = Metrics(lambda: GROUP)
     metrics.budgets(MemoryPolicy(device=Budget(growth_bytes=1 << 30, window_s=3600.0)))
     metrics.observe(DEVICE, {"engine": True, "host": True, "device": True}, 0.001)
     server = StateServer("127.0.0.1", 0, metrics.text, lambda: b"{}", lambda live: b"")
