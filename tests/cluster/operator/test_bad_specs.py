@@ -72,7 +72,7 @@ def test_the_least_manifest_gets_its_defaults(kubectl: Any, manifest: dict[str, 
     assert spec["replicas"] == 1
     assert spec["supervision"]["mode"] == "Observe"
     assert spec["supervision"]["ladder"] == ["Trim", "WorkerRestart", "EngineRestart"]
-    assert spec["memory"] == {"warmup": "60s"}
+    assert spec["memory"] == {"sharedDevice": False, "warmup": "60s"}
 
 
 def test_a_person_reads_what_a_field_is_for(kubectl: Any) -> None:
