@@ -14,7 +14,7 @@ from tests.leaklab.replicas import Policy
 
 IN_USE, OTHER, SHARED = Segment.MALLOC_IN_USE, Segment.ANONYMOUS_OTHER, Segment.SHARED
 OBJECTS = Segment.PYTHON_OBJECTS
-NO_CAPACITY = "the detector knows no lost capacity yet, only the stall that it may lead to"
+NO_CAPACITY = "lost capacity shows at idle only, and this load never rests: a stall may come first"
 WORKER, ENGINE, TRIM = Reason.WORKER_RESTART, Reason.ENGINE_RESTART, Reason.TRIM
 
 
