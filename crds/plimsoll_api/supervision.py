@@ -15,6 +15,8 @@ import msgspec
 from plimsoll_api.admin import DrainMode
 
 CONFIG_FILE = "supervisor.json"
+NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
+"""Environment of the supervisor's container, where a manifest names the exporter's port."""
 
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]

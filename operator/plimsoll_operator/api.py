@@ -101,8 +101,6 @@ class Api:
             page = await self._call("GET", kind.path(namespace), query)
             # Items of a list lack these two.
             about = {"apiVersion": page["apiVersion"], "kind": kind.kind}
-            for item in page["items"]:
-                item["metadata"].pop("managedFields", None)
             yield [about | item for item in page["items"]], page["metadata"]["resourceVersion"]
             token = page["metadata"].get("continue")
             if not token:
@@ -217,7 +215,8 @@ class Api:
         if status >= 400:
             raise _error(status, data)
         found: Object = json.loads(data)
-        found.get("metadata", {}).pop("managedFields", None)
+        for one in (found, *(found.get("items") or ())):
+            one.get("metadata", {}).pop("managedFields", None)
         return found
 
     async def _send(

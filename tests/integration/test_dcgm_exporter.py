@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from plimsoll_sidecar.signals.dcgm import HOST, PORT, SCRAPE_S, Dcgm
+from plimsoll_api.supervision import EXPORTER_PORT, NODE_IP
+from plimsoll_sidecar.signals.dcgm import SCRAPE_S, Dcgm
 from plimsoll_sidecar.signals.device import DeviceBytes
 
 MIB = 1 << 20
@@ -87,7 +88,7 @@ def test_a_page_is_read_once_in_a_while_and_a_failed_one_is_unknown() -> None:
 def test_the_environment_names_the_nodes_exporter(
     monkeypatch: pytest.MonkeyPatch, host: str, port: str, url: str | None
 ) -> None:
-    monkeypatch.setenv(HOST, host)
-    monkeypatch.setenv(PORT, port)
+    monkeypatch.setenv(NODE_IP, host)
+    monkeypatch.setenv(EXPORTER_PORT, port)
     found = Dcgm.of_node()
     assert (found._server._url if found else None) == url

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.supervision import EXPORTER_PORT, NODE_IP
 from plimsoll_api.units import parse_duration
 from plimsoll_operator.render import api_keys, model, names, paths
 from plimsoll_operator.render.containers import Images, probe, resources, restricted
@@ -115,8 +116,8 @@ def _exporter(port: int | None) -> list[dict[str, Any]]:
     if port is None:
         return []
     return [
-        _from_field("NODE_IP", "status.hostIP"),
-        {"name": "DCGM_EXPORTER_PORT", "value": f"{port}"},
+        _from_field(NODE_IP, "status.hostIP"),
+        {"name": EXPORTER_PORT, "value": f"{port}"},
     ]
 
 

@@ -230,9 +230,10 @@ class BudgetWatch:
         growth = max(1, self.state.unexplained or 0)
         # A single floor is noise: what the last minute held on average counts.
         held = min(1.0, self._smooth / growth)
+        spent = held * (self.state.consumed_ratio or 0.0)
         exhaustion = self.state.exhaustion_s
         urgent = exhaustion is not None and exhaustion <= URGENT_S
-        if urgent or held * (self.state.consumed_ratio or 0.0) >= BELIEF_RATIO:
+        if urgent or spent >= BELIEF_RATIO:
             return None
         rounds = latch.rounds
         if rounds is not None and rounds < COLLECTION_ROUNDS:
@@ -241,7 +242,7 @@ class BudgetWatch:
         needed = OUTLAST_FACTOR * latch.begun_smooth if slow else BELIEF_FACTOR * latch.begun
         if held * growth < needed:
             return "memory that an allocator keeps, unless it goes on"
-        if held * (self.state.consumed_ratio or 0.0) >= BELIEF_LEAST or self._straight(latch.trend):
+        if spent >= BELIEF_LEAST or self._straight(latch.trend):
             return None
         return "a warm-up or a cache that is not full yet, unless it goes on"
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
+from plimsoll_api.supervision import EXPORTER_PORT, NODE_IP
 from plimsoll_sidecar.act.adapter import EngineError
 from plimsoll_sidecar.act.http import Server
 from plimsoll_sidecar.signals.device import DeviceBytes
@@ -20,8 +21,6 @@ SCRAPE_S = 10.0
 ANSWER_S = 2.0
 MIB = 1 << 20
 USED, FREE, RESERVED = (f"DCGM_FI_DEV_FB_{name}" for name in ("USED", "FREE", "RESERVED"))
-HOST, PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
-"""The container's environment, where a manifest names the exporter's port."""
 
 
 class Dcgm:
@@ -35,7 +34,7 @@ class Dcgm:
     @classmethod
     def of_node(cls) -> Dcgm | None:
         """The exporter that the environment names, None where it names none."""
-        host, port = os.environ.get(HOST), os.environ.get(PORT)
+        host, port = os.environ.get(NODE_IP), os.environ.get(EXPORTER_PORT)
         if not host or not port:
             return None
         return cls(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
