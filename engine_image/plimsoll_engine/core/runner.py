@@ -59,7 +59,10 @@ class Flight:
 class Runner:
     """The model, the KV pool's tensors and the device they are on."""
 
-    def __init__(self, model: Model, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, model: Model, num_blocks: int, block_size: int, memory: torch.Tensor | None = None
+    ) -> None:
+        """``memory`` uint8 [bytes] is the KV pool's where it is lent; else it is allocated here."""
         self.model: Model | None = model
         self.outputs = EncoderOutputs(model) if isinstance(model, MediaModel) else None
         self.block_size = block_size
@@ -67,10 +70,14 @@ class Runner:
         self.graphs: DecodeGraphs | None = None
         layers, heads, dim = model.kv
         shape = (2, layers, num_blocks * block_size, heads, dim)
-        # Zeros are written, not only reserved: a pool that filled its pages while it serves would
-        # look like growth.
-        self.kv: torch.Tensor | None = torch.empty(shape, dtype=model.dtype, device=self.device)
-        self.kv.zero_()
+        self.kv: torch.Tensor | None
+        if memory is None:
+            self.kv = torch.empty(shape, dtype=model.dtype, device=self.device)
+            # Zeros are written, not only reserved: a pool that filled its pages while it serves
+            # would look like growth.
+            self.kv.zero_()
+        else:
+            self.kv = memory.view(model.dtype).view(shape)
         self._newest: torch.Tensor | None = None
         """The tokens that the last step sampled, on the device; a request knows its row."""
 

@@ -25,6 +25,10 @@ class Settings(msgspec.Struct, frozen=True):
     block_size: int
     num_blocks: int
 
+    def kv_bytes(self, kv: KVShape, dtype: torch.dtype) -> int:
+        """The KV pool."""
+        return self.num_blocks * self.block_size * kv.bytes_per_token(dtype)
+
 
 ENCODED_AT_ONCE = 8
 """Of the largest media, for a model whose requests hold them until they end: fewer would leave the
@@ -45,10 +49,15 @@ def encoder_tokens(asked: int | None, settings: Settings, largest: int, lifelong
 
 
 def resolve(
-    asked: WorkerConfig, kv: KVShape, positions: int, dtype: torch.dtype, device: torch.device
+    asked: WorkerConfig,
+    kv: KVShape,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    pool_bytes: int | None = None,
 ) -> Settings:
     """Fill in what was not asked for. Call it after the weights were loaded. ``positions`` is the
-    model's longest context in tokens."""
+    model's longest context in tokens, ``pool_bytes`` the KV pool where there is one already."""
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
     ):  # fmt: skip
@@ -68,7 +77,9 @@ def resolve(
     # be millions of blocks that nobody can fill, each with its entry in host memory.
     useful = 2 * max_num_seqs * -(-max_model_len // block_size)
     num_blocks = asked.num_blocks
-    if num_blocks is None:
+    if pool_bytes is not None:
+        num_blocks = pool_bytes // (kv.bytes_per_token(dtype) * block_size)
+    elif num_blocks is None:
         room = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_FRACTION) if cuda else CPU_KV_BYTES
         num_blocks = min(room // (kv.bytes_per_token(dtype) * block_size), useful)
     if num_blocks * block_size < max_model_len:

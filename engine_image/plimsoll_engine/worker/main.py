@@ -109,8 +109,7 @@ def _leave(lifecycle: Lifecycle, channel: Channel) -> None:
     """Give everything back and say so; then stay until the frontend has closed the socket.
 
     The end of a process that has a CUDA context keeps the driver busy, which the successor's own
-    calls would feel. (Its KV pool of 100 GiB takes .3 s after a predecessor, however that ended,
-    and .004 s on a fresh device: not explained yet.)
+    calls would feel.
     """
     lifecycle.shutdown()
     channel.send(ipc.Stopped(lifecycle.device_allocated(), lifecycle.device_baseline))
