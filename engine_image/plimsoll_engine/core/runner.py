@@ -22,6 +22,7 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.sampling import Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.ipc import Logprobs, Media
+from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
 
@@ -68,6 +69,7 @@ class Runner:
         self.block_size = block_size
         self.device: torch.device = model.device
         self.graphs: DecodeGraphs | None = None
+        self._ops = ops_for(self.device)
         layers, heads, dim = model.kv
         shape = (2, layers, num_blocks * block_size, heads, dim)
         self.kv: torch.Tensor | None
@@ -155,7 +157,7 @@ class Runner:
             packed, [len(field) for field in fields]
         )
         if self._newest is not None and bool((inputs.sources >= 0).any()):
-            ids = torch.where(sources >= 0, self._newest[sources.clamp(min=0)], ids)
+            ids = self._ops.take(ids, sources, self._newest)
         decodes = sum(1 for chunk in chunks if chunk.count == 1)
         step = StepPlan(
             keys=self.kv[0],
@@ -172,7 +174,7 @@ class Runner:
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
         hidden = self.model.forward(ids, positions.long(), step, embeds)
-        return self.model.logits(hidden[rows.long()]) if len(last) else None
+        return self.model.logits(self._ops.rows(hidden, rows)) if len(last) else None
 
     @property
     def needs_media(self) -> bool:

@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from plimsoll_engine.kernels import activation, norm, rotary
+from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
 from plimsoll_engine.kernels.prefill_attention import prefill_attention
 from plimsoll_engine.kernels.project import project
@@ -52,6 +53,12 @@ class FusedOps:
     """See :class:`plimsoll_engine.kernels.interface.Ops`."""
 
     projects = True
+
+    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return by_row.rows(x, index)
+
+    def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        return by_row.take(ids, sources, newest)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return norm.rms_norm(x, None, weight, eps)

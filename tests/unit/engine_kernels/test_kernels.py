@@ -221,3 +221,24 @@ def test_parts_of_a_context_are_joined(splits: int) -> None:
         splits,
     )  # fmt: skip
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("count", "size"), [(1, 5), (7, 64), (3, 3000)])
+def test_rows_are_those_of_their_numbers(kind: torch.dtype, count: int, size: int) -> None:
+    x = draw(40, size)
+    index = torch.randint(0, 40, (count + 1,), device=DEVICE).to(kind)[1:]  # not aligned
+    assert torch.equal(FUSED.rows(x, index), REFERENCE.rows(x, index))
+
+
+@pytest.mark.parametrize("count", [1, 9, 600])
+def test_a_token_is_given_or_a_sampled_one(count: int) -> None:
+    newest = torch.randint(100, 200, (8,), device=DEVICE)
+    ids = torch.arange(count, dtype=torch.int32, device=DEVICE)
+    sources = torch.randint(-1, 8, (count,), device=DEVICE).to(torch.int32)
+    expected = [
+        number if source < 0 else int(newest[source])
+        for number, source in enumerate(sources.tolist())
+    ]
+    for ops in (FUSED, REFERENCE):
+        assert ops.take(ids, sources, newest).tolist() == expected
