@@ -123,6 +123,8 @@ class SampleLoad(msgspec.Struct, omit_defaults=True):
     steps_total: int | None = None
     preemptions_total: int | None = None
     kv_usage_ratio: float | None = None
+    kv_lost_ratio: float | None = None
+    encoder_lost_ratio: float | None = None
 
 
 class LedgerLine(msgspec.Struct, omit_defaults=True):

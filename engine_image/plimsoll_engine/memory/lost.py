@@ -1,0 +1,41 @@
+"""Capacity that is lost: taken, and held by nobody who could still need it or give it back.
+
+It is counted between steps, where every book must agree, so that load, preemption and a full prefix
+cache cannot be mistaken for it. A sound engine pays for two sums over its requests; blocks are only
+gone through once those differ.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.offload.offload import STALE_S
+
+
+def lost_blocks(engine: Engine) -> int:
+    """KV blocks that are referenced, but by no request that somebody waits for and by no transfer
+    that is looked after."""
+    pool, offload = engine.pool, engine.scheduler.offload
+    waited_for = _waited_for(engine)
+    fresh = [] if offload is None else offload.held_blocks(time.monotonic() - STALE_S)
+    if pool.held == sum(len(request.block_ids) for request in waited_for) + len(fresh):
+        return 0
+    named = set(chain(fresh, *(request.block_ids for request in waited_for)))
+    return len(pool.references().keys() - named)
+
+
+def lost_encoder_tokens(engine: Engine) -> int | None:
+    """Of the encoder cache's budget: entries that no request holds which runs and is waited for.
+    None for a model without an encoder."""
+    cache = engine.scheduler.encoder
+    if cache is None:
+        return None
+    running = {r.request_id for r in engine.scheduler.running} - engine.abandoned
+    return sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
+
+
+def _waited_for(engine: Engine) -> list[Request]:
+    return [r for r in engine.requests.values() if r.request_id not in engine.abandoned]
