@@ -60,7 +60,7 @@ async def play_all(
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
     found = [row for row in rows if row["right"]["kind"]]
-    delays = [row["found"]["confirm_s"] for row in found]
+    delays = [s for row in found if (s := row["found"]["confirm_s"]) is not None]
     growing = [row for row in found if row["expected"]["segment"]]
 
     def clients(key: str) -> int:

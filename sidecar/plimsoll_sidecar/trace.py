@@ -61,6 +61,7 @@ class Header(msgspec.Struct, kw_only=True):
 class RoleRss(msgspec.Struct, omit_defaults=True):
     role: str
     rss_anon: int | None = None
+    rss_shmem: int | None = None
 
 
 class Host(msgspec.Struct, omit_defaults=True):

@@ -46,7 +46,9 @@ class CapacityWatch:
             return None
         self._held_since = sample.t if self._held_since is None else self._held_since
         if sample.t - self._held_since >= IDLE_S:
-            self._standing = _lost(usage, "of the key-value cache is held while no request is there")
+            self._standing = _lost(
+                usage, "of the key-value cache is held while no request is there"
+            )
         return self._standing
 
 
@@ -67,5 +69,6 @@ def _lost(ratio: float, words: str) -> Suspicion:
         confidence=CONFIDENCE,
         consumed_ratio=round(ratio, 4),
         over_budget=ratio >= SPENT_RATIO,
+        process="worker",
         evidence=[f"{ratio:.1%} {words}"],
     )
