@@ -84,9 +84,9 @@ ENGINE_CASES = (
         "pinned_items", "pinned_items:blocks_per_request=1",
         flags=("--num-blocks=96", "--max-num-seqs=4"), shape="wordy", long_streams=1,
     ),
-    RealCase(
+    _capacity(
         "encoder_freed_early", "encoder_freed_early", shape="albums", model="llava",
-        flags=("--media-cache-mib=8",), policy=Policy(growth_mib=8, warmup="8s"),
+        flags=("--media-cache-mib=8",),
     ),
     _capacity(
         "encoder_budget_held", "encoder_budget_held", shape="albums_left", per_s=3.0,
@@ -107,6 +107,23 @@ ENGINE_CASES = (
         shape="leaving", per_s=4.0, long_streams=1,
     ),
 )  # fmt: skip
+SOUND_CASES = (
+    RealCase("sound", ""),
+    RealCase(
+        "sound_full", "", shape="returning", per_s=12.0, long_streams=6,
+        flags=("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=8"),
+    ),
+    RealCase("sound_choices", "", shape="choices", per_s=2.0, flags=("--num-blocks=512",)),
+    RealCase(
+        "sound_images", "", shape="albums_left", per_s=3.0, long_streams=1, model="llava",
+        flags=(
+            "--media-cache-mib=8", "--encoder-cache-tokens=160", "--max-num-batched-tokens=8",
+            "--max-num-seqs=4",
+        ),
+    ),
+)  # fmt: skip
+"""Engines without a fault: a full pool with preemptions, long prompts, prefixes that come and go to
+host memory; aborts without end; an encoder cache that is short. Nothing may be done to them."""
 NOT_HERE = {
     "device_raw": "needs a CUDA device",
     "kept_kv": "shows in the worker's last message about its device; a CPU's worker has none",

@@ -63,7 +63,8 @@ class Usage(NamedTuple):
 
 
 def _share(part: int | None, whole: int | None) -> float | None:
-    return part / whole if part is not None and whole else None
+    # Outputs that no ledger knows can be more than the whole budget.
+    return min(1.0, part / whole) if part is not None and whole else None
 
 
 def merge(reported: Load | None, counts: EpochCounts, inflight: int, usage: Usage) -> Load:

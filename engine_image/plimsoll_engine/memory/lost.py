@@ -28,13 +28,14 @@ def lost_blocks(engine: Engine) -> int:
 
 
 def lost_encoder_tokens(engine: Engine) -> int | None:
-    """Of the encoder cache's budget: entries that no request holds which runs and is waited for.
-    None for a model without an encoder."""
-    cache = engine.scheduler.encoder
-    if cache is None:
+    """Of the encoder cache's budget: entries that no request holds which runs and is waited for,
+    and outputs of the runner that have no entry. None for a model without an encoder."""
+    cache, outputs = engine.scheduler.encoder, engine.runner.outputs
+    if cache is None or outputs is None:
         return None
     running = {r.request_id for r in engine.scheduler.running} - engine.abandoned
-    return sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
+    held = sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
+    return held + outputs.tokens_beyond(cache.known())
 
 
 def _waited_for(engine: Engine) -> list[Request]:

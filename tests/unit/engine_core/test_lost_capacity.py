@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from plimsoll_engine import inject, ipc
 from plimsoll_engine.core.blocks import BlockPool
-from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.ipc import Media, Sampling, Submit
+from plimsoll_engine.ipc import Sampling, Submit
 from plimsoll_engine.memory.lost import lost_blocks, lost_encoder_tokens
 from plimsoll_engine.offload.offload import STALE_S, Offload
 from plimsoll_engine.worker.faults import Faults
@@ -156,74 +154,6 @@ def leak(engine: Engine, used: bool) -> list[int]:
     held = [b for request in engine.requests.values() for b in request.block_ids[:1]][:1]
     engine.pool.share(held)
     return held
-
-
-# ---- the encoder cache
-
-
-@pytest.fixture
-def cached() -> tuple[Engine, EncoderCache]:
-    """The bookkeeping of an engine whose encoder cache has room for two images; no tensors."""
-
-    class Bare:
-        pool = BlockPool(64, 4)
-        abandoned: frozenset[str] = frozenset()
-        scheduler = Scheduler(pool, 4, 40, 128, EncoderCache(32))
-
-    engine: Any = Bare()
-    return engine, engine.scheduler.encoder
-
-
-def picture(name: str, key: bytes, scheduler: Scheduler) -> Request:
-    media = [Media("image", key, 4, 16, 16, [1])]
-    prompt = [sum(name.encode())] * 30
-    request = Request.of(Submit(name, prompt, Sampling(max_tokens=4), media=media))
-    scheduler.add(request)
-    return request
-
-
-def advance(scheduler: Scheduler) -> int:
-    """One step; what it has taken of the encoder cache's budget."""
-    assert scheduler.encoder is not None
-    chunks, used = scheduler.schedule(), scheduler.encoder.used
-    for chunk in chunks:
-        scheduler.computed(chunk)
-        if not chunk.request.uncomputed:
-            chunk.request.append(3)
-    return used
-
-
-def test_a_budget_is_lost_when_its_holders_are_gone(cached: tuple[Engine, EncoderCache]) -> None:
-    engine, cache = cached
-    scheduler = engine.scheduler
-    picture("before", b"other", scheduler)  # leaves a beginning of the step to the next
-    request = picture("a", b"one", scheduler)
-    advance(scheduler)
-    assert (cache.used, lost_encoder_tokens(engine)) == (16, 0)
-    engine.abandoned = frozenset({"a"})
-    assert lost_encoder_tokens(engine) == 16
-    engine.abandoned = frozenset()
-    scheduler.running.remove(request)  # it ended, and its share was not given back
-    assert lost_encoder_tokens(engine) == 16
-
-
-def test_a_busy_encoder_cache_loses_nothing(cached: tuple[Engine, EncoderCache]) -> None:
-    engine, cache = cached
-    scheduler, full = engine.scheduler, 0
-    requests = [picture(f"r{n}", b"%d" % (n % 5), scheduler) for n in range(12)]
-    for turn in range(80):
-        if turn % 7 == 3 and scheduler.running:
-            scheduler.preempt(scheduler.running[-1])
-        full += advance(scheduler) == cache.budget
-        assert lost_encoder_tokens(engine) == 0
-        left = turn % 11 == 5
-        for request in [r for r in requests if r.num_outputs >= 2 or (left and r.computed)]:
-            requests.remove(request)
-            scheduler.remove(request)
-            request.release(engine.pool)
-            assert lost_encoder_tokens(engine) == 0
-    assert full, "the budget was never spent: the test shows nothing"
-    assert requests == []
 
 
 def test_a_model_without_an_encoder_says_nothing(make: Make) -> None:
