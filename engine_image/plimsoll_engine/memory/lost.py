@@ -1,13 +1,14 @@
 """Capacity that is lost: taken, and held by nobody who could still need it or give it back.
 
 It is counted between steps, where every book must agree, so that load, preemption and a full prefix
-cache cannot be mistaken for it. A sound engine pays for two sums over its requests; blocks are only
-gone through once those differ.
+cache cannot be mistaken for it. A sound engine pays for a sum over its running requests; blocks are
+only gone through once that is not the pool's own.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from itertools import chain
 
 from plimsoll_engine.core.engine import Engine
@@ -19,10 +20,12 @@ def lost_blocks(engine: Engine) -> int:
     """KV blocks that are referenced, but by no request that somebody waits for and by no transfer
     that is looked after."""
     pool, offload = engine.pool, engine.scheduler.offload
-    waited_for = _waited_for(engine)
     fresh = [] if offload is None else offload.held_blocks(time.monotonic() - STALE_S)
-    if pool.held == sum(len(request.block_ids) for request in waited_for) + len(fresh):
+    # Those that wait hold none; where a defect leaves them some, the blocks themselves are counted.
+    running = _waited_for(engine, engine.scheduler.running)
+    if pool.held == sum(len(request.block_ids) for request in running) + len(fresh):
         return 0
+    waited_for = _waited_for(engine, engine.requests.values())
     named = set(chain(fresh, *(request.block_ids for request in waited_for)))
     return len(pool.references().keys() - named)
 
@@ -33,10 +36,10 @@ def lost_encoder_tokens(engine: Engine) -> int | None:
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return None
-    running = {r.request_id for r in engine.scheduler.running} - engine.abandoned
+    running = {r.request_id for r in _waited_for(engine, engine.scheduler.running)}
     held = sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
     return held + outputs.tokens_beyond(cache.known())
 
 
-def _waited_for(engine: Engine) -> list[Request]:
-    return [r for r in engine.requests.values() if r.request_id not in engine.abandoned]
+def _waited_for(engine: Engine, requests: Iterable[Request]) -> list[Request]:
+    return [request for request in requests if request.request_id not in engine.abandoned]
