@@ -107,7 +107,7 @@ EVENT = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(events=st.lists(EVENT, max_size=25))
 def test_only_what_was_leaked_is_lost(events: list[tuple[Any, ...]], tiny_model: Any) -> None:
     """Full pools, preemptions, prefixes, transfers, aborts: the count is that of the leaks."""
