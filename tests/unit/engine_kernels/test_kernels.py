@@ -200,13 +200,25 @@ def test_projection_of_one_row(
     assert error(project(FUSED, dtype), exact) < max(tolerance, 2 * rounding)
 
 
-def test_whole_prompts_of_the_library() -> None:
-    plan = plan_of([(9, 1), (40, 20), (1030, 1030), (1300, 1300)], 2, 32, NARROW)
-    plan.fresh = (1030, 1300)
-    query = draw(len(plan.write_slots), 4, 32, dtype=NARROW)
-    expected = REFERENCE.attend(query, plan, 0, 0.3, None)
+@pytest.mark.parametrize("rotates", [True, False])
+def test_whole_prompts_of_the_library(rotates: bool) -> None:
+    heads, kv_heads, dim = 4, 2, 32
+    lengths = (1030, 1300, 1300)
+    plan = plan_of([(9, 1), (40, 20), *((n, n) for n in lengths)], kv_heads, dim, NARROW)
+    plan.fresh = lengths
+    tokens = len(plan.write_slots)
+    qkv = draw(tokens, heads + 2 * kv_heads, dim, dtype=NARROW)
+    if rotates:
+        rotary = REFERENCE.rotary(torch.arange(tokens, device=DEVICE), draw(dim // 2).abs())
+        query = FUSED.rotate_and_store(qkv.flatten(1), rotary, None, 0.0, plan, 0)
+    else:
+        query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
+        query = query.contiguous()
+        FUSED.store(key, value, plan, 0)
+    assert query.shape == (tokens, heads, dim)
+    found = FUSED.attend(query, plan, 0, 0.3, None)
     plan.derived = None
-    assert error(FUSED.attend(query, plan, 0, 0.3, None), expected) < 8e-3
+    assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 8e-3
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
