@@ -221,7 +221,8 @@ class MediaMissing(msgspec.Struct, tag="media_missing"):
 
 
 class Report(msgspec.Struct, tag="report"):
-    """The worker's account of itself, at least once a second, also while idle."""
+    """The worker's account of itself, at least once a second, also while idle. Where it is several
+    ranks, ``memory`` is rank 0's, ``others`` that of the rest, and all else is of all."""
 
     load: Load
     memory: ProcessMemory
@@ -232,6 +233,7 @@ class Report(msgspec.Struct, tag="report"):
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     injections: list[str] = []
+    others: list[ProcessMemory] = []
 
 
 class Trimmed(msgspec.Struct, tag="trimmed"):

@@ -7,7 +7,7 @@ matrix products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.interface import Ops
 from plimsoll_engine.models import rope
 from plimsoll_engine.models.interface import KVShape, StepPlan
+from plimsoll_engine.ranks.group import ALONE, FLAG, WHOLE, Group, Shard
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -63,6 +64,27 @@ class Spec:
             windows=tuple(_windows(config)),
         )
 
+    def part(self, shard: Shard) -> Spec:
+        """What one rank has: its share of the heads, of the inner columns and of the output's rows.
+        The embedding is whole on each. ValueError names a field that cannot be shared out."""
+        for field, count in (
+            ("num_attention_heads", self.heads),
+            ("num_key_value_heads", self.kv_heads),
+            ("intermediate_size", self.intermediate),
+            ("vocab_size", self.vocabulary),
+        ):
+            if count % shard.size:
+                raise ValueError(
+                    f"field {field}: {count} cannot be divided by {FLAG} {shard.size}; give a"
+                    " smaller one that divides it"
+                )
+        return replace(
+            self,
+            heads=self.heads // shard.size,
+            kv_heads=self.kv_heads // shard.size,
+            intermediate=self.intermediate // shard.size,
+        )
+
 
 def _windows(config: Any) -> list[int | None]:
     """The sliding window of each layer. Only Mistral's config means it without ``layer_types``."""
@@ -87,14 +109,37 @@ def supports(config: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class Part:
     """One tensor of the model: the checkpoint's tensors that lie in it one after the other, with
-    the rows of each, and its shape."""
+    the rows of each, and its shape. With ``split`` it is one rank's: of each source the ``shard``
+    of that dimension, rows (0) or columns (1)."""
 
     sources: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
+    split: int | None = None
+    shard: Shard = WHOLE
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a source in the checkpoint of which ``shape`` is here."""
+        return tuple(
+            size * self.shard.size if dimension == self.split else size
+            for dimension, size in enumerate(shape)
+        )
+
+    def cut(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where in the source that lies of which ``shape`` is here."""
+        return tuple(
+            slice(self.shard.rank * size, (self.shard.rank + 1) * size)
+            if dimension == self.split
+            else slice(None)
+            for dimension, size in enumerate(shape)
+        )
 
 
-def parts(spec: Spec) -> dict[str, Part]:
-    """Every tensor of the model by its name here."""
+SUMMED = ("out", "down")
+"""The matrices whose product is a sum over all heads or all inner columns."""
+
+
+def parts(spec: Spec, shard: Shard = WHOLE) -> dict[str, Part]:
+    """Every tensor of the model by its name here. ``spec`` is the part of ``shard``."""
 
     def whole(source: str, *shape: int) -> Part:
         return Part(((source, shape[0]),), shape)
@@ -104,7 +149,8 @@ def parts(spec: Spec) -> dict[str, Part]:
         "norm": whole("model.norm.weight", spec.hidden),
     }
     if not spec.tied:
-        found["head"] = whole("lm_head.weight", spec.vocabulary, spec.hidden)
+        rows = spec.vocabulary // shard.size
+        found["head"] = Part((("lm_head.weight", rows),), (rows, spec.hidden), 0, shard)
     query, kv = spec.heads * spec.dim, spec.kv_heads * spec.dim
     matrices = {
         "qkv": (
@@ -133,7 +179,11 @@ def parts(spec: Spec) -> dict[str, Part]:
             for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
                 if kind == "weight" or bias:
                     named = tuple((f"{theirs}{source}.{kind}", count) for source, count in sources)
-                    found[ours + name + ("_bias" if kind == "bias" else "")] = Part(named, shape)
+                    # What is summed over the ranks is split by columns; its bias is added once.
+                    summed = name in SUMMED
+                    split = 0 if not summed else (1 if kind == "weight" else None)
+                    suffix = "_bias" if kind == "bias" else ""
+                    found[ours + name + suffix] = Part(named, shape, split, shard)
     return found
 
 
@@ -162,11 +212,18 @@ class Layer:
 
 
 class Decoder:
-    """See :class:`plimsoll_engine.models.interface.Model`. New ones have their tensors on meta."""
+    """See :class:`plimsoll_engine.models.interface.Model`. New ones have their tensors on meta.
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
-        self.spec = spec = Spec.of(config)
-        self.parts = parts(spec)
+    One rank's ``shard`` of it computes together with those of its :attr:`group`, by heads: each
+    rank has its own heads' keys and values, and the sums over all heads and inner columns are made
+    twice a layer.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -> None:
+        self.spec = spec = Spec.of(config).part(shard)
+        self.shard = shard
+        self.group: Group = ALONE
+        self.parts = parts(spec, shard)
         self.kv = KVShape(spec.layers, spec.kv_heads, spec.dim)
         self._inverse = rope.inverse_frequencies(config, spec.dim)
         self._tensors: dict[str, torch.Tensor] = {}
@@ -198,7 +255,7 @@ class Decoder:
         return self._tensors["embed"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        return dict(self._tensors)
+        return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Compute with ``tensors``, one for each name, of the same shape and one dtype and device.
@@ -216,10 +273,15 @@ class Decoder:
             if (tensor.dtype, tensor.device) != (embed.dtype, embed.device):
                 raise ValueError(f"tensor {name}: is {tensor.dtype} on {tensor.device}")
         self._tensors = dict(tensors)
+        if self.spec.tied:
+            self._tensors["head"] = embed.chunk(self.shard.size)[self.shard.rank]
         self._layers = []
         for layer in range(self.spec.layers):
             prefix = f"layers.{layer}."
             own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+            if self.shard.rank:
+                for name in SUMMED:
+                    own.pop(f"{name}_bias", None)
             self._layers.append(Layer(**own))
         self._ops = ops_for(embed.device)
         if embed.device.type != "meta":
@@ -229,7 +291,7 @@ class Decoder:
         return embedding(ids, self._tensors["embed"])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return linear(hidden, self._tensors["embed" if self.spec.tied else "head"])
+        return self.group.all_gather(linear(hidden, self._tensors["head"]))
 
     def forward(
         self,
@@ -238,7 +300,7 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ops, spec = self._ops, self.spec
+        ops, spec, group = self._ops, self.spec, self.group
         if len(ids) == 1 and ops.projects:
             return self._forward_one(ids, positions, plan, embeds)
         scale = spec.dim**-0.5
@@ -250,10 +312,10 @@ class Decoder:
             qkv = linear(x, layer.qkv, layer.qkv_bias)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
             x = ops.attend(query, plan, index, scale, spec.windows[index]).flatten(1)
-            x = linear(x, layer.out, layer.out_bias)
+            x = group.all_reduce(linear(x, layer.out, layer.out_bias))
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, spec.eps)
             x = ops.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = linear(x, layer.down, layer.down_bias)
+            x = group.all_reduce(linear(x, layer.down, layer.down_bias))
             x = ops.add_rms_norm(x, residual, norms[index], spec.eps)
         return x
 
@@ -272,11 +334,23 @@ class Decoder:
             qkv = ops.project(stream, layer.qkv, layer.qkv_bias, layer.attention_norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
             x = ops.attend(query, plan, index, scale, self.spec.windows[index]).flatten(1)
-            ops.project(x, layer.out, layer.out_bias, into=stream)
+            self._add_to(stream, x, layer.out, layer.out_bias)
             bias = layer.gate_up_bias
             x = ops.project(stream, layer.gate_up, bias, layer.mlp_norm, eps, silu=True)
-            ops.project(x, layer.down, layer.down_bias, into=stream)
+            self._add_to(stream, x, layer.down, layer.down_bias)
         return ops.rms_norm(stream, self._tensors["norm"], eps)
+
+    def _add_to(
+        self,
+        stream: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        if self.group is ALONE:
+            self._ops.project(x, weight, bias, into=stream)
+        else:
+            stream += self.group.all_reduce(self._ops.project(x, weight, bias))
 
     def close(self) -> None:
         self._tensors = {}

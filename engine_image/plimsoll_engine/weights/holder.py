@@ -16,12 +16,14 @@ import signal
 import socket
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.loader import LoadError
+from plimsoll_engine.ranks.group import Shard
 from plimsoll_engine.weights import lending
 from plimsoll_engine.weights.cuda import DeviceBuffer
 from plimsoll_engine.weights.layout import Manifest, checksums, lay_out, views
@@ -38,18 +40,20 @@ class WeightsLost(Exception):
 
 
 class Weights:
-    """The loaded buffer and how it looked when it was loaded."""
+    """The loaded buffer of one rank, on its device, and how it looked when it was loaded."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, rank: int) -> None:
         self._folder = Path(config.model)
-        self.device = loader.choose_device(config.device)
+        self._shard = Shard(rank, config.tensor_parallel_size)
+        self.device = loader.choose_device(config.device, self._shard)
         self._config = loader.load_config(self._folder)
         self._dtype = loader.choose_dtype(config.dtype, self._config, self.device)
-        self.manifest, self.buffer = self._load()
+        with on(self.device):
+            self.manifest, self.buffer = self._load()
         self._sums = self._checksums()
 
     def _load(self) -> tuple[Manifest, HostBuffer | DeviceBuffer]:
-        model = loader.build(self._folder, self._config, self._dtype)
+        model = loader.build(self._folder, self._config, self._dtype, self._shard)
         if model is None:
             raise LoadError(f"{self._folder}: only transformers has this model; a worker loads it")
         manifest = lay_out(model.parameters_by_name())
@@ -68,17 +72,24 @@ class Weights:
         return [name for name, value in self._sums.items() if now[name] != value]
 
     def _checksums(self) -> dict[str, int]:
-        with torch.inference_mode():
+        with on(self.device), torch.inference_mode():
             return checksums(self.buffer.tensor(), self.manifest)
 
     def lend(self) -> tuple[Lent, int | None]:
         """The answer to a worker, and the descriptor to send with it."""
         if isinstance(self.buffer, HostBuffer):
             return Lent(self.manifest), self.buffer.fd
-        return Lent(self.manifest, self.buffer.export()), None
+        with on(self.device):
+            return Lent(self.manifest, self.buffer.export()), None
 
     def close(self) -> None:
-        self.buffer.close()
+        with on(self.device):
+            self.buffer.close()
+
+
+def on(device: torch.device) -> AbstractContextManager[None]:
+    """``device`` is the current one in here: the driver's calls mean that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Holder:
@@ -87,10 +98,13 @@ class Holder:
     def __init__(self, config: WorkerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
-        self._weights: Weights | None = None
-        self._leases: dict[int, socket.socket] = {}
-        self._doubt = False
-        """A worker ended without returning its lease: it may have written anywhere."""
+        self._weights: dict[int, Weights] = {}
+        """By rank."""
+        self._leases: dict[int, tuple[socket.socket, int]] = {}
+        """The connection and the rank."""
+        self._doubt: set[int] = set()
+        """Ranks of which a worker ended without returning its lease: it may have written anywhere.
+        """
 
     def serve(self) -> None:
         """Until SIGTERM and the end of the last lease. Raises :class:`WeightsLost`."""
@@ -113,8 +127,8 @@ class Holder:
                 else:
                     poll.unregister(fd)
                     self._end(fd)
-        if self._weights is not None:
-            self._weights.close()
+        for weights in self._weights.values():
+            weights.close()
 
     def _answer(self) -> socket.socket | None:
         """Lend the weights to the worker that has connected; None where nothing was lent."""
@@ -122,8 +136,10 @@ class Holder:
         connection.settimeout(SEND_TIMEOUT_S)
         fd = None
         answer: lending.Answer
+        rank = 0
         try:
-            answer, fd = self._sound_weights().lend()
+            rank = lending.receive_request(connection).rank
+            answer, fd = self._sound_weights(rank).lend()
         except LoadError as error:
             answer = Refused(str(error), permanent=True)
         except (OSError, RuntimeError) as error:
@@ -138,41 +154,39 @@ class Holder:
             print(f"holder: {answer.message}", file=sys.stderr)
             connection.close()
             return None
-        self._leases[connection.fileno()] = connection
+        self._leases[connection.fileno()] = connection, rank
         return connection
 
-    def _sound_weights(self) -> Weights:
-        if self._weights is None:
+    def _sound_weights(self, rank: int) -> Weights:
+        if rank not in self._weights:
             began = time.monotonic()
-            self._weights = Weights(self._config)
-            size_mib = self._weights.manifest.nbytes >> 20
+            self._weights[rank] = Weights(self._config, rank)
+            size_mib = self._weights[rank].manifest.nbytes >> 20
             print(f"holder: {size_mib} MiB loaded in {time.monotonic() - began:.3f} s")
             sys.stdout.flush()
-        elif self._doubt:
-            damaged = self._weights.damaged()
+        elif rank in self._doubt:
+            damaged = self._weights[rank].damaged()
             if damaged:
-                self._replace(damaged)
-        self._doubt = False
-        assert self._weights is not None
-        return self._weights
+                self._replace(rank, damaged)
+        self._doubt.discard(rank)
+        return self._weights[rank]
 
-    def _replace(self, damaged: list[str]) -> None:
+    def _replace(self, rank: int, damaged: list[str]) -> None:
         text = f"{len(damaged)} weights changed under a worker that crashed, {damaged[0]} first"
-        if self._leases:
+        if any(lent == rank for _, lent in self._leases.values()):
             raise WeightsLost(f"{text}; another worker uses them")
         print(f"holder: {text}: loading them again", file=sys.stderr)
-        assert self._weights is not None
-        self._weights.close()
-        self._weights = None
-        self._weights = Weights(self._config)
+        self._weights.pop(rank).close()
+        self._weights[rank] = Weights(self._config, rank)
 
     def _end(self, fd: int) -> None:
-        lease = self._leases.pop(fd)
+        lease, rank = self._leases.pop(fd)
         try:
             returned = lease.recv(64) == lending.RETURNED
         except OSError:
             returned = False
-        self._doubt = self._doubt or not returned
+        if not returned:
+            self._doubt.add(rank)
         lease.close()
 
 

@@ -34,17 +34,26 @@ class Refused(msgspec.Struct, tag="refused"):
 
 Answer = Lent | Refused
 
+
+class Wanted(msgspec.Struct, tag="wanted"):
+    """What a worker says first: the part of the weights that rank ``rank`` of its group has."""
+
+    rank: int = 0
+
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Answer)
+_answers = msgspec.msgpack.Decoder(Answer)
+_requests = msgspec.msgpack.Decoder(Wanted)
 
 
 class LeaseCut(ConnectionError):
     """The weight holder is gone, and the weights with it."""
 
 
-def send(connection: socket.socket, answer: Answer, fd: int | None = None) -> None:
-    """Raises OSError where the worker is gone."""
-    body = _encoder.encode(answer)
+def send(connection: socket.socket, message: Answer | Wanted, fd: int | None = None) -> None:
+    """Raises OSError where the other end is gone."""
+    body = _encoder.encode(message)
     data = LENGTH.pack(len(body)) + body
     sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
     connection.sendall(data[sent:])
@@ -52,20 +61,34 @@ def send(connection: socket.socket, answer: Answer, fd: int | None = None) -> No
 
 def receive(connection: socket.socket) -> tuple[Answer, int | None]:
     """The answer and the descriptor that came with it. Raises :class:`LeaseCut`."""
+    try:
+        body, fd = _receive(connection)
+    except OSError as error:
+        raise LeaseCut(f"weight holder: {error}") from None
+    return _answers.decode(body), fd
+
+
+def receive_request(connection: socket.socket) -> Wanted:
+    """Raises OSError where the worker says nothing in the connection's time, or no request."""
+    body, _ = _receive(connection)
+    try:
+        return _requests.decode(body)
+    except msgspec.DecodeError as error:
+        raise ConnectionError(f"no request: {error}") from None
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, int | None]:
     data = bytearray()
     fds: list[int] = []
     wanted = LENGTH.size
     while len(data) < wanted:
-        try:
-            part, found, _, _ = socket.recv_fds(connection, 1 << 20, 1)
-        except OSError as error:
-            raise LeaseCut(f"weight holder: {error}") from None
+        part, found, _, _ = socket.recv_fds(connection, 1 << 20, 1)
         fds += found
         if not part:
-            raise LeaseCut("the weight holder ended before it lent the weights")
+            raise ConnectionError("it closed the connection before it had said all")
         data += part
         if len(data) >= LENGTH.size:
             wanted = LENGTH.size + LENGTH.unpack_from(data)[0]
             if wanted > MAX_MESSAGE_BYTES:
-                raise LeaseCut(f"weight holder: a message of {wanted} bytes")
-    return _decoder.decode(bytes(data[LENGTH.size :])), fds[0] if fds else None
+                raise ConnectionError(f"a message of {wanted} bytes")
+    return bytes(data[LENGTH.size :]), fds[0] if fds else None
