@@ -58,6 +58,12 @@ def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
 
+def meeting_place(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
+    """Where the ranks of an epoch meet: rank 0's socket, and the store of their process group.
+    Short names, because a socket's path holds 107 bytes (unix(7))."""
+    return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
+
+
 # ---- frontend to zygote
 
 

@@ -26,7 +26,7 @@ class WarmUpError(RuntimeError):
 
 
 def load_kernels(model: Model, leader: Leader | None = None) -> None:
-    """Have ``model`` compute on a small pool of its own, on every rank that ``leader`` leads; raises
+    """Have ``model`` compute on a small pool of its own, on every rank; raises
     :class:`WarmUpError`."""
     runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE, leader)
     tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE

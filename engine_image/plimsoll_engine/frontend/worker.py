@@ -21,7 +21,7 @@ from typing import Any
 from plimsoll_api.admin import Epoch
 from plimsoll_engine import ipc
 from plimsoll_engine.frontend.worker_link import WorkerLink
-from plimsoll_engine.zygote_ipc import Exited, stacks_path
+from plimsoll_engine.zygote_ipc import Exited, meeting_place, stacks_path
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,8 @@ class Worker:
         return tuple(sent)
 
     async def dump_stacks(self) -> Path | None:
-        """The file with rank 0's stacks as of now, also while it hangs; None where unknown. The other
-        ranks write theirs beside it."""
+        """The file with rank 0's stacks as of now, also while it hangs; None where unknown. The
+        other ranks write theirs beside it."""
         if self.pid is None or self.exited.is_set():
             return None
         for pid in self.living[1:]:
@@ -168,10 +168,16 @@ class Worker:
         self.exited.set()
         self.lose(reason)
         self.link.drop()
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove the files that killed ranks leave behind."""
+        for path in meeting_place(self._run_dir, self.epoch.number):
+            path.unlink(missing_ok=True)
 
     def _signal(self, number: signal.Signals) -> bool:
         """To every rank that lives; False where none does."""
-        return any([send_signal(pid, number) for pid in self.living])
+        return sum(send_signal(pid, number) for pid in self.living) > 0
 
     def lose(self, reason: str, permanent: bool = False) -> None:
         """Once; a worker that was told to stop is not lost."""

@@ -194,6 +194,8 @@ class Workers:
         if self._zygote is not None:
             await self._zygote.close()
             self._zygote = None
+        for worker in self._living.values():
+            worker.clear()
 
     # ---- steps
 

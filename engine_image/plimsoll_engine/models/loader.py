@@ -139,9 +139,7 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
 
 
-def build(
-    folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE
-) -> OwnModel | None:
+def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -> OwnModel | None:
     """Our model, or one rank's part of it, with its tensors on the meta device; None where only
     transformers has it.
 
@@ -226,8 +224,7 @@ def fill(model: OwnModel, folder: Path) -> None:
 def load_model(
     folder: Path, config: Any, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
 ) -> Model:
-    """The model on ``device``, every tensor, or one rank's part of it, from the checkpoint's files.
-    """
+    """The model, or one rank's part of it, on ``device``, all from the checkpoint's files."""
     model = build(folder, config, dtype, shard)
     if model is None:
         from plimsoll_engine.models import foreign

@@ -75,7 +75,7 @@ class ProcessGroup(Group):
         cuda = device.type == "cuda"
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            store=dist.FileStore(str(store), shard.size),
+            store=dist.FileStore(str(store), shard.size),  # type: ignore[attr-defined]
             rank=shard.rank,
             world_size=shard.size,
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),

@@ -15,8 +15,9 @@ from typing import TypeVar
 from plimsoll_engine.models.checkpoint import LoadError
 from plimsoll_engine.ranks import messages
 from plimsoll_engine.ranks.group import Shard
-from plimsoll_engine.ranks.link import CONNECT_TIMEOUT_S, SEND_TIMEOUT_S, meeting_place
+from plimsoll_engine.ranks.link import CONNECT_TIMEOUT_S, SEND_TIMEOUT_S
 from plimsoll_engine.worker.framing import FrameReader
+from plimsoll_engine.zygote_ipc import meeting_place
 
 ANSWER_TIMEOUT_S = 30.0
 """Longer than any answered command takes: a rank first finishes the steps before it."""

@@ -1,4 +1,4 @@
-"""One rank's end of its connection to rank 0, and where the ranks of an epoch meet."""
+"""One rank's end of its connection to rank 0."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from plimsoll_engine.ranks import messages
 from plimsoll_engine.ranks.group import Shard
 from plimsoll_engine.worker.framing import FrameReader
+from plimsoll_engine.zygote_ipc import meeting_place
 
 SEND_TIMEOUT_S = 30.0
 """A peer that reads nothing for so long is hung or gone."""
@@ -23,11 +24,6 @@ RETRY_S = 0.01
 
 class LeaderGone(ConnectionError):
     """Rank 0 closed the connection or does not read it: there is nobody to follow."""
-
-
-def meeting_place(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
-    """Rank 0's socket and the store of the process group. Short: sun_path holds 107 bytes."""
-    return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
 
 
 class Link:

@@ -41,7 +41,6 @@ class Wanted(msgspec.Struct, tag="wanted"):
     rank: int = 0
 
 
-
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(Answer)
 _requests = msgspec.msgpack.Decoder(Wanted)
