@@ -36,10 +36,9 @@ from plimsoll_engine.models.interface import Model
 from plimsoll_engine.models.loader import OwnModel
 from plimsoll_engine.offload.offload import Offload
 from plimsoll_engine.process_rules import frozen
-from plimsoll_engine.ranks import messages
-from plimsoll_engine.ranks.group import ALONE, FLAG, WHOLE, Group, ProcessGroup, Shard
 from plimsoll_engine.ranks.leader import Leader
 from plimsoll_engine.ranks.link import Link
+from plimsoll_engine.ranks.member import Member
 from plimsoll_engine.weights.lease import Lease
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
@@ -64,7 +63,7 @@ class Lifecycle:
         ranks: Leader | Link | None = None,
     ) -> None:
         self.config = config
-        self.ranks = ranks
+        self.member = Member(ranks)
         self.engine_type = engine_type
         self.vocabulary = vocabulary
         self.ledger = Ledger()
@@ -79,9 +78,6 @@ class Lifecycle:
         self._model: Model | None = None
         self._lease: Lease | None = None
         self._runner: Runner | None = None
-        self._group: Group = ALONE
-        self._left: list[messages.Ended] | None = []
-        """What the other ranks were left with after shutdown."""
         self._thresholds: tuple[int, int, int] | None = None
 
     def start(self) -> Engine:
@@ -95,10 +91,10 @@ class Lifecycle:
         with self._all_or_nothing():
             folder = Path(self.config.model)
             with self._stage("model_config"):
-                self._check_ranks()
+                self.member.check(self.config)
                 self._model_config = loader.load_config(folder)
-                self.device = loader.choose_device(self.config.device, self.shard)
-                if self.ranks is not None and self.device.type == "cuda":
+                self.device = loader.choose_device(self.config.device, self.member.shard)
+                if not self.member.alone and self.device.type == "cuda":
                     torch.cuda.set_device(self.device)
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, self.device)
                 # First, so that the holder loads while this process makes its context.
@@ -106,28 +102,28 @@ class Lifecycle:
             with self._stage("context"):
                 torch.set_float32_matmul_precision("highest")
                 self.device_baseline = device_baseline(self.device)
-            if self.ranks is not None:
-                with self._stage("ranks_joined"):
-                    self.ranks.join()
+            if not self.member.alone:
+                with self._stage("ranks_met"):
+                    self.member.meet()
                 with self._stage("process_group"):
-                    self._group = ProcessGroup(self.shard, self.device, self.ranks.store)
+                    self.member.form(self.device)
             with self._stage("weights"):
                 if lent is not None and self._lease is not None:
                     self._model = lent
                     loader.bind(lent, self._lease.tensors())
                 else:
                     self._model = loader.load_model(
-                        folder, self._model_config, dtype, self.device, self.shard
+                        folder, self._model_config, dtype, self.device, self.member.shard
                     )
                 if isinstance(self._model, Decoder):
-                    self._model.group = self._group
-            if isinstance(self.ranks, Link):
+                    self._model.group = self.member.group
+            if self.member.follows:
                 return
-            if self.ranks is not None:
+            if self.member.leader is not None:
                 with self._stage("ranks_loaded"):
-                    self.ranks.loaded()
+                    self.member.leader.loaded()
             with self._stage("kernels"):
-                load_kernels(self._model, self.ranks)
+                load_kernels(self._model, self.member.leader)
 
     def take_over(self, quick: bool = False) -> Engine:
         """The KV pool and the rest, warm. Gives everything back where it fails. ``quick`` leaves
@@ -136,7 +132,6 @@ class Lifecycle:
         with self._all_or_nothing():
             assert self._model is not None
             assert self.device is not None
-            assert not isinstance(self.ranks, Link)
             with self._stage("kv_pool"):
                 self.settings = sizes.resolve(
                     self.config,
@@ -144,10 +139,13 @@ class Lifecycle:
                     loader.positions(self._model_config),
                     self._model.dtype,
                     self.device,
-                    self._least_free(),
+                    self.member.least(self.device_free()),
                 )
                 self._runner = Runner(
-                    self._model, self.settings.num_blocks, self.settings.block_size, self.ranks
+                    self._model,
+                    self.settings.num_blocks,
+                    self.settings.block_size,
+                    self.member.leader,
                 )
                 pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
                 scheduler = Scheduler(
@@ -173,8 +171,7 @@ class Lifecycle:
                 self._runner.capture_graphs(self.settings.max_num_seqs, blocks, later=quick)
             with self._stage("freeze"):
                 self.freeze()
-                if self.ranks is not None:
-                    self.ranks.tell(messages.Freeze())
+                self.member.frozen()
             return self.engine
 
     def freeze(self) -> None:
@@ -185,39 +182,16 @@ class Lifecycle:
         self.collections.start()
 
     @property
-    def shard(self) -> Shard:
-        """The part of the model that this process has."""
-        return WHOLE if self.ranks is None else self.ranks.shard
-
-    @property
     def model(self) -> Model:
         """After :meth:`prepare`."""
         assert self._model is not None
         return self._model
-
-    def _check_ranks(self) -> None:
-        size = self.config.tensor_parallel_size
-        if size != self.shard.size:
-            raise ValueError(f"{FLAG} {size}, but {self.shard.size} ranks were started")
-        if size > 1 and self.config.kv_offload_bytes:
-            raise sizes.SettingsError(
-                f"--kv-offload-bytes: not with {FLAG} {size}: host memory keeps the blocks of one"
-                " rank alone; leave one of the two out"
-            )
 
     def device_free(self) -> int | None:
         """Bytes free on the device; None on a CPU."""
         if self.device is None or self.device.type != "cuda":
             return None
         return int(torch.cuda.mem_get_info(self.device)[0])
-
-    def _least_free(self) -> int | None:
-        """What every rank's device has free at least: all KV pools are of one size."""
-        free = [self.device_free()]
-        if isinstance(self.ranks, Leader):
-            free += [rank.bytes for rank in self.ranks.ask(messages.Measure(), messages.Free)]
-        known = [each for each in free if each is not None]
-        return min(known, default=None)
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -240,9 +214,9 @@ class Lifecycle:
         is to load them itself: no holder, or a model that only transformers can build."""
         if not self.config.weights:
             return None
-        model = loader.build(folder, self._model_config, dtype, self.shard)
+        model = loader.build(folder, self._model_config, dtype, self.member.shard)
         if model is not None:
-            self._lease = Lease(self.config.weights, self.shard.rank)
+            self._lease = Lease(self.config.weights, self.member.shard.rank)
         return model
 
     @property
@@ -271,7 +245,7 @@ class Lifecycle:
         assert self.device is not None
         assert self._model is not None
         tensors = MemoryKind.DEVICE if self.device.type == "cuda" else MemoryKind.HOST
-        runner, pool, size = self.engine.runner, self.engine.pool, self.shard.size
+        runner, pool, size = self.engine.runner, self.engine.pool, self.member.shard.size
         if self._lease is not None:
             weights, process = self._lease.nbytes * size, Role.HOLDER
         else:
@@ -281,7 +255,12 @@ class Lifecycle:
         self.ledger.register("weights", tensors, lambda: weights, weights, process)
         self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes)
         if tensors is MemoryKind.DEVICE:
-            self.ledger.register("cuda_graphs", tensors, self._graph_bytes, None)
+            member = self.member
+
+            def graph_bytes() -> int:
+                return runner.graph_bytes + member.graph_bytes()
+
+            self.ledger.register("cuda_graphs", tensors, graph_bytes, None)
         self.ledger.register(
             "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
         )
@@ -292,11 +271,6 @@ class Lifecycle:
         self.ledger.register("requests", MemoryKind.HOST, self.engine.request_bytes, None)
         media.register_owners(self.ledger, self.engine, self._model, tensors)
 
-    def _graph_bytes(self) -> int:
-        assert self._runner is not None
-        others = self.ranks.accounts() if isinstance(self.ranks, Leader) else []
-        return self._runner.graph_bytes + sum(rank.graph_bytes for rank in others)
-
     def shutdown(self) -> None:
         """Give everything back, on every rank. Again does nothing more."""
         self.ledger.clear()
@@ -306,9 +280,7 @@ class Lifecycle:
             frozen.unfreeze()
             self._thresholds = None
         cuda = self.device is not None and self.device.type == "cuda"
-        lost = isinstance(self.ranks, Leader) and self.ranks.lost
-        if lost:  # first: nothing that waits for a lost rank ends before
-            self._group.close(lost)
+        self.member.give_up()
         if cuda:
             with contextlib.suppress(RuntimeError):  # a lost device cannot be waited for
                 torch.cuda.synchronize(self.device)
@@ -318,7 +290,7 @@ class Lifecycle:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
-        self._leave_group()
+        self.member.leave()
         if self._model is not None:
             self._model.close()
             self._model = None
@@ -333,36 +305,16 @@ class Lifecycle:
         if cuda:
             release_device_caches()
 
-    def _leave_group(self) -> None:
-        """After the CUDA graphs, which hold its collectives."""
-        group, self._group = self._group, ALONE
-        if isinstance(self.ranks, Leader) and group is not ALONE:
-            self.ranks.end()
-            group.close()
-            self._left = self.ranks.ended()
-        else:
-            group.close()
-
-    def end_of_all_ranks(self) -> tuple[int | None, int | None]:
-        """After :meth:`shutdown`: the bytes allocated on all devices, and the baselines together;
-        None on a CPU, or where a rank did not say."""
-        if self._left is None:
-            return None, None
-        return (
-            _sum([self.device_allocated(), *(rank.device_allocated for rank in self._left)]),
-            _sum([self.device_baseline, *(rank.device_baseline for rank in self._left)]),
-        )
+    def left(self) -> tuple[int | None, int | None]:
+        """After :meth:`shutdown`: the bytes allocated on the devices of all ranks, and their
+        baselines; None on a CPU, or where a rank did not say."""
+        return self.member.left(self.device_allocated(), self.device_baseline)
 
     def device_allocated(self) -> int | None:
         """Bytes that torch has allocated on the device now; None on a CPU."""
         if self.device is None or self.device.type != "cuda":
             return None
         return torch.cuda.memory_allocated(self.device)
-
-
-def _sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def has_compiled() -> bool:

@@ -24,7 +24,8 @@ from plimsoll_engine.models.checkpoint import (
     weight_files,
 )
 from plimsoll_engine.models.checkpoint import LoadError as LoadError
-from plimsoll_engine.models.decoder import Decoder, Part
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.decoder_parts import Part
 from plimsoll_engine.models.interface import Model
 from plimsoll_engine.ranks.group import FLAG, WHOLE, Shard
 

@@ -123,7 +123,7 @@ def _leave(lifecycle: Lifecycle, channel: Channel) -> None:
     and .004 s on a fresh device: not explained yet.)
     """
     lifecycle.shutdown()
-    channel.send(ipc.Stopped(*lifecycle.end_of_all_ranks()))
+    channel.send(ipc.Stopped(*lifecycle.left()))
     channel.wait_closed(LINGER_S)
 
 
@@ -143,7 +143,7 @@ class Worker:
         assert lifecycle.engine is not None
         self.engine: Engine = lifecycle.engine
         self.lifecycle = lifecycle
-        self.leader = lifecycle.ranks if isinstance(lifecycle.ranks, Leader) else None
+        self.leader = lifecycle.member.leader
         self.channel = channel
         self.faults = faults
         self.python = PythonObjects()
