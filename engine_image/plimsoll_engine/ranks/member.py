@@ -74,7 +74,7 @@ class Member:
             self.leader.tell(messages.Freeze())
 
     def give_up(self) -> None:
-        """Before a shutdown waits for the device: a kernel that waits for a lost rank has no end."""
+        """Before a shutdown waits for the device: what waits for a lost rank there has no end."""
         if self.leader is not None and self.leader.lost:
             self.group.close(lost=True)
 

@@ -1,10 +1,18 @@
-"""The whole life of a rank that follows rank 0 (:mod:`plimsoll_engine.ranks.follower`)."""
+"""The whole life of a rank that follows rank 0 (:mod:`plimsoll_engine.ranks.follower`).
+
+In an engine the zygote forks it. Whoever is rank 0 without a zygote, such as a benchmark, starts
+``python -m plimsoll_engine.worker.follower --config JSON --rank N`` for each other rank.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
 import sys
+from typing import NoReturn
 
+import msgspec
 import torch
 
 from plimsoll_engine.memory.lifecycle import Lifecycle
@@ -57,3 +65,20 @@ def _fail(link: Link, rank: int, message: str, linger_s: float, permanent: bool 
         link.send(messages.Failed(message, permanent))
         link.wait_closed(linger_s)
     return 1
+
+
+def main() -> NoReturn:
+    parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.follower")
+    parser.add_argument("--config", required=True, help="rank 0's WorkerConfig in JSON")
+    parser.add_argument("--rank", required=True, type=int)
+    parser.add_argument("--epoch", default=1, type=int)
+    flags = parser.parse_args()
+    config = msgspec.json.decode(flags.config, type=WorkerConfig)
+    status = run(config, flags.epoch, flags.rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # nothing of the libraries' waits for a rank that is gone
+
+
+if __name__ == "__main__":
+    main()
