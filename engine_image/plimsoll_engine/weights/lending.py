@@ -62,6 +62,8 @@ def receive(connection: socket.socket) -> tuple[Answer, int | None]:
     """The answer and the descriptor that came with it. Raises :class:`LeaseCut`."""
     try:
         body, fd = _receive(connection)
+    except EOFError:
+        raise LeaseCut("the weight holder ended before it lent the weights") from None
     except OSError as error:
         raise LeaseCut(f"weight holder: {error}") from None
     return _answers.decode(body), fd
@@ -69,10 +71,10 @@ def receive(connection: socket.socket) -> tuple[Answer, int | None]:
 
 def receive_request(connection: socket.socket) -> Wanted:
     """Raises OSError where the worker says nothing in the connection's time, or no request."""
-    body, _ = _receive(connection)
     try:
+        body, _ = _receive(connection)
         return _requests.decode(body)
-    except msgspec.DecodeError as error:
+    except (EOFError, msgspec.DecodeError) as error:
         raise ConnectionError(f"no request: {error}") from None
 
 
@@ -84,7 +86,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, int | None]:
         part, found, _, _ = socket.recv_fds(connection, 1 << 20, 1)
         fds += found
         if not part:
-            raise ConnectionError("it closed the connection before it had said all")
+            raise EOFError
         data += part
         if len(data) >= LENGTH.size:
             wanted = LENGTH.size + LENGTH.unpack_from(data)[0]

@@ -6,17 +6,10 @@ best token is ahead of the second by more than the order of a sum can move.
 
 from __future__ import annotations
 
-import os
 import random
-import select
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -24,14 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.ipc import Sampling, Submit
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.lifecycle import Lifecycle
 from plimsoll_engine.models.tiny import write_checkpoint
-from plimsoll_engine.ranks.leader import Leader, RanksLost
+from plimsoll_engine.ranks.leader import RanksLost
 from plimsoll_engine.zygote_ipc import WorkerConfig
+from tests.ranks import started
 
 REQUESTS, NEW_TOKENS, VOCABULARY = 16, 64, 256
-RANK_TIMEOUT_S = 30
-IMPORT_TIMEOUT_S = 240
 
 
 def llama(folder: Path) -> None:
@@ -66,42 +57,16 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder
 
 
-@contextmanager
-def started(model: Path, run_dir: Path, size: int) -> Iterator[tuple[Lifecycle, list[Any]]]:
-    """A warm engine of ``size`` ranks, and the other ranks' processes; they end with it."""
+def ranks(model: Path, run_dir: Path, size: int) -> Any:
+    """An engine so small that requests are cut, stopped and computed again."""
     torch.set_num_threads(1)
-    config = WorkerConfig(
-        str(model), str(run_dir), "unused", "float32", "cpu", max_num_seqs=8, max_model_len=200,
-        max_num_batched_tokens=24, block_size=4, num_blocks=100, tensor_parallel_size=size,
+    return started(
+        WorkerConfig(
+            str(model), str(run_dir), "unused", "float32", "cpu", max_num_seqs=8,
+            max_model_len=200, max_num_batched_tokens=24, block_size=4, num_blocks=100,
+            tensor_parallel_size=size,
+        )
     )  # fmt: skip
-    leader = Leader(run_dir, 1, size) if size > 1 else None
-    text = msgspec.json.encode(config).decode()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "plimsoll_engine.worker.follower", "--config", text,
-             "--rank", str(rank)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(1, size)
-    ]  # fmt: skip
-    lifecycle = Lifecycle(config, ranks=leader)
-    if leader is not None:  # an interpreter with torch takes its time on a busy machine
-        assert select.select([leader._listener], [], [], IMPORT_TIMEOUT_S)[0], (
-            "rank 1 does not come"
-        )
-    try:
-        lifecycle.start()
-        yield lifecycle, processes
-    finally:
-        lifecycle.shutdown()
-        if leader is not None:
-            leader.close()
-        for process in processes:
-            try:
-                process.wait(RANK_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
 
 
 def prompts() -> list[list[int]]:
@@ -144,7 +109,7 @@ def finish(engine: Engine) -> None:
 def test_two_ranks_make_the_same_tokens(checkpoint: Path, tmp_path: Path) -> None:
     found = []
     for size in (1, 2):
-        with started(checkpoint, tmp_path, size) as (lifecycle, processes):
+        with ranks(checkpoint, tmp_path, size) as (lifecycle, processes):
             engine = lifecycle.engine
             assert engine is not None
             found.append(texts(engine))
@@ -159,7 +124,7 @@ def test_two_ranks_make_the_same_tokens(checkpoint: Path, tmp_path: Path) -> Non
 def test_a_rank_that_dies_in_a_step_ends_the_group_at_once(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    with started(checkpoint, tmp_path, 2) as (lifecycle, (process,)):
+    with ranks(checkpoint, tmp_path, 2) as (lifecycle, (process,)):
         engine = lifecycle.engine
         assert engine is not None
         submit_all(engine)
@@ -175,7 +140,7 @@ def test_a_rank_that_dies_in_a_step_ends_the_group_at_once(
 def test_a_step_that_fails_on_rank_0_ends_the_group_and_no_rank_waits(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    with started(checkpoint, tmp_path, 2) as (lifecycle, (process,)):
+    with ranks(checkpoint, tmp_path, 2) as (lifecycle, (process,)):
         engine = lifecycle.engine
         assert engine is not None
         model: Any = engine.runner.model

@@ -80,7 +80,7 @@ def test_a_bias_of_a_sum_is_added_by_one_rank(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "size"),
     [
-        ("num_attention_heads", 9, 2),
+        ("num_attention_heads", 4, 8),
         ("num_key_value_heads", 4, 8),
         ("intermediate_size", 49, 2),
         ("vocab_size", 97, 2),
