@@ -126,9 +126,9 @@ def main() -> None:
             elif name in alone:
                 figures[f"{key}_ratio"] = rate / alone[name]
             samples[key] = found
-        bench.close()
         if flags.scale == 1.0:  # after each: a later size that fails loses nothing
             publish(flags.name, figures, samples, folder=flags.out)
+        bench.close()
 
 
 if __name__ == "__main__":

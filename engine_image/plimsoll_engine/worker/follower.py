@@ -16,11 +16,12 @@ import msgspec
 import torch
 
 from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.models.loader import LoadError
 from plimsoll_engine.ranks import messages
 from plimsoll_engine.ranks.follower import Follower, FollowError
 from plimsoll_engine.ranks.group import Shard
 from plimsoll_engine.ranks.link import LeaderGone, Link
+from plimsoll_engine.weights.lending import LeaseCut
+from plimsoll_engine.worker.main import PERMANENT
 from plimsoll_engine.worker.process import cores, write_stacks_on_sigusr1
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
@@ -47,8 +48,10 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
             raise
         except FollowError as error:
             return _fail(link, rank, str(error), LINGER_S if error.answered else 0.0)
-        except LoadError as error:
+        except PERMANENT as error:
             return _fail(link, rank, str(error), LINGER_S, permanent=True)
+        except LeaseCut as error:
+            return _fail(link, rank, str(error), LINGER_S)
         except Exception as error:  # noqa: BLE001 - the last line of defence: say it, then exit
             sys.excepthook(*sys.exc_info())
             return _fail(link, rank, f"{type(error).__name__}: {error}", LINGER_S)
