@@ -220,12 +220,14 @@ class Leader:
         happened here."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
-        for connection in select.select([*by_socket], [], [], GONE_TIMEOUT_S)[0]:
-            rank = by_socket[connection]
-            try:
-                while (message := self._peers[rank].hear(0.0)) is not None:
-                    if isinstance(message, messages.Failed):
-                        return RanksLost(f"rank {rank}: {message.message}")
-            except OSError:
-                return RanksLost(f"rank {rank} is gone: {failure}", gone=True)
+        deadline = time.monotonic() + GONE_TIMEOUT_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            for connection in select.select([*by_socket], [], [], left_s)[0]:
+                rank = by_socket[connection]
+                try:
+                    while (message := self._peers[rank].hear(0.0)) is not None:
+                        if isinstance(message, messages.Failed):
+                            return RanksLost(f"rank {rank}: {message.message}")
+                except OSError:
+                    return RanksLost(f"rank {rank} is gone: {failure}", gone=True)
         return RanksLost(f"a step of {self.shard.size} ranks failed on rank 0: {failure}")
