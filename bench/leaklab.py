@@ -60,7 +60,7 @@ async def play_all(
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
     found = [row for row in rows if row["right"]["kind"]]
-    delays = [row["found"]["confirm_s"] for row in found]
+    delays = [s for row in found if (s := row["found"]["confirm_s"]) is not None]
     growing = [row for row in found if row["expected"]["segment"]]
 
     def clients(key: str) -> int:
@@ -82,10 +82,14 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
 
 
 def kept(name: str, played: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of the result that is there, but for cases that were played anew."""
+    """The rows of the result that is there, but for cases that were played anew: each with the
+    commit that it was played with."""
     file = RESULTS / f"{name}.json"
-    rows = json.loads(file.read_text())["samples"]["cases"] if file.exists() else []
-    return [row for row in rows if row["case"] not in played]
+    if not file.exists():
+        return []
+    whole = json.loads(file.read_text())
+    rows = whole["samples"]["cases"]
+    return [{"commit": whole["commit"], **row} for row in rows if row["case"] not in played]
 
 
 async def run(only: Sequence[str]) -> list[Played]:

@@ -77,7 +77,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    device_baseline(device)
+    device_baseline(device, torch.float32)
     python = PythonObjects()
     left: list[int] = []
     after: list[int] = []

@@ -18,7 +18,7 @@ WHAT = {
     "OrphanDeviceMemory": "device memory is held by no known process",
     "Stall": "requests waited and the engine made no step",
     "OutOfMemoryKill": "the kernel killed the engine for its memory",
-    "CapacityLoss": "KV blocks were held although no request was running",
+    "CapacityLoss": "KV blocks or room for encoder outputs were held by no request",
 }
 LABEL, WIDEST, HEIGHT = 9, 64, 5
 """Columns of a size, most columns and the lines of the picture."""

@@ -170,8 +170,11 @@ class Load(msgspec.Struct, omit_defaults=True):
 
     ``inflight`` counts requests that the frontend accepted and has not yet answered; it may be
     above ``running + waiting`` while the worker does not take them in. ``kv_usage_ratio`` is the
-    share of the key-value cache that is in use, from 0 to 1. ``distinct_prompts_total`` counts
-    prompts that were not seen lately, ``adapters_total`` loads of adapters.
+    share of the key-value cache that is in use, from 0 to 1; ``kv_lost_ratio`` the share that is
+    held by no request that somebody waits for and by no transfer that is looked after, and
+    ``encoder_lost_ratio`` the same of the encoder cache's budget, with what lies outside of it.
+    ``distinct_prompts_total`` counts prompts that were not seen lately, ``adapters_total`` loads of
+    adapters.
     """
 
     running: Number | None = None
@@ -189,6 +192,8 @@ class Load(msgspec.Struct, omit_defaults=True):
     steps_total: Number | None = None
     preemptions_total: Number | None = None
     kv_usage_ratio: float | None = None
+    kv_lost_ratio: float | None = None
+    encoder_lost_ratio: float | None = None
 
 
 class Status(msgspec.Struct, omit_defaults=True):

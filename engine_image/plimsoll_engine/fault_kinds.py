@@ -64,7 +64,7 @@ class AbortChoices(Fault, frozen=True, tag="abort_choices"):
     their ``max_tokens`` for nobody."""
 
     owner = "requests of the worker"
-    segment = "KV blocks of running requests"
+    segment = "KV blocks of requests that nobody waits for"
 
 
 class AbortUnregistered(Fault, frozen=True, tag="abort_unregistered"):
@@ -189,7 +189,7 @@ class PinnedItems(Fault, frozen=True, tag="pinned_items"):
     evictions pass over them: the pool shrinks."""
 
     owner = "the prefix cache"
-    segment = "KV blocks held at idle"
+    segment = "KV blocks held by no request"
     blocks_per_request: int = 1
 
 
@@ -206,7 +206,7 @@ class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
     encoder cache's budget. Needs a model with an encoder."""
 
     owner = "the scheduler's ledger of encoder outputs"
-    segment = "torch_allocated, malloc_in_use on a CPU"
+    segment = "none: the encoder cache's budget"
 
 
 class MediaKept(Fault, frozen=True, tag="media_kept"):
@@ -224,6 +224,7 @@ class OffloadUnpolled(Fault, frozen=True, tag="offload_unpolled"):
 
     owner = "KV transfers"
     segment = "KV blocks held at idle"
+    cure = "trim"
 
 
 class OffloadAbandoned(Fault, frozen=True, tag="offload_abandoned"):
@@ -231,7 +232,7 @@ class OffloadAbandoned(Fault, frozen=True, tag="offload_abandoned"):
     ``--kv-offload-bytes``."""
 
     owner = "KV transfers"
-    segment = "KV blocks held at idle"
+    segment = "KV blocks held by no request"
     blocks_per_abort: int = 1
 
 

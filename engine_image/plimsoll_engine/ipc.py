@@ -110,6 +110,13 @@ class Abort(msgspec.Struct, tag="abort"):
     request_id: str
 
 
+class Abandoned(msgspec.Struct, tag="abandoned"):
+    """All requests that the worker runs on for nobody, although their abort was sent long ago: what
+    they hold is lost. It replaces what was said before."""
+
+    request_ids: list[str]
+
+
 class Trim(msgspec.Struct, tag="trim"):
     operation_id: str
 
@@ -135,7 +142,7 @@ class Stop(msgspec.Struct, tag="stop"):
     when the frontend closes the socket."""
 
 
-ToWorker = Submit | Abort | Trim | AuditQuery | DiagnosticQuery | TakeOver | Stop
+ToWorker = Submit | Abort | Abandoned | Trim | AuditQuery | DiagnosticQuery | TakeOver | Stop
 
 
 # ---- worker to frontend
@@ -221,8 +228,12 @@ class MediaMissing(msgspec.Struct, tag="media_missing"):
 
 
 class Report(msgspec.Struct, tag="report"):
-    """The worker's account of itself, at least once a second, also while idle. Where it is several
-    ranks, ``memory`` is rank 0's, ``others`` that of the rest, and all else is of all."""
+    """The worker's account of itself, at least once a second, also while idle.
+
+    ``running`` names the requests that hold blocks. What is ``lost`` is held by nobody; encoder
+    tokens are null for a model without an encoder. Where the worker is several ranks, ``memory`` is
+    rank 0's, ``others`` that of the rest, and all else is of all.
+    """
 
     load: Load
     memory: ProcessMemory
@@ -232,6 +243,10 @@ class Report(msgspec.Struct, tag="report"):
     prefix_query_tokens_total: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    kv_blocks_lost: int = 0
+    encoder_tokens_total: int | None = None
+    encoder_tokens_lost: int | None = None
+    running: list[str] = []
     injections: list[str] = []
     others: list[ProcessMemory] = []
 

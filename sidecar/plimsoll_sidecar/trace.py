@@ -61,6 +61,7 @@ class Header(msgspec.Struct, kw_only=True):
 class RoleRss(msgspec.Struct, omit_defaults=True):
     role: str
     rss_anon: int | None = None
+    rss_shmem: int | None = None
 
 
 class Host(msgspec.Struct, omit_defaults=True):
@@ -123,6 +124,8 @@ class SampleLoad(msgspec.Struct, omit_defaults=True):
     steps_total: int | None = None
     preemptions_total: int | None = None
     kv_usage_ratio: float | None = None
+    kv_lost_ratio: float | None = None
+    encoder_lost_ratio: float | None = None
 
 
 class LedgerLine(msgspec.Struct, omit_defaults=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    gc.collect()  # models of other tests that wait for it would be part of the baseline
     folder = tmp_path_factory.mktemp("tiny")
     write_checkpoint(folder)
     return folder

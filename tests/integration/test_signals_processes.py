@@ -52,6 +52,7 @@ def test_a_process_and_its_descendants_are_summed(engine: subprocess.Popen[bytes
     assert 96 * MIB < host.rss_anon < 160 * MIB
     assert host.by_process is not None
     assert [p.role for p in host.by_process] == ["frontend", "other"]
+    assert sum(p.rss_shmem or 0 for p in host.by_process) == host.rss_shmem
     assert processes.first == engine.pid
 
 

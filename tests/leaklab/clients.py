@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import itertools
 import json
@@ -24,6 +25,8 @@ TIMEOUT_S = 60.0
 AFTER_ERROR_S = 0.5
 PATIENCE_S = 0.15
 """What a client waits that leaves before its first token."""
+ALBUM = 8
+"""Images of a chat."""
 
 
 @dataclass
@@ -41,16 +44,35 @@ class Told:
 
 
 class Clients:
-    """``per_s`` requests a second of one of :data:`SHAPES`, and ``long_streams`` without end."""
+    """``per_s`` requests a second of one of :data:`SHAPES`, and ``long_streams`` without end.
 
-    def __init__(self, url: str, shape: str, per_s: float, long_streams: int = 2) -> None:
+    With a ``busy_s`` all clients leave at once after each so many seconds, whatever they wait for,
+    and others come ``rest_s`` later."""
+
+    def __init__(
+        self,
+        url: str,
+        shape: str,
+        per_s: float,
+        long_streams: int = 2,
+        busy_s: float | None = None,
+        rest_s: float = 0.0,
+    ) -> None:
         self.told = Told()
         self._url, self._per_s, self._long_streams = url, per_s, long_streams
+        self._busy_s, self._rest_s = busy_s, rest_s
         self._request = SHAPES[shape]
         self._numbers = itertools.count()
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._busy_s):
+                    await self._come()
+            await asyncio.sleep(self._rest_s)
+
+    async def _come(self) -> None:
         async with (
             httpx.AsyncClient(
                 base_url=self._url,
@@ -71,6 +93,10 @@ class Clients:
     async def _one(self, client: httpx.AsyncClient) -> None:
         try:
             finished = await self._request(client, next(self._numbers))
+        except asyncio.CancelledError:
+            self.told.requests += 1
+            self.told.left += 1
+            raise
         except httpx.HTTPError as error:
             self.told.failed += 1
             self.told.errors = f"{type(error).__name__}: {error}"
@@ -166,15 +192,22 @@ async def choices(client: httpx.AsyncClient, number: int) -> bool:
     return True
 
 
-async def images(client: httpx.AsyncClient, number: int) -> bool:
-    answer = await client.post("/v1/chat/completions", json=_chat(number, 2))
+async def returning(client: httpx.AsyncClient, number: int) -> bool:
+    """One of a dozen long prompts, each of them again and again."""
+    answer = await client.post("/v1/completions", json=body(prompt(number % 12, 160), 2))
     answer.raise_for_status()
     return True
 
 
-async def images_left(client: httpx.AsyncClient, number: int) -> bool:
-    """Every other client of an image leaves at once."""
-    wish = _chat(number, 8)
+async def albums(client: httpx.AsyncClient, number: int) -> bool:
+    answer = await client.post("/v1/chat/completions", json=_album(number, 2))
+    answer.raise_for_status()
+    return True
+
+
+async def albums_left(client: httpx.AsyncClient, number: int) -> bool:
+    """Every other client of an album leaves at once, in the middle of its prompt."""
+    wish = _album(number, 8)
     try:
         timeout = PATIENCE_S if number % 2 else TIMEOUT_S
         answer = await client.post("/v1/chat/completions", json=wish, timeout=timeout)
@@ -186,19 +219,26 @@ async def images_left(client: httpx.AsyncClient, number: int) -> bool:
     return True
 
 
-def _chat(number: int, tokens: int) -> dict[str, object]:
-    file = io.BytesIO()
-    colour = (number % 251, number // 251 % 251, number * 7 % 251)
-    Image.new("RGB", (56, 56), colour).save(file, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
-    messages = [{"role": "user", "content": content}]
-    wish = body("", tokens, messages=messages)
+def _album(number: int, tokens: int) -> dict[str, object]:
+    """A chat of images that no other number has."""
+    parts: list[dict[str, object]] = [
+        {"type": "image_url", "image_url": {"url": _image(number * ALBUM + i)}}
+        for i in range(ALBUM)
+    ]
+    content = [*parts, {"type": "text", "text": "What?"}]
+    wish = body("", tokens, messages=[{"role": "user", "content": content}])
     del wish["prompt"]
     return wish
 
 
+def _image(number: int) -> str:
+    file = io.BytesIO()
+    colour = (number % 251, number // 251 % 251, number * 7 % 251)
+    Image.new("RGB", (56, 56), colour).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
 Shape = Callable[[httpx.AsyncClient, int], Awaitable[bool]]
 SHAPES: dict[str, Shape] = {
-    one.__name__: one for one in (short, wordy, leaving, choices, images, images_left)
+    one.__name__: one for one in (short, wordy, returning, leaving, choices, albums, albums_left)
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from plimsoll_cli.local import runner
 from plimsoll_cli.local.plan import Plan
-from plimsoll_sidecar.govern.incident import Incident, StepOutcome
+from plimsoll_sidecar.govern.incident import Incident, Reason, StepOutcome
 from tests.leaklab import replicas
 from tests.leaklab.clients import Clients, Told
 from tests.leaklab.real_cases import RealCase
@@ -37,7 +37,7 @@ class Played:
     @property
     def found(self) -> bool:
         one = self.incident
-        return one is not None and one.kind is self.case.kind and one.confirmed_at is not None
+        return one is not None and one.kind is self.case.kind and stood_by(one)
 
     @property
     def named(self) -> bool:
@@ -89,6 +89,11 @@ class Played:
         return round(at - self.began, 1) if at is not None else None
 
 
+def stood_by(incident: Incident) -> bool:
+    """Whether it was confirmed, or cured by a trim before that."""
+    return incident.confirmed_at is not None or incident.reason is Reason.TRIM
+
+
 def disruptions(incident: Incident) -> list[str]:
     """The disruptive steps of an incident that were sent to the engine."""
     shown = (StepOutcome.SKIPPED, StepOutcome.WOULD)
@@ -114,7 +119,10 @@ async def play(case: RealCase, its_plan: Plan, plain: bool) -> Played:
     troubles: list[str] = []
     async with runner.running(its_plan, troubles.append):
         began = time.time()
-        clients = Clients(its_plan.serving_url, case.shape, case.per_s, case.long_streams)
+        clients = Clients(
+            its_plan.serving_url, case.shape, case.per_s, case.long_streams, case.busy_s,
+            case.rest_s,
+        )  # fmt: skip
         load = None if plain else asyncio.create_task(clients.run())
         try:
             while time.time() - began < case.limit_s:
@@ -130,8 +138,8 @@ async def play(case: RealCase, its_plan: Plan, plain: bool) -> Played:
                 load.cancel()
                 await asyncio.gather(load, return_exceptions=True)
     found = replicas.journal(its_plan)
-    right = [one for one in found if one.kind is case.kind and one.confirmed_at is not None]
-    confirmed = [one for one in found if one.confirmed_at is not None]
+    right = [one for one in found if one.kind is case.kind and stood_by(one)]
+    confirmed = [one for one in found if stood_by(one)]
     chosen = next(iter(right or confirmed or found), None)
     others = [f"{one.kind} {one.phase} {one.reason}" for one in found if one is not chosen]
     return Played(case, chosen, began, clients.told, others, troubles)

@@ -14,14 +14,14 @@ from tests.leaklab.replicas import Policy
 
 IN_USE, OTHER, SHARED = Segment.MALLOC_IN_USE, Segment.ANONYMOUS_OTHER, Segment.SHARED
 OBJECTS = Segment.PYTHON_OBJECTS
-NO_CAPACITY = "lost capacity shows at idle only, and this load never rests: a stall may come first"
 WORKER, ENGINE, TRIM = Reason.WORKER_RESTART, Reason.ENGINE_RESTART, Reason.TRIM
 
 
 @dataclass(frozen=True)
 class RealCase:
     """``segment`` is null where memory is not what is short. ``model`` names a tiny checkpoint.
-    ``gap`` says why the supervisor does not find it today; null where it does."""
+    ``busy_s`` and ``rest_s`` are of the clients. ``gap`` says why the supervisor does not find it
+    today; null where it does."""
 
     name: str
     fault: str
@@ -32,6 +32,8 @@ class RealCase:
     shape: str = "short"
     per_s: float = 8.0
     long_streams: int = 2
+    busy_s: float | None = None
+    rest_s: float = 0.0
     flags: tuple[str, ...] = ()
     model: str = "tiny"
     policy: Policy = field(default_factory=lambda: Policy(warmup="8s"))
@@ -40,7 +42,7 @@ class RealCase:
 
 
 def _capacity(name: str, fault: str, **changes: object) -> RealCase:
-    values: dict[str, object] = {"kind": Kind.CAPACITY_LOSS, "segment": None, "gap": NO_CAPACITY}
+    values: dict[str, object] = {"kind": Kind.CAPACITY_LOSS, "segment": None}
     return RealCase(name, fault, **{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -58,7 +60,10 @@ ENGINE_CASES = (
         gap="a trim that helped is not tried again when the garbage is back: the worker restarts",
     ),
     RealCase("stored_exception", "stored_exception:bytes_per_request=400Ki"),
-    _capacity("abort_choices", "abort_choices", shape="choices", per_s=2.0, long_streams=0),
+    _capacity(
+        "abort_choices", "abort_choices", shape="choices", per_s=2.0, long_streams=0,
+        flags=("--num-blocks=512",),
+    ),
     _frontend(
         "abort_unregistered", "abort_unregistered:payload_bytes=400Ki", "leaving",
         flags=("--max-num-seqs=1",),
@@ -79,19 +84,22 @@ ENGINE_CASES = (
         "pinned_items", "pinned_items:blocks_per_request=1",
         flags=("--num-blocks=96", "--max-num-seqs=4"), shape="wordy", long_streams=1,
     ),
-    RealCase(
-        "encoder_freed_early", "encoder_freed_early", shape="images", per_s=12.0, model="llava",
-        policy=Policy(growth_mib=8, warmup="8s"),
-    ),
-    RealCase(
-        "encoder_budget_held", "encoder_budget_held", shape="images_left", per_s=6.0,
-        model="llava", kind=Kind.STALL, segment=None,
-        flags=("--encoder-cache-tokens=64", "--max-num-seqs=1"), long_streams=1,
+    _capacity(
+        "encoder_freed_early", "encoder_freed_early", shape="albums", model="llava",
+        flags=("--media-cache-mib=8",),
     ),
     _capacity(
-        "offload_unpolled", "offload_unpolled",
+        "encoder_budget_held", "encoder_budget_held", shape="albums_left", per_s=3.0,
+        model="llava", long_streams=1,
+        flags=(
+            "--media-cache-mib=8", "--encoder-cache-tokens=160", "--max-num-batched-tokens=8",
+            "--max-num-seqs=4",
+        ),
+    ),
+    _capacity(
+        "offload_unpolled", "offload_unpolled", cure=TRIM,
         flags=("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=4"),
-        shape="wordy", per_s=0.5, long_streams=0,
+        shape="returning", per_s=40.0, long_streams=0, busy_s=1.5, rest_s=16.0, limit_s=180.0,
     ),
     _capacity(
         "offload_abandoned", "offload_abandoned:blocks_per_abort=2",
@@ -99,6 +107,23 @@ ENGINE_CASES = (
         shape="leaving", per_s=4.0, long_streams=1,
     ),
 )  # fmt: skip
+SOUND_CASES = (
+    RealCase("sound", ""),
+    RealCase(
+        "sound_full", "", shape="returning", per_s=12.0, long_streams=6,
+        flags=("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=8"),
+    ),
+    RealCase("sound_choices", "", shape="choices", per_s=2.0, flags=("--num-blocks=512",)),
+    RealCase(
+        "sound_images", "", shape="albums_left", per_s=3.0, long_streams=1, model="llava",
+        flags=(
+            "--media-cache-mib=8", "--encoder-cache-tokens=160", "--max-num-batched-tokens=8",
+            "--max-num-seqs=4",
+        ),
+    ),
+)  # fmt: skip
+"""Engines without a fault: a full pool with preemptions, long prompts, prefixes that come and go to
+host memory; aborts without end; an encoder cache that is short. Nothing may be done to them."""
 NOT_HERE = {
     "device_raw": "needs a CUDA device",
     "kept_kv": "shows in the worker's last message about its device; a CPU's worker has none",

@@ -37,6 +37,8 @@ class BlockPool:
         requests."""
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.used = 0
+        self.held = 0
+        """References of all blocks together: what the holders' own counts must add up to."""
         self._free = list(range(num_blocks - 1, -1, -1))
 
     @property
@@ -67,6 +69,7 @@ class BlockPool:
             self._references[block] = 1
             self.taken[block] += 1
         self.used += count
+        self.held += count
         return blocks
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
@@ -87,6 +90,7 @@ class BlockPool:
                 self.prefix.pin(self._hash_of(block))
                 self.used += 1
             self._references[block] += 1
+        self.held += len(blocks)
 
     def register(self, block: int, key: bytes) -> None:
         """Offer the full block to later prompts, unless another block holds the same contents."""
@@ -103,6 +107,7 @@ class BlockPool:
             if self._references[block] < 1:
                 raise AssertionError(f"block {block} was released more often than it was taken")
             self._references[block] -= 1
+            self.held -= 1
             if self._references[block]:
                 continue
             self.used -= 1

@@ -31,6 +31,10 @@ class EncoderOutputs:
     def keys(self) -> set[bytes]:
         return set(self._tensors)
 
+    def tokens_beyond(self, known: set[bytes]) -> int:
+        """Tokens of the outputs whose keys are not in ``known``."""
+        return sum(tensor.shape[0] for key, tensor in self._tensors.items() if key not in known)
+
     def free(self, keys: Sequence[bytes]) -> None:
         """Let go of outputs; one that was never made is none to let go of."""
         for key in keys:

@@ -82,6 +82,8 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.live: WeakSet[Request] = WeakSet()
         """Every request object that exists; only those in ``requests`` should."""
+        self.abandoned: frozenset[str] = frozenset()
+        """Ids of requests that nobody waits for, as the frontend last said."""
         self.make_request: Callable[[Submit], Request] = Request.of
         self._suspects: deque[str] = deque()
         self._next_expiry = 0.0

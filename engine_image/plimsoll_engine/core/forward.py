@@ -15,6 +15,7 @@ from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.core.inputs import Inputs, to_device
 from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
 from plimsoll_engine.ranks.group import ALONE, Group
@@ -23,19 +24,27 @@ from plimsoll_engine.ranks.group import ALONE, Group
 class Forward:
     """The model, the KV pool's tensors and the device they are on."""
 
-    def __init__(self, model: Model, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, model: Model, num_blocks: int, block_size: int, memory: torch.Tensor | None = None
+    ) -> None:
+        """``memory`` uint8 [bytes] is the KV pool's where it is lent; else it is allocated here."""
         self.model: Model | None = model
         self.group: Group = model.group if isinstance(model, Decoder) else ALONE
         self.outputs = EncoderOutputs(model) if isinstance(model, MediaModel) else None
         self.block_size = block_size
         self.device: torch.device = model.device
         self.graphs: DecodeGraphs | None = None
+        self._ops = ops_for(self.device)
         layers, heads, dim = model.kv
         shape = (2, layers, num_blocks * block_size, heads, dim)
-        # Zeros are written, not only reserved: a pool that filled its pages while it serves would
-        # look like growth.
-        self.kv: torch.Tensor | None = torch.empty(shape, dtype=model.dtype, device=self.device)
-        self.kv.zero_()
+        self.kv: torch.Tensor | None
+        if memory is None:
+            self.kv = torch.empty(shape, dtype=model.dtype, device=self.device)
+            # Zeros are written, not only reserved: a pool that filled its pages while it serves
+            # would look like growth.
+            self.kv.zero_()
+        else:
+            self.kv = memory.view(model.dtype).view(shape)
         self.newest: torch.Tensor | None = None
         """The tokens that the last step sampled, on the device; a request knows its row."""
 
@@ -95,7 +104,7 @@ class Forward:
             packed, [len(field) for field in fields]
         )
         if self.newest is not None and bool((inputs.sources >= 0).any()):
-            ids = torch.where(sources >= 0, self.newest[sources.clamp(min=0)], ids)
+            ids = self._ops.take(ids, sources, self.newest)
         step = StepPlan(
             keys=self.kv[0],
             values=self.kv[1],
@@ -111,7 +120,7 @@ class Forward:
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
         hidden = self.model.forward(ids, positions.long(), step, embeds)
-        return self.model.logits(hidden[rows.long()]) if len(inputs.last) else None
+        return self.model.logits(self._ops.rows(hidden, rows)) if len(inputs.last) else None
 
     def close(self) -> None:
         """Let go of the model, the KV pool and the graphs. Again does nothing more."""

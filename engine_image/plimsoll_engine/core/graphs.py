@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from plimsoll_engine.core.inputs import Inputs
+from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.interface import StepPlan
 from plimsoll_engine.ranks.group import ALONE
@@ -85,6 +86,7 @@ class DecodeGraphs:
         model, kv = self._model, self._kv
         assert model is not None
         assert kv is not None
+        ops = ops_for(kv.device)
         keys, values = kv[0], kv[1]
         ids, sources, positions, slots, contexts = self._inputs[: FIELDS * size].view(FIELDS, size)
         tables = self._inputs[FIELDS * size : (FIELDS + self._width) * size]
@@ -94,7 +96,7 @@ class DecodeGraphs:
         )  # fmt: skip
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
-            known = torch.where(sources >= 0, self._newest[sources.clamp(min=0)], ids)
+            known = ops.take(ids, sources, self._newest)
             logits = model.logits(model.forward(known, positions, step))
             return logits.argmax(dim=-1), logits
 

@@ -60,12 +60,18 @@ class Runner(Forward):
     """A :class:`Forward` that knows requests. ``leader`` commands the other ranks, if any."""
 
     def __init__(
-        self, model: Model, num_blocks: int, block_size: int, leader: Leader | None = None
+        self,
+        model: Model,
+        num_blocks: int,
+        block_size: int,
+        memory: torch.Tensor | None = None,
+        leader: Leader | None = None,
     ) -> None:
-        super().__init__(model, num_blocks, block_size)
+        super().__init__(model, num_blocks, block_size, memory)
         self._leader = leader
         if leader is not None:
-            leader.ask(messages.Pool(num_blocks, block_size), messages.Done)
+            lent = memory is not None
+            leader.ask(messages.Pool(num_blocks, block_size, lent), messages.Done)
 
     def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
         with self._together(messages.Graphs(max_num_seqs, max_blocks, later)):

@@ -21,6 +21,9 @@ WORKSPACE_ELEMENTS = 1 << 23
 """Probabilities are float64, several buffers of them: so many at once, 64 MiB a buffer, and one row
 at least."""
 INT32_BITS = 32
+BELOW_ONE = 1 - 2**-52
+"""Times any float64 it is less than that float64, however the product is rounded: a float64 lies
+less than 2**-52 of itself from the next one below."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy, as in vLLM: the quotient would overflow."""
 
@@ -99,9 +102,9 @@ class Sampled:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) for output token ``position``, with 53 random bits."""
+    """A number in [0, BELOW_ONE) for output token ``position``, with 53 random bits."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest) >> 11) / (1 << 53)
+    return (int.from_bytes(digest) >> 11) / (1 << 53) * BELOW_ONE
 
 
 def plan(rows: Sequence[Row]) -> Plan:
@@ -144,7 +147,9 @@ def sample(logits: torch.Tensor, made: Plan) -> Sampled:
     for draws, draw in ((made.plain, _draw), (made.filtered, _draw_filtered)):
         at_once = max(1, WORKSPACE_ELEMENTS // logits.shape[-1])
         for start in range(0, len(draws.rows), at_once):
-            rows = draws.rows[start : start + at_once]
+            rows: list[int] | slice = draws.rows[start : start + at_once]
+            if len(draws.rows) == len(logits):  # a slice is no copy
+                rows = slice(start, start + at_once)
             knobs = torch.tensor(draws.knobs[start : start + at_once], dtype=torch.float64)
             columns = knobs.to(logits.device, non_blocking=True).unsqueeze(-1).unbind(dim=1)
             tokens[rows] = draw(logits[rows], *columns)
@@ -174,7 +179,7 @@ def _draw(
     logits: torch.Tensor, temperature: torch.Tensor, _k: object, _p: object, _m: object,
     draw: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    return _pick(torch.softmax(logits.double() / temperature, dim=-1), draw)
+    return pick(torch.softmax(logits.double() / temperature, dim=-1), draw)
 
 
 def _draw_filtered(
@@ -193,13 +198,12 @@ def _draw_filtered(
     kept = probabilities * ((rank < top_k) & (probabilities >= min_p * probabilities[:, :1]))
     kept *= before < top_p * kept.sum(dim=-1, keepdim=True)
     kept[:, 0] = probabilities[:, 0]
-    return tokens.gather(-1, _pick(kept, draw).unsqueeze(-1)).squeeze(-1)
+    return tokens.gather(-1, pick(kept, draw).unsqueeze(-1)).squeeze(-1)
 
 
-def _pick(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
+def pick(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     """The place of each row where the running sum of ``weights`` first exceeds ``draw`` times the
-    whole: never one of weight 0."""
+    whole: never one of weight 0. ``draw`` is less than :data:`BELOW_ONE`."""
     cumulative = weights.cumsum(dim=-1)
-    whole = cumulative[:, -1:]
-    aim = torch.minimum(draw * whole, torch.nextafter(whole, torch.zeros_like(whole)))
+    aim = draw * cumulative[:, -1:]
     return torch.searchsorted(cumulative, aim, right=True).squeeze(-1)

@@ -25,6 +25,10 @@ class Settings(msgspec.Struct, frozen=True):
     block_size: int
     num_blocks: int
 
+    def kv_bytes(self, kv: KVShape, dtype: torch.dtype) -> int:
+        """The KV pool."""
+        return self.num_blocks * self.block_size * kv.bytes_per_token(dtype)
+
 
 ENCODED_AT_ONCE = 8
 """Of the largest media, for a model whose requests hold them until they end: fewer would leave the
@@ -50,11 +54,12 @@ def resolve(
     positions: int,
     dtype: torch.dtype,
     device: torch.device,
+    pool_bytes: int | None = None,
     free: int | None = None,
 ) -> Settings:
     """Fill in what was not asked for. Call it after the weights were loaded. ``positions`` is the
-    model's longest context in tokens, ``free`` the device memory that every rank has at least; null
-    asks the device."""
+    model's longest context in tokens, ``pool_bytes`` the KV pool where there is one already,
+    ``free`` the device memory that every rank has at least; null asks the device."""
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
     ):  # fmt: skip
@@ -74,7 +79,9 @@ def resolve(
     # be millions of blocks that nobody can fill, each with its entry in host memory.
     useful = 2 * max_num_seqs * -(-max_model_len // block_size)
     num_blocks = asked.num_blocks
-    if num_blocks is None:
+    if pool_bytes is not None:
+        num_blocks = pool_bytes // (kv.bytes_per_token(dtype) * block_size)
+    elif num_blocks is None:
         if cuda and free is None:
             free = torch.cuda.mem_get_info(device)[0]
         room = CPU_KV_BYTES if free is None else int(free * CUDA_KV_FRACTION)

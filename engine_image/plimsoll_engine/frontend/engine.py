@@ -19,6 +19,7 @@ from plimsoll_engine import ipc
 from plimsoll_engine.allocations import Allocations
 from plimsoll_engine.collector import FullCollections
 from plimsoll_engine.frontend import carry, load, media
+from plimsoll_engine.frontend.abandoned import Abandoned
 from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.faults import FrontendFaults
 from plimsoll_engine.frontend.keeper import Keeper
@@ -84,6 +85,7 @@ class Engine:
         self.ready: ipc.Ready | None = None
         self.report: ipc.Report | None = None
         self.counts = load.EpochCounts()
+        self._abandoned = Abandoned(self._waits_for)
         self._report_at: float | None = None
         self._replies: dict[str, asyncio.Future[ipc.FromWorker]] = {}
         self.collections = FullCollections()
@@ -174,6 +176,7 @@ class Engine:
         self.report = None
         self._report_at = None
         self.counts = load.EpochCounts()
+        self._abandoned = Abandoned(self._waits_for)
         self.metrics.worker_started(reason)
         log.info(
             "worker ready",
@@ -234,10 +237,17 @@ class Engine:
                 self.report = message
                 self._report_at = time.monotonic()
                 self.metrics.reported(message)
+                abandoned = self._abandoned.update(message.running)
+                if abandoned is not None and self.ready is not None:
+                    self.workers.send(ipc.Abandoned(abandoned))
             case ipc.Trimmed(operation_id=reply_id):
                 self._answered(reply_id, message)
             case ipc.AuditReport(query_id=reply_id) | ipc.DiagnosticReport(query_id=reply_id):
                 self._answered(reply_id, message)
+
+    def _waits_for(self, request_id: str) -> bool:
+        generation = self.requests.get(request_id)
+        return generation is not None and generation.with_worker
 
     def _answered(self, reply_id: str, message: ipc.FromWorker) -> None:
         waiting = self._replies.get(reply_id)
@@ -271,7 +281,8 @@ class Engine:
 
     def load(self) -> Load:
         reported = None if self.report is None else self.report.load
-        return load.merge(reported, self.counts, len(self.requests), self.kv_usage())
+        usage = load.Usage() if self.report is None else load.Usage.of(self.report)
+        return load.merge(reported, self.counts, len(self.requests), usage)
 
     def owners(self) -> list[LedgerEntry]:
         """Every owner of memory: the frontend's, and the worker's by its last report."""
@@ -279,10 +290,7 @@ class Engine:
 
     def kv_usage(self) -> float | None:
         """Share of the KV blocks in use; None before a worker has reported."""
-        report = self.report
-        if report is None or not report.kv_blocks_total:
-            return None
-        return report.kv_blocks_used / report.kv_blocks_total
+        return None if self.report is None else load.Usage.of(self.report).kv
 
     def injections(self) -> list[str]:
         """The names of the faults switched on, known before a worker reports them."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from plimsoll_api.admin import Load
-from plimsoll_engine.ipc import Media
+from plimsoll_engine.ipc import Media, Report
 
 KNOWN_PROMPTS = 4096
 """Prompts that are remembered, each by its hash in the place that the hash names: 32 KiB."""
@@ -45,16 +46,37 @@ class EpochCounts:
             self.distinct_prompts += 1
 
 
-def merge(
-    reported: Load | None, counts: EpochCounts, inflight: int, kv_usage_ratio: float | None
-) -> Load:
+class Usage(NamedTuple):
+    """Shares of a worker's capacity, from 0 to 1; None where it has none or has not reported."""
+
+    kv: float | None = None
+    kv_lost: float | None = None
+    encoder_lost: float | None = None
+
+    @classmethod
+    def of(cls, report: Report) -> Usage:
+        return cls(
+            kv=_share(report.kv_blocks_used, report.kv_blocks_total),
+            kv_lost=_share(report.kv_blocks_lost, report.kv_blocks_total),
+            encoder_lost=_share(report.encoder_tokens_lost, report.encoder_tokens_total),
+        )
+
+
+def _share(part: int | None, whole: int | None) -> float | None:
+    # Outputs that no ledger knows can be more than the whole budget.
+    return min(1.0, part / whole) if part is not None and whole else None
+
+
+def merge(reported: Load | None, counts: EpochCounts, inflight: int, usage: Usage) -> Load:
     """The engine's load: what only the worker knows (running, waiting, steps, preemptions) from its
     last report, frozen while it hangs; everything else from the frontend, which goes on counting.
     """
     return msgspec.structs.replace(
         reported or Load(),
         inflight=inflight,
-        kv_usage_ratio=kv_usage_ratio,
+        kv_usage_ratio=usage.kv,
+        kv_lost_ratio=usage.kv_lost,
+        encoder_lost_ratio=usage.encoder_lost,
         requests_total=counts.requests,
         aborted_total=counts.aborted,
         errors_total=counts.errors,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from typing import NamedTuple
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from plimsoll_engine.kernels import activation, norm, rotary
+from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
 from plimsoll_engine.kernels.prefill_attention import prefill_attention
 from plimsoll_engine.kernels.project import project
@@ -20,38 +24,70 @@ LIBRARY_STEP = 256
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 
-def _padded(whole: list[int], tokens: int, device: torch.device) -> list[torch.Tensor]:
-    """The rows of each whole prompt, the last ones of a step of ``tokens``; behind them, as
-    padding, the last row again: no row before it attends to that."""
-    found = []
-    first = tokens - sum(whole)
-    for rows in whole:
-        size = -(-rows // LIBRARY_STEP) * LIBRARY_STEP
-        found.append(torch.arange(size, device=device).clamp_(max=rows - 1) + first)
-        first += rows
-    return found
+def _whole(plan: StepPlan) -> list[int]:
+    """The rows of the prompts that are the library's, the last ones of the step."""
+    return [rows for rows in plan.fresh if rows >= LIBRARY_ROWS]
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // LIBRARY_STEP) * LIBRARY_STEP
+
+
+class Fresh(NamedTuple):
+    """A step's own rows in one layer: ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and
+    values, ``query`` [tokens + tail, heads, dim] where it has a tail already."""
+
+    pairs: torch.Tensor
+    query: torch.Tensor | None = None
+
+
+def _tail(plan: StepPlan) -> int | None:
+    """Rows of padding behind the step's last prompt; None where none is the library's."""
+    whole = _whole(plan)
+    return _padded(whole[-1]) - whole[-1] if whole else None
+
+
+def _with_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
+    return pad(x, (0, 0, 0, 0, 0, tail))
 
 
 def _causal(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    query: torch.Tensor, pairs: torch.Tensor, first: int, count: int, rows: int, scale: float
 ) -> torch.Tensor:
-    """Causal attention within one sequence; [rows, heads, dim] each."""
-    with sdpa_kernel(BACKENDS, set_priority=True):
-        out = scaled_dot_product_attention(
-            query.transpose(0, 1).unsqueeze(0),
-            key.transpose(0, 1).unsqueeze(0),
-            value.transpose(0, 1).unsqueeze(0),
-            is_causal=True,
-            scale=scale,
-            enable_gqa=True,
+    """Causal attention within each of ``count`` prompts of ``rows`` tokens from row ``first`` on;
+    [count, rows, heads, dim].
+
+    The padding of a prompt are the rows behind it, the next one's or zeros: no row of its own
+    attends to them. So nothing is copied.
+    """
+
+    def prompts(x: torch.Tensor) -> torch.Tensor:
+        heads, dim = x.shape[1:]
+        row = heads * dim
+        return x.as_strided(
+            (count, heads, _padded(rows), dim),
+            (rows * row, dim, row, 1),
+            x.storage_offset() + first * row,
         )
-    return out[0].transpose(0, 1)
+
+    with sdpa_kernel(BACKENDS, set_priority=True):
+        found = scaled_dot_product_attention(
+            prompts(query), prompts(pairs[0]), prompts(pairs[1]),
+            is_causal=True, scale=scale, enable_gqa=True,
+        )  # fmt: skip
+    return found[:, :, :rows].transpose(1, 2)
 
 
 class FusedOps:
     """See :class:`plimsoll_engine.kernels.interface.Ops`."""
 
     projects = True
+
+    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return by_row.rows(x, index)
+
+    def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        return by_row.take(ids, sources, newest)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return norm.rms_norm(x, None, weight, eps)
@@ -74,13 +110,17 @@ class FusedOps:
         layer: int,
     ) -> torch.Tensor:
         keys, values = plan.keys[layer], plan.values[layer]
-        return rotary.rotate_and_store(
-            qkv, rotary_table, norms, eps, plan.write_slots, keys, values
+        query, pairs = rotary.rotate_and_store(
+            qkv, rotary_table, norms, eps, plan.write_slots, keys, values, _tail(plan)
         )
+        plan.derived = None if pairs is None else Fresh(pairs, query)
+        return query[: len(qkv)]
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         plan.keys[layer].index_copy_(0, plan.write_slots, key)
         plan.values[layer].index_copy_(0, plan.write_slots, value)
+        tail = _tail(plan)
+        plan.derived = None if tail is None else Fresh(_with_tail(torch.stack((key, value)), tail))
 
     def attend(
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
@@ -92,21 +132,22 @@ class FusedOps:
                 query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
                 scale, window, out,
             )  # fmt: skip
-        whole = [rows for rows in plan.fresh if rows >= LIBRARY_ROWS] if window is None else []
+        whole = _whole(plan) if window is None else []
         end = len(plan.contexts) - len(whole)
         if plan.decodes < end:
             prefill_attention(
                 query, keys, values, plan.tables, plan.contexts[:end], plan.starts, plan.decodes,
                 plan.longest, plan.block_size, scale, window, out,
             )  # fmt: skip
-        if whole and plan.derived is None:
-            plan.derived = _padded(whole, len(query), query.device)
         first = len(query) - sum(whole)
-        for at, rows in zip(plan.derived or (), whole, strict=True):
-            slots = plan.write_slots[at]
-            found = _causal(query[at], keys[slots], values[slots], scale)
-            out[first : first + rows] = found[:rows]
-            first += rows
+        fresh: Fresh = plan.derived
+        if whole:
+            query = fresh.query if fresh.query is not None else _with_tail(query, _tail(plan) or 0)
+        for rows, equal in groupby(whole):
+            count = len(list(equal))
+            part = out[first : first + count * rows].unflatten(0, (count, rows))
+            part.copy_(_causal(query, fresh.pairs, first, count, rows, scale))
+            first += count * rows
         return out
 
     def project(

@@ -17,6 +17,15 @@ class Ops(Protocol):
 
     projects: bool
 
+    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """The rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""
+        ...
+
+    def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        """The tokens of a step, int64: ``ids`` int32 [tokens], but row ``sources`` int32 [tokens]
+        of ``newest`` int64 where that is not negative."""
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """``x`` [rows, size] over its root mean square, times ``weight`` [size]."""
         ...

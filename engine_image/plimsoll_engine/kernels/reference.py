@@ -33,6 +33,12 @@ class ReferenceOps:
 
     projects = False
 
+    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x[index.long()]
+
+    def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        return torch.where(sources >= 0, newest[sources.clamp(min=0)], ids)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)

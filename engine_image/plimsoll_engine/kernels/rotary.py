@@ -43,11 +43,12 @@ def _rotated(
     return left * cos - right * sin, right * cos + left * sin, at, inside
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots"])
+@triton.jit(do_not_specialize=["second"], do_not_specialize_on_alignment=["slots"])
 def _rotate_and_store(
-    qkv, rotary, q_norm, k_norm, slots, query, keys, values, eps,
+    qkv, rotary, q_norm, k_norm, slots, query, keys, values, fresh, second, eps,
     HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr,
     KV_HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
+    FRESH: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     dim: tl.constexpr = 2 * HALF
@@ -62,18 +63,25 @@ def _rotate_and_store(
     tl.store(to, left.to(query.dtype.element_ty), mask=inside)
     tl.store(to + HALF, right.to(query.dtype.element_ty), mask=inside)
     slot = tl.load(slots + token).to(tl.int64)
-    if slot < 0:
-        return
     left, right, at, inside = _rotated(
         source + HEADS * dim, k_norm, cos, sin, eps, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
     )
-    to = keys + slot * KV_HEADS * dim + at
-    tl.store(to, left.to(keys.dtype.element_ty), mask=inside)
-    tl.store(to + HALF, right.to(keys.dtype.element_ty), mask=inside)
+    left, right = left.to(keys.dtype.element_ty), right.to(keys.dtype.element_ty)
     source += (HEADS + KV_HEADS) * dim
-    to = values + slot * KV_HEADS * dim + at
-    tl.store(to, tl.load(source + at, mask=inside, other=0.0), mask=inside)
-    tl.store(to + HALF, tl.load(source + at + HALF, mask=inside, other=0.0), mask=inside)
+    first = tl.load(source + at, mask=inside, other=0.0)
+    last = tl.load(source + at + HALF, mask=inside, other=0.0)
+    if slot >= 0:
+        place = slot * KV_HEADS * dim + at
+        tl.store(keys + place, left, mask=inside)
+        tl.store(keys + place + HALF, right, mask=inside)
+        tl.store(values + place, first, mask=inside)
+        tl.store(values + place + HALF, last, mask=inside)
+    if FRESH:
+        own = fresh + token * KV_HEADS * dim + at
+        tl.store(own, left, mask=inside)
+        tl.store(own + HALF, right, mask=inside)
+        tl.store(own + second, first, mask=inside)
+        tl.store(own + second + HALF, last, mask=inside)
 
 
 def table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -94,19 +102,30 @@ def rotate_and_store(
     slots: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-) -> torch.Tensor:
-    """The queries [tokens, heads, dim]; ``keys`` and ``values`` [slots, kv heads, dim] are written
-    at ``slots`` [tokens], where not negative. Moves twice the bytes of ``qkv``."""
+    tail: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The queries [tokens + tail, heads, dim]; ``keys`` and ``values`` [slots, kv heads, dim] are
+    written at ``slots`` [tokens], where not negative. Moves twice the bytes of ``qkv``.
+
+    With ``tail`` also the step's own keys and values [2, tokens + tail, kv heads, dim], in the
+    order of the tokens. The rows of the tail are zeros.
+    """
     kv_heads, dim = keys.shape[1:]
     tokens = len(qkv)
     heads = qkv.shape[1] // dim - 2 * kv_heads
-    query = qkv.new_empty(tokens, heads, dim)
+    query = qkv.new_empty(tokens + (tail or 0), heads, dim)
+    fresh = None
+    if tail is not None:
+        fresh = keys.new_empty(2, tokens + tail, kv_heads, dim)
+        query[tokens:].zero_()
+        fresh[:, tokens:].zero_()
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
     _rotate_and_store[(tokens,)](
-        qkv, rotary, q_norm, k_norm, slots, query, keys, values, eps,
+        qkv, rotary, q_norm, k_norm, slots, query, keys, values,
+        keys if fresh is None else fresh, 0 if fresh is None else fresh.stride(0), eps,
         HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads),
         KV_HEADS=kv_heads, KV_HEADS_PAD=triton.next_power_of_2(kv_heads),
         HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norms is not None,
-        num_warps=4,
+        FRESH=fresh is not None, num_warps=4,
     )  # fmt: skip
-    return query
+    return query, fresh

@@ -29,6 +29,8 @@ def kv_references_match(engine: Engine, _: Ledger) -> list[str]:
     if engine.scheduler.offload is not None:
         named.update(engine.scheduler.offload.held_blocks())
     counted = engine.pool.references()
+    if engine.pool.held != sum(counted.values()):
+        return [f"{sum(counted.values())} references, {engine.pool.held} are counted"]
     wrong = [block for block in named.keys() | counted if named[block] != counted.get(block, 0)]
     if not wrong:
         return []

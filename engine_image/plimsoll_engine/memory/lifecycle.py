@@ -52,7 +52,8 @@ class Lifecycle:
 
     A start has two halves. :meth:`prepare` needs little of the device, so that it can run beside a
     predecessor that still serves; :meth:`take_over` takes the KV pool. Where a weight holder is
-    configured the weights are its own and only mapped here; otherwise they are loaded here.
+    configured the weights are its own and only mapped here, and so is the KV pool on CUDA;
+    otherwise they are made here.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Lifecycle:
         self._model_config: Any = None
         self._model: Model | None = None
         self._lease: Lease | None = None
+        self._pool: torch.Tensor | None = None
+        """The holder's KV pool, uint8 [bytes], once this process takes it over."""
         self._runner: Runner | None = None
         self._thresholds: tuple[int, int, int] | None = None
 
@@ -101,7 +104,7 @@ class Lifecycle:
                 lent = self._ask_for_weights(folder, dtype)
             with self._stage("context"):
                 torch.set_float32_matmul_precision("highest")
-                self.device_baseline = device_baseline(self.device)
+                self.device_baseline = device_baseline(self.device, dtype)
             if not self.member.alone:
                 with self._stage("ranks_met"):
                     self.member.meet()
@@ -111,6 +114,8 @@ class Lifecycle:
                 if lent is not None and self._lease is not None:
                     self._model = lent
                     loader.bind(lent, self._lease.tensors())
+                    if self.device.type == "cuda":
+                        self._pool = self._lease.pool()
                 else:
                     self._model = loader.load_model(
                         folder, self._model_config, dtype, self.device, self.member.shard
@@ -139,12 +144,15 @@ class Lifecycle:
                     loader.positions(self._model_config),
                     self._model.dtype,
                     self.device,
+                    None if self._pool is None else self._pool.nbytes,
                     self.member.least(self.device_free()),
                 )
+                self.borrow_pool(self.settings.kv_bytes(self._model.kv, self._model.dtype))
                 self._runner = Runner(
                     self._model,
                     self.settings.num_blocks,
                     self.settings.block_size,
+                    self._pool,
                     self.member.leader,
                 )
                 pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
@@ -173,6 +181,14 @@ class Lifecycle:
                 self.freeze()
                 self.member.frozen()
             return self.engine
+
+    def borrow_pool(self, nbytes: int) -> torch.Tensor | None:
+        """The holder's memory for this rank's KV pool, made with ``nbytes`` where it has none yet;
+        None where the pool is made here."""
+        assert self.device is not None
+        if self._lease is not None and self._pool is None and self.device.type == "cuda":
+            self._pool = self._lease.pool(nbytes)
+        return self._pool
 
     def freeze(self) -> None:
         """The start is over: what exists by now is nobody's garbage until :meth:`shutdown`."""
@@ -253,7 +269,8 @@ class Lifecycle:
             weights = sum(tensor.nbytes for tensor in tensors_of_rank) * size
             process = Role.WORKER
         self.ledger.register("weights", tensors, lambda: weights, weights, process)
-        self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes)
+        keeper = Role.WORKER if self._pool is None else Role.HOLDER
+        self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes, keeper)
         if tensors is MemoryKind.DEVICE:
             member = self.member
 
@@ -294,6 +311,7 @@ class Lifecycle:
         if self._model is not None:
             self._model.close()
             self._model = None
+        self._pool = None
         if self._lease is not None:
             self._lease.end()
             self._lease = None
@@ -324,13 +342,13 @@ def has_compiled() -> bool:
     return dynamo is not None and bool(dynamo.counters)
 
 
-def device_baseline(device: torch.device) -> int | None:
-    """Bytes allocated once the context exists and its libraries ran once; None on a CPU."""
+def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
+    """Bytes allocated once the context exists and its libraries ran once, for ``dtype`` alone:
+    each loads kernels of its own; None on a CPU."""
     if device.type != "cuda":
         return None
-    for dtype in (torch.float32, torch.bfloat16):
-        square = torch.ones(64, 64, dtype=dtype, device=device)
-        torch.nn.functional.linear(square, square).softmax(dim=-1)
+    square = torch.ones(64, 64, dtype=dtype, device=device)
+    torch.nn.functional.linear(square, square)
     torch.cuda.synchronize(device)
     del square
     release_device_caches()

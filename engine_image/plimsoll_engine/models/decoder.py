@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import linear
 
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.interface import Ops
@@ -134,7 +134,7 @@ class Decoder:
             self._inverse = self._inverse.to(embed.device)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return embedding(ids, self._tensors["embed"])
+        return self._ops.rows(self._tensors["embed"], ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.group.all_gather(linear(hidden, self._tensors["head"]))

@@ -12,6 +12,7 @@ concerns it, and no block can be left behind by one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -138,9 +139,14 @@ class Offload:
         self._free += [slot for _, slot in cleared]
         return len(cleared)
 
-    def held_blocks(self) -> list[int]:
+    def held_blocks(self, begun_after: float = -math.inf) -> list[int]:
         """Device blocks that transfers reference, one entry a reference."""
-        return [block for t in self.transfers if not t.to_host for block in t.blocks]
+        return [
+            block
+            for transfer in self.transfers
+            if not transfer.to_host and transfer.begun > begun_after
+            for block in transfer.blocks
+        ]
 
     def stale(self) -> list[float]:
         """The ages in seconds of transfers that nobody looks after."""

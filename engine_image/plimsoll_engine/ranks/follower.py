@@ -55,9 +55,12 @@ class Follower:
                 self._pool.capture_more()
             case messages.Graphs(max_num_seqs, max_blocks, later):
                 self._pool.capture_graphs(max_num_seqs, max_blocks, later)
-            case messages.Pool(num_blocks, block_size):
+            case messages.Pool(num_blocks, block_size, lent):
                 self._drop()
-                self._forward = Forward(self._lifecycle.model, num_blocks, block_size)
+                model = self._lifecycle.model
+                nbytes = num_blocks * block_size * model.kv.bytes_per_token(model.dtype)
+                memory = self._lifecycle.borrow_pool(nbytes) if lent else None
+                self._forward = Forward(model, num_blocks, block_size, memory)
                 return messages.Done()
             case messages.Drop():
                 self._drop()

@@ -21,10 +21,12 @@ from plimsoll_engine.ipc import LENGTH
 
 
 class Pool(msgspec.Struct, tag="pool"):
-    """Make a KV pool of these sizes; answered by :class:`Done`."""
+    """Make a KV pool of these sizes, in the holder's memory where it is ``lent``; answered by
+    :class:`Done`."""
 
     num_blocks: int
     block_size: int
+    lent: bool = False
 
 
 class Step(msgspec.Struct, tag="step"):

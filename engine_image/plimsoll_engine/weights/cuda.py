@@ -46,7 +46,7 @@ class DeviceBuffer:
         if status == OUT_OF_MEMORY:
             free, total = torch.cuda.mem_get_info()
             raise torch.OutOfMemoryError(
-                f"weights of {nbytes} bytes: the device has {free} of {total} bytes free"
+                f"{nbytes} bytes: the device has {free} of {total} bytes free"
             )
         _check(status, "cuMemAlloc")
         return cls(pointer.value, nbytes, own=True)

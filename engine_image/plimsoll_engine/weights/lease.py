@@ -1,4 +1,4 @@
-"""The worker's end: weights borrowed from the holder, as views of its buffer."""
+"""The worker's end: weights and KV pool borrowed from the holder, as views of its buffers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Lease:
     def __init__(self, path: str, rank: int = 0) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer: Buffer | None = None
+        self._pool: DeviceBuffer | None = None
         try:
             self._socket.connect(path)
-            lending.send(self._socket, lending.Wanted(rank))
+            lending.send(self._socket, lending.WeightsAsked(rank))
         except OSError as error:
             self._socket.close()
             raise LeaseCut(f"weight holder's socket {path}: {error}") from None
@@ -38,16 +39,36 @@ class Lease:
         Waits for the holder to load them; the frontend bounds the wait by its startup timeout.
         Raises LoadError, LeaseCut and RuntimeError.
         """
+        answer, fd = self._receive()
+        match answer:
+            case lending.Lent(manifest, bytes(handle)):
+                self._buffer = DeviceBuffer.map(handle, manifest.nbytes)
+            case lending.Lent(manifest) if fd is not None:
+                self._buffer = HostBuffer.map(fd)
+            case _:
+                raise LeaseCut("weight holder: neither a handle nor a descriptor came")
+        return views(self._buffer.tensor(), manifest)
+
+    def pool(self, nbytes: int = 0) -> torch.Tensor | None:
+        """Device memory for the KV pool as uint8 [bytes]: the holder's, made with ``nbytes`` where
+        it has none; without a size None there. What a predecessor wrote is still in it.
+
+        On CUDA, after :meth:`tensors`. Raises LeaseCut and RuntimeError.
+        """
+        lending.send(self._socket, lending.PoolAsked(nbytes))
+        answer, _ = self._receive()
+        if not isinstance(answer, lending.LentPool):
+            raise LeaseCut("weight holder: its answer is not the KV pool")
+        if answer.handle is None:
+            return None
+        self._pool = DeviceBuffer.map(answer.handle, answer.nbytes)
+        return self._pool.tensor()
+
+    def _receive(self) -> tuple[lending.Answer, int | None]:
         answer, fd = lending.receive(self._socket)
         if isinstance(answer, lending.Refused):
             raise LoadError(answer.message) if answer.permanent else RuntimeError(answer.message)
-        if answer.handle is not None:
-            self._buffer = DeviceBuffer.map(answer.handle, answer.manifest.nbytes)
-        elif fd is not None:
-            self._buffer = HostBuffer.map(fd)
-        else:
-            raise LeaseCut("weight holder: neither a handle nor a descriptor came")
-        return views(self._buffer.tensor(), answer.manifest)
+        return answer, fd
 
     def end(self) -> None:
         """Unmap, then tell the holder. No view may be used after this. Again does nothing more."""
@@ -55,11 +76,13 @@ class Lease:
             # A device that is lost takes no calls; the mapping then ends with the process, and the
             # lease is cut, not returned.
             with contextlib.suppress(CudaError):
+                if self._pool is not None:
+                    self._pool.close()
                 self._buffer.close()
                 self._returned()
-            self._buffer = None
+            self._buffer = self._pool = None
         self._socket.close()
 
     def _returned(self) -> None:
-        with contextlib.suppress(OSError):  # the holder is gone: nobody to tell
-            self._socket.sendall(lending.RETURNED)
+        with contextlib.suppress(LeaseCut):  # the holder is gone: nobody to tell
+            lending.send(self._socket, lending.Returned())

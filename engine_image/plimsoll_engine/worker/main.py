@@ -26,6 +26,7 @@ from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.device import device_memory
 from plimsoll_engine.memory.diagnostics import diagnose
 from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.memory.lost import lost_blocks, lost_encoder_tokens
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.models.loader import LoadError
 from plimsoll_engine.ranks.leader import Leader, RanksLost
@@ -119,8 +120,7 @@ def _leave(lifecycle: Lifecycle, channel: Channel) -> None:
     """Give everything back and say so; then stay until the frontend has closed the socket.
 
     The end of a process that has a CUDA context keeps the driver busy, which the successor's own
-    calls would feel. (Its KV pool of 100 GiB takes .3 s after a predecessor, however that ended,
-    and .004 s on a fresh device: not explained yet.)
+    calls would feel.
     """
     lifecycle.shutdown()
     channel.send(ipc.Stopped(*lifecycle.left()))
@@ -200,6 +200,8 @@ class Worker:
                     self.channel.send(refusal)
             case ipc.Abort(request_id):
                 self.engine.abort(request_id)
+            case ipc.Abandoned(request_ids):
+                self.engine.abandoned = frozenset(request_ids)
             case ipc.Trim(operation_id):
                 steps = trim(self.engine, self.python, self.leader)
                 self.channel.send(ipc.Trimmed(operation_id, steps))
@@ -241,6 +243,10 @@ class Worker:
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,
             kv_blocks_used=engine.pool.used,
             kv_blocks_total=engine.pool.num_blocks,
+            kv_blocks_lost=lost_blocks(engine),
+            encoder_tokens_total=None if scheduler.encoder is None else scheduler.encoder.budget,
+            encoder_tokens_lost=lost_encoder_tokens(engine),
+            running=[request.request_id for request in scheduler.running],
             injections=self.faults.names,
         )
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import importlib
 import os
 import select
@@ -30,6 +29,7 @@ import msgspec
 from plimsoll_api.admin import Role
 from plimsoll_engine import zygote_ipc
 from plimsoll_engine.core.grammar import Vocabulary
+from plimsoll_engine.process_rules import frozen
 from plimsoll_engine.worker.framing import FrameReader
 from plimsoll_engine.worker.process import die_with_parent, threads
 from plimsoll_engine.zygote_ipc import Exited, Fork, Forked, ForkFailed, WorkerConfig, ZygoteReady
@@ -205,8 +205,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     # Objects of before the fork are nobody's garbage: a collection in a worker need not look at
     # them, and so does not copy their pages.
-    gc.collect()
-    gc.freeze()
+    frozen.before_forks()
     zygote.send(ZygoteReady(os.getpid(), time.monotonic() - begun))
     zygote.serve()
     sys.stdout.flush()

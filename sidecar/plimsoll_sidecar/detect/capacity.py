@@ -1,9 +1,13 @@
-"""Capacity that is lost: KV blocks that are held while no request is there to hold them."""
+"""Capacity that is lost: taken, and held by nobody who could give it back.
+
+An engine that keeps books of who holds what tells the loss itself, at any load. Of others it is
+known at idle alone: what is held while no request is there.
+"""
 
 from __future__ import annotations
 
 from plimsoll_sidecar.detect.assessment import Kind, Suspicion
-from plimsoll_sidecar.trace import Sample
+from plimsoll_sidecar.trace import Sample, SampleLoad
 
 IDLE_S = 10.0
 """Transfers of an offload may hold blocks for a moment after the last request."""
@@ -14,14 +18,23 @@ CONFIDENCE = 0.95
 
 
 class CapacityWatch:
-    """One epoch. What was seen at idle stands until the next idle time shows otherwise."""
+    """One epoch. What was seen stands until the next look shows otherwise: the next answer of an
+    engine that tells its loss, the next idle time of one that does not."""
 
     def __init__(self) -> None:
         self._held_since: float | None = None
         self._standing: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """The loss that stands. While requests are under way nobody can tell theirs from it."""
+        """The loss that stands."""
+        told = _told(sample.load)
+        if told is not None:
+            ratio, words = told
+            self._standing = _lost(ratio, words) if ratio >= LEAST_RATIO else None
+            return self._standing
+        return self._at_idle(sample)
+
+    def _at_idle(self, sample: Sample) -> Suspicion | None:
         load, usage = sample.load, sample.load.kv_usage_ratio
         known = load.running is not None and usage is not None and 0.0 <= usage <= 1.0
         if not known or load.running or load.waiting or load.inflight:
@@ -33,16 +46,29 @@ class CapacityWatch:
             return None
         self._held_since = sample.t if self._held_since is None else self._held_since
         if sample.t - self._held_since >= IDLE_S:
-            self._standing = _lost(usage)
+            self._standing = _lost(
+                usage, "of the key-value cache is held while no request is there"
+            )
         return self._standing
 
 
-def _lost(usage: float) -> Suspicion:
+def _told(load: SampleLoad) -> tuple[float, str] | None:
+    """The worst share that the engine says is lost, and of what; None where it does not say."""
+    shares = (
+        (load.kv_lost_ratio, "of the key-value cache is held by no request that is waited for"),
+        (load.encoder_lost_ratio, "of the encoder cache's budget is held by no request that runs"),
+    )
+    known = [(ratio, words) for ratio, words in shares if ratio is not None and 0.0 <= ratio <= 1.0]
+    return max(known, default=None)
+
+
+def _lost(ratio: float, words: str) -> Suspicion:
     return Suspicion(
         kind=Kind.CAPACITY_LOSS,
         segment=None,
         confidence=CONFIDENCE,
-        consumed_ratio=round(usage, 4),
-        over_budget=usage >= SPENT_RATIO,
-        evidence=[f"{usage:.1%} of the key-value cache is held while no request is there"],
+        consumed_ratio=round(ratio, 4),
+        over_budget=ratio >= SPENT_RATIO,
+        process="worker",
+        evidence=[f"{ratio:.1%} {words}"],
     )

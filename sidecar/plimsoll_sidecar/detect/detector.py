@@ -15,6 +15,7 @@ from plimsoll_sidecar.detect.capacity import CapacityWatch
 from plimsoll_sidecar.detect.killed import KillWatch
 from plimsoll_sidecar.detect.orphan import OrphanWatch
 from plimsoll_sidecar.detect.remembered import Remembered
+from plimsoll_sidecar.detect.roles import Roles
 from plimsoll_sidecar.detect.stall import StallWatch, work
 from plimsoll_sidecar.detect.trend import Point
 from plimsoll_sidecar.detect.trigger import TriggerWatch, sentence
@@ -91,7 +92,8 @@ class _Epoch:
         self._source: segments.HostSource | None = None
         self._missing = 0
         self._device_seen = False
-        self._roles: dict[str, tuple[int, int]] = {}
+        self._roles = Roles(lambda process: process.rss_anon)
+        self._shared_roles = Roles(lambda process: process.rss_shmem)
 
     def update(self, sample: Sample) -> None:
         self._recall(sample)
@@ -120,16 +122,15 @@ class _Epoch:
         return Remembered(
             host=host.bases if host else [],
             device=device.bases if device else [],
-            roles={role: base for role, (base, _) in self._roles.items()} if host else {},
+            roles=self._roles.bases if host else {},
+            shared_roles=self._shared_roles.bases if host else {},
         )
 
     def resume(self, remembered: Remembered, t: float) -> None:
         self.host.resume(remembered.host, t)
         self.device.resume(remembered.device, t)
-        self._roles |= {
-            role: (base, self._roles.get(role, (base, base))[1])
-            for role, base in remembered.roles.items()
-        }
+        self._roles.resume(remembered.roles)
+        self._shared_roles.resume(remembered.shared_roles)
 
     # ---- one sample
 
@@ -153,7 +154,8 @@ class _Epoch:
         self._missing = 0
         sizes = segments.host_segments(sample, self._source)
         self.sizes.update(sizes)
-        self._take_roles(sample)
+        for roles in (self._roles, self._shared_roles):
+            roles.update(sample.host.by_process or [], self.host.baseline is not None)
         self._take(self.host, sample, self._point(sample, total, "host"), sizes)
 
     def _choose_source(self, sample: Sample) -> None:
@@ -184,17 +186,6 @@ class _Epoch:
             undeclared = point.bytes - point.declared
             self.triggers[watch.kind].add(point.t, undeclared, point.load, sample.load)
 
-    def _take_roles(self, sample: Sample) -> None:
-        """Per role: the size when the epoch became warm, and the newest."""
-        warm = self.host.baseline is not None
-        sums: dict[str, int] = {}
-        for process in sample.host.by_process or []:
-            if process.rss_anon is not None:
-                sums[process.role] = sums.get(process.role, 0) + process.rss_anon
-        for role, size in sums.items():
-            base = self._roles[role][0] if warm and role in self._roles else size
-            self._roles[role] = (base, size)
-
     def _point(self, sample: Sample, size: int, kind: str) -> Point:
         declared = explain.declared(self.ledger, kind)
         collections = sample.malloc.full_collections if sample.malloc else None
@@ -221,9 +212,10 @@ class _Epoch:
         told = sentence(suspicion.trigger) if suspicion.trigger is not None else None
         if told is not None:
             suspicion.evidence.append(told)
-        suspicion.process = "worker" if kind == "device" else self._grown_role()
+        suspicion.process = "worker" if kind == "device" else self._grown_role(suspicion.segment)
         return suspicion
 
-    def _grown_role(self) -> str | None:
-        grown = {role: size - base for role, (base, size) in self._roles.items() if size > base}
-        return max(grown, key=lambda role: grown[role], default=None)
+    def _grown_role(self, segment: Segment | None) -> str | None:
+        if segment is Segment.SHARED and self._shared_roles.known:
+            return self._shared_roles.sole()
+        return self._roles.largest()

@@ -8,7 +8,8 @@ from plimsoll_sidecar.detect.trend import Point
 
 
 class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The bases of one epoch: host and device, one for each class of load, and each role's size.
+    """The bases of one epoch: host and device, one for each class of load, and each role's size
+    (anonymous, and shared).
 
     Without them a new detector would take memory that has leaked for its baseline.
     """
@@ -16,3 +17,4 @@ class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
     host: list[Point] = []
     device: list[Point] = []
     roles: dict[str, int] = {}
+    shared_roles: dict[str, int] = {}

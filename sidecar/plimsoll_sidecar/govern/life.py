@@ -305,6 +305,8 @@ class Life(Conditions):
             incident.returned_bytes = returned
             message = f"the trim returned {format_bytes(returned)}"
             self.end(incident, Phase.RESOLVED, Reason.TRIM, message)
+        elif incident.trimmed and incident.kind is Kind.CAPACITY_LOSS:
+            self.end(incident, Phase.RESOLVED, Reason.TRIM, "the trim gave the capacity back")
         else:
             message = "no longer suspected"
             self.end(incident, Phase.RESOLVED, Reason.CLEARED, message)

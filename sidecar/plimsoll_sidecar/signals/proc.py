@@ -73,7 +73,9 @@ class Processes:
             rss_file=sum(size.file for size in known.values()),
             rss_shmem=sum(size.shmem for size in known.values()),
             processes=len(known),
-            by_process=[RoleRss(roles[pid].value, size.anon) for pid, size in known.items()],
+            by_process=[
+                RoleRss(roles[pid].value, size.anon, size.shmem) for pid, size in known.items()
+            ],
         )
 
     def _living(self) -> dict[int, Role]:

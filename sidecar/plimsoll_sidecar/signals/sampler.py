@@ -180,6 +180,8 @@ def load_of(status: Status) -> SampleLoad:
         steps_total=load.steps_total,
         preemptions_total=load.preemptions_total,
         kv_usage_ratio=load.kv_usage_ratio,
+        kv_lost_ratio=load.kv_lost_ratio,
+        encoder_lost_ratio=load.encoder_lost_ratio,
     )
 
 

@@ -165,6 +165,8 @@ def test_status_counts_from_the_beginning_of_the_epoch(engine: Any) -> None:
     load = engine.status()["load"]
     assert (load["requests_total"], load["generation_tokens_total"]) == (1, 7)
     assert 0.0 <= load["kv_usage_ratio"] <= 1.0
+    assert load["kv_lost_ratio"] == 0.0
+    assert "encoder_lost_ratio" not in load, "this model has no encoder: unknown, not zero"
     roles = [process["role"] for process in engine.status()["processes"]]
     assert roles == ["frontend", "zygote", "holder", "worker"]
 

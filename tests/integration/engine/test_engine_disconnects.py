@@ -70,8 +70,25 @@ def test_nothing_stays_of_a_client_that_left(
             seen += data
     engine.until(lambda: engine.status()["load"]["inflight"] == 0, "an end")
     engine.clean()
+    assert engine.status()["load"]["kv_lost_ratio"] == 0.0
     answer = engine.client.completions.create(model=MODEL, prompt="Hull", max_tokens=2)
     assert answer.usage.completion_tokens == 2
+
+
+def test_what_choices_hold_whose_abort_was_lost_is_told_until_they_end(start_engine: Any) -> None:
+    engine = start_engine("--num-blocks=400", inject="abort_choices").wait_ready()
+
+    def lost() -> float:
+        return float(engine.status()["load"].get("kv_lost_ratio", 0.0))
+
+    with connection(engine, False) as client:
+        client.sendall(request("/v1/chat/completions", MANY | {"max_tokens": 800}))
+        assert client.recv(4096)
+        engine.until(lambda: engine.status()["load"].get("running") == 8, "eight choices")
+        assert lost() == 0.0
+    engine.until(lambda: lost() > 0.1, "lost blocks")
+    assert engine.status()["load"]["inflight"] == 0
+    engine.until(lambda: lost() == 0.0, "an end", timeout_s=60.0)
 
 
 def leaves_after(engine: Any, body: dict[str, Any], inflight: int) -> None:

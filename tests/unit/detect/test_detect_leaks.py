@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from series import GIB, MIB, Series, bursty, sawtooth, square_load, steady
 
 from plimsoll_sidecar.detect.assessment import Kind, Segment
+from plimsoll_sidecar.trace import Sample
 
 Judge = Callable[..., Any]
 HOUR = 3600.0
@@ -108,6 +109,24 @@ def test_the_segment_and_the_process_are_named(
     assert suspicion.segment is segment
     if process is not None:
         assert suspicion.process == process
+
+
+@pytest.mark.parametrize(
+    ("growing", "process"), [(("worker",), "worker"), (("worker", "frontend"), None), ((), None)]
+)
+def test_shared_memory_is_the_process_s_that_alone_maps_more(
+    judge: Judge, growing: tuple[str, ...], process: str | None
+) -> None:
+    class Mapped(Series):
+        def samples(self) -> Iterator[Sample]:
+            for sample in super().samples():
+                for one in sample.host.by_process or []:
+                    one.rss_shmem = sample.host.rss_shmem if one.role in growing else 32 * MIB
+                yield sample
+
+    outcome = judge(Mapped(duration=900, leak=steady(2 * MIB, 100), segment="shared"))
+    suspicion = outcome.first[Kind.HOST_GROWTH][1]
+    assert (suspicion.segment, suspicion.process) == (Segment.SHARED, process)
 
 
 def test_a_leak_under_load_that_comes_and_goes(judge: Judge) -> None:

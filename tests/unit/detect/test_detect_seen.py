@@ -1,10 +1,12 @@
-"""What needs no trend: kills for memory, device memory of nobody, KV blocks held at idle."""
+"""What needs no trend: kills for memory, device memory of nobody, capacity that nobody holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plimsoll_api.supervision import MemoryPolicy
 from plimsoll_sidecar.detect.assessment import Kind, Segment, Suspicion
@@ -161,3 +163,68 @@ def test_a_pool_that_came_back_is_whole() -> None:
 def test_what_is_no_lost_capacity(series: list[Sample]) -> None:
     last = suspected(series, Kind.CAPACITY_LOSS)
     assert last == []
+
+
+# ---- an engine that tells what is lost
+
+
+def telling(t: float, kv: float | None, encoder: float | None = None, usage: float = 0.9) -> Sample:
+    """At full load, with the shares that the engine says are lost."""
+    load = SampleLoad(
+        running=8, waiting=40, inflight=60, kv_usage_ratio=usage, kv_lost_ratio=kv,
+        encoder_lost_ratio=encoder,
+    )  # fmt: skip
+    return Sample(t=t, epoch=1, load=load)
+
+
+@pytest.mark.parametrize(
+    ("kv", "encoder", "words"),
+    [
+        (0.25, None, "25.0% of the key-value cache is held by no request that is waited for"),
+        (0.0, 0.25, "25.0% of the encoder cache's budget is held by no request that runs"),
+        (0.05, 0.25, "25.0% of the encoder cache's budget is held by no request that runs"),
+    ],
+)
+def test_a_loss_that_is_told_is_seen_at_full_load(
+    kv: float, encoder: float | None, words: str
+) -> None:
+    sound = [telling(t, 0.0, 0.0 if encoder is not None else None) for t in range(20)]
+    found = suspected([*sound, telling(20, kv, encoder)], Kind.CAPACITY_LOSS)
+    assert [t for t, _ in found] == [20.0]
+    suspicion = found[0][1]
+    assert (suspicion.over_budget, suspicion.consumed_ratio) == (True, 0.25)
+    assert (suspicion.process, suspicion.evidence) == ("worker", [words])
+
+
+def test_a_small_loss_is_told_and_no_reason_to_restart() -> None:
+    (found,) = suspected([telling(0, 0.03)], Kind.CAPACITY_LOSS)
+    assert not found[1].over_budget
+    assert suspected([telling(0, 0.019)], Kind.CAPACITY_LOSS) == []
+
+
+def test_a_loss_stands_while_nothing_is_known_and_ends_with_what_is_told() -> None:
+    deaf = [Sample(t=float(t), epoch=1, scrape_ok=False) for t in range(1, 5)]
+    series = [telling(0, 0.2), *deaf, telling(5, 0.0)]
+    assert [t for t, _ in suspected(series, Kind.CAPACITY_LOSS)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+share = st.floats(0.0, 1.0)
+
+
+@given(usages=st.lists(st.tuples(share, st.booleans(), st.none() | st.just(0.0)), max_size=60))
+def test_an_engine_that_has_lost_nothing_is_not_suspected(
+    usages: list[tuple[float, bool, float | None]],
+) -> None:
+    """Whatever its pool holds, at work or at rest: a prefix cache or an offload may fill it."""
+    series = []
+    for t, (usage, idle, encoder) in enumerate(usages):
+        sample = telling(float(t), 0.0, encoder, usage)
+        if idle:
+            sample.load.running = sample.load.waiting = sample.load.inflight = 0
+        series.append(sample)
+    assert suspected(series, Kind.CAPACITY_LOSS) == []
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), -0.5, 1.5, float("inf")])
+def test_a_share_that_cannot_be_is_unknown(ratio: float) -> None:
+    assert suspected([telling(t, ratio, ratio) for t in range(60)], Kind.CAPACITY_LOSS) == []

@@ -22,6 +22,7 @@ from plimsoll_engine.ipc import Media, Sampling, Submit
 from plimsoll_engine.memory import media as owners
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.memory.lost import lost_encoder_tokens
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.tiny_media import IMAGE_SIZE, IMAGE_TOKENS, write_llava
 from plimsoll_engine.worker.faults import Faults
@@ -92,6 +93,7 @@ def test_an_output_freed_early_stays_with_the_runner(make: Make, helpers: Any) -
         sizes.append(engine.runner.outputs.nbytes)
     assert sizes[0] > 0
     assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
+    assert lost_encoder_tokens(engine) == 3 * IMAGE_TOKENS
     assert rules(engine) == {"encoder_outputs_are_known", "idle_holds_no_encoder_output"}
 
 
@@ -106,12 +108,48 @@ def test_a_budget_that_aborts_keep_starves_the_next_image(
         assert engine.abort(f"r{seed}")
     assert engine.scheduler.encoder is not None
     assert (engine.scheduler.encoder.used == 0) is served
+    assert lost_encoder_tokens(engine) == (0 if served else 2 * IMAGE_TOKENS)
     engine.submit(chat(2))
     tokens = [token for _ in range(8) for token in engine.step().tokens]
     assert (len(tokens) == 1) is served
     engine.abort("r2")
     held = {"encoder_outputs_are_known", "idle_holds_no_encoder_output"}
     assert rules(engine) == (set() if served else held)
+
+
+def test_an_encoder_cache_in_full_use_has_lost_nothing(make: Make) -> None:
+    """A spent budget, prompts cut within an image, shared images, preemptions and aborts."""
+    engine, used, ended = make(""), set(), 0
+    cache = engine.scheduler.encoder
+    assert cache is not None
+    for number in range(16):
+        submit = chat(number)
+        submit.media[0].key = b"image %d" % (number % 5)
+        engine.submit(submit)
+    for turn in range(400):
+        if not engine.has_work:
+            break
+        ended += len(engine.step().tokens)
+        used.add(cache.used)
+        assert lost_encoder_tokens(engine) == 0
+        running = engine.scheduler.running
+        if turn % 5 == 2 and running:
+            engine.scheduler.preempt(running[-1])
+        elif turn % 9 == 4 and running:
+            engine.abort(running[-1].request_id)
+        assert lost_encoder_tokens(engine) == 0
+    assert not engine.has_work
+    assert ended >= 8
+    assert IMAGE_TOKENS in used, "no step ended within an image: the test shows nothing"
+
+
+def test_an_image_that_only_an_abandoned_request_holds_is_lost(make: Make) -> None:
+    engine = make("")
+    engine.submit(chat(1))
+    engine.step()
+    assert lost_encoder_tokens(engine) == 0
+    engine.abandoned = frozenset({"r1"})
+    assert lost_encoder_tokens(engine) == IMAGE_TOKENS
 
 
 @pytest.mark.parametrize(("text", "sound"), [("", True), ("media_kept", False)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.core import sampling as module
 from plimsoll_engine.core.logit_edits import BANNED, TokenCounts
-from plimsoll_engine.core.sampling import Row, plan, sample, uniform
+from plimsoll_engine.core.sampling import BELOW_ONE, Row, pick, plan, sample, uniform
 from plimsoll_engine.ipc import Sampling
 
 VOCABULARY = 12
@@ -68,6 +68,18 @@ def test_the_random_number_is_of_the_position() -> None:
     assert len(numbers) == 1_000
     assert all(0 <= number < 1 for number in numbers)
     assert uniform(1, 5) == uniform(1, 5) != uniform(2, 5)
+
+
+@given(st.floats(1e-300, 1e300))
+def test_the_largest_draw_is_below_any_whole(whole: float) -> None:
+    assert (1 - 2**-53) * BELOW_ONE * whole < whole
+
+
+def test_no_draw_falls_on_a_token_of_no_weight() -> None:
+    weights = torch.tensor([[0.0, 0.3, 0.1, 0.0]], dtype=torch.float64)
+    largest = torch.tensor([[(1 - 2**-53) * BELOW_ONE]], dtype=torch.float64)
+    assert pick(weights, largest).tolist() == [2]
+    assert pick(weights, torch.zeros_like(largest)).tolist() == [1]
 
 
 def reference(logits: list[float], row: Row, prompt: list[int], output: list[int]) -> list[float]:

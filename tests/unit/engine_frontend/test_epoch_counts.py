@@ -1,7 +1,7 @@
 """What the frontend counts of its own work, for whoever asks what a growth follows."""
 
 from plimsoll_api.admin import Load
-from plimsoll_engine.frontend.load import KNOWN_PROMPTS, EpochCounts, merge
+from plimsoll_engine.frontend.load import KNOWN_PROMPTS, EpochCounts, Usage, merge
 from plimsoll_engine.ipc import Media
 
 
@@ -15,7 +15,7 @@ def test_prompts_count_once_and_media_by_kind() -> None:
     counts.admitted([1, 2, 3], [])
     counts.admitted([1, 2, 3], [media("image", b"a"), media("image", b"b")])
     counts.admitted([1, 2, 3], [media("audio", b"c")])
-    load = merge(Load(steps_total=7), counts, inflight=2, kv_usage_ratio=0.25)
+    load = merge(Load(steps_total=7), counts, inflight=2, usage=Usage(kv=0.25))
     assert (load.requests_total, load.prompt_tokens_total) == (4, 12)
     assert (load.images_total, load.audios_total) == (2, 1)
     assert load.distinct_prompts_total == 3

@@ -200,13 +200,25 @@ def test_projection_of_one_row(
     assert error(project(FUSED, dtype), exact) < max(tolerance, 2 * rounding)
 
 
-def test_whole_prompts_of_the_library() -> None:
-    plan = plan_of([(9, 1), (40, 20), (1030, 1030), (1300, 1300)], 2, 32, NARROW)
-    plan.fresh = (1030, 1300)
-    query = draw(len(plan.write_slots), 4, 32, dtype=NARROW)
-    expected = REFERENCE.attend(query, plan, 0, 0.3, None)
+@pytest.mark.parametrize("rotates", [True, False])
+def test_whole_prompts_of_the_library(rotates: bool) -> None:
+    heads, kv_heads, dim = 4, 2, 32
+    lengths = (1030, 1300, 1300)
+    plan = plan_of([(9, 1), (40, 20), *((n, n) for n in lengths)], kv_heads, dim, NARROW)
+    plan.fresh = lengths
+    tokens = len(plan.write_slots)
+    qkv = draw(tokens, heads + 2 * kv_heads, dim, dtype=NARROW)
+    if rotates:
+        rotary = REFERENCE.rotary(torch.arange(tokens, device=DEVICE), draw(dim // 2).abs())
+        query = FUSED.rotate_and_store(qkv.flatten(1), rotary, None, 0.0, plan, 0)
+    else:
+        query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
+        query = query.contiguous()
+        FUSED.store(key, value, plan, 0)
+    assert query.shape == (tokens, heads, dim)
+    found = FUSED.attend(query, plan, 0, 0.3, None)
     plan.derived = None
-    assert error(FUSED.attend(query, plan, 0, 0.3, None), expected) < 8e-3
+    assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 8e-3
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
@@ -221,3 +233,24 @@ def test_parts_of_a_context_are_joined(splits: int) -> None:
         splits,
     )  # fmt: skip
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("count", "size"), [(1, 5), (7, 64), (3, 3000)])
+def test_rows_are_those_of_their_numbers(kind: torch.dtype, count: int, size: int) -> None:
+    x = draw(40, size)
+    index = torch.randint(0, 40, (count + 1,), device=DEVICE).to(kind)[1:]  # not aligned
+    assert torch.equal(FUSED.rows(x, index), REFERENCE.rows(x, index))
+
+
+@pytest.mark.parametrize("count", [1, 9, 600])
+def test_a_token_is_given_or_a_sampled_one(count: int) -> None:
+    newest = torch.randint(100, 200, (8,), device=DEVICE)
+    ids = torch.arange(count, dtype=torch.int32, device=DEVICE)
+    sources = torch.randint(-1, 8, (count,), device=DEVICE).to(torch.int32)
+    expected = [
+        number if source < 0 else int(newest[source])
+        for number, source in enumerate(sources.tolist())
+    ]
+    for ops in (FUSED, REFERENCE):
+        assert ops.take(ids, sources, newest).tolist() == expected

@@ -1,6 +1,7 @@
 """The governor against a small model of an engine: every step of an incident's life."""
 
 import msgspec
+import pytest
 from governed import World, done
 
 from plimsoll_api.admin import EngineState
@@ -54,6 +55,21 @@ def test_a_trim_that_returns_the_growth_resolves_the_incident() -> None:
     (incident,) = world.ended
     assert (incident.phase, incident.reason) == (Phase.RESOLVED, Reason.TRIM)
     assert incident.returned_bytes == 380_000_000
+    assert world.verbs == [Verb.TRIM]
+
+
+@pytest.mark.parametrize(("trimmed", "reason"), [(True, Reason.TRIM), (False, Reason.CLEARED)])
+def test_lost_capacity_that_is_back_after_a_trim_was_cured_by_it(
+    trimmed: bool, reason: Reason
+) -> None:
+    world = World()
+    world.kind = Kind.CAPACITY_LOSS
+    trim = world.to(Verb.TRIM)
+    world.suspect = False
+    answer = done(trim, Outcome.SUCCEEDED if trimmed else Outcome.FAILED)
+    world.run(ROUND + 1, answer)
+    (incident,) = world.ended
+    assert (incident.phase, incident.reason) == (Phase.RESOLVED, reason)
     assert world.verbs == [Verb.TRIM]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.weights import lending
 from plimsoll_engine.weights.layout import ALIGNMENT, Manifest, checksums, lay_out, views
-from plimsoll_engine.weights.lending import LeaseCut, Lent, Refused
+from plimsoll_engine.weights.lending import LeaseCut, Lent, LentPool, PoolAsked, Refused, Returned
 from plimsoll_engine.weights.memory import HostBuffer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
@@ -99,9 +99,11 @@ def test_a_closed_buffer_gives_its_memory_back() -> None:
     [
         Lent(lay_out({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
         Lent(Manifest({}, ALIGNMENT), b"\x00" * 64),
+        LentPool(0),
+        LentPool(1 << 37, b"\x01" * 64),
         Refused("no such folder", permanent=True),
     ],
-    ids=["large", "handle", "refused"],
+    ids=["large", "handle", "no-pool", "pool", "refused"],
 )
 def test_an_answer_arrives_whole_with_its_descriptor(answer: lending.Answer) -> None:
     holder, worker = socket.socketpair()
@@ -123,5 +125,16 @@ def test_a_holder_that_is_gone_cuts_the_lease() -> None:
     with worker:
         holder.sendall(b"\x00\x00\x00\x09half")
         holder.close()
-        with pytest.raises(LeaseCut, match="ended before it lent"):
+        with pytest.raises(LeaseCut, match="the other side has ended"):
             lending.receive(worker)
+
+
+def test_what_a_worker_asks_for_arrives_and_a_silent_end_is_a_cut() -> None:
+    holder, worker = socket.socketpair()
+    with holder:
+        for request in (PoolAsked(0), PoolAsked(1 << 37), Returned()):
+            lending.send(worker, request)
+            assert lending.receive_request(holder) == request
+        worker.close()
+        with pytest.raises(LeaseCut, match="the other side has ended"):
+            lending.receive_request(holder)
