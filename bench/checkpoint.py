@@ -39,6 +39,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
+    # For trying a benchmark of throughput out on a CPU: its prompts have ids below 10,000.
+    "trial": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 10_000,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+    },
     # Small enough for a test on a CPU.
     "small": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,

@@ -231,7 +231,8 @@ class Report(msgspec.Struct, tag="report"):
     """The worker's account of itself, at least once a second, also while idle.
 
     ``running`` names the requests that hold blocks. What is ``lost`` is held by nobody; encoder
-    tokens are null for a model without an encoder.
+    tokens are null for a model without an encoder. Where the worker is several ranks, ``memory`` is
+    rank 0's, ``others`` that of the rest, and all else is of all.
     """
 
     load: Load
@@ -247,6 +248,7 @@ class Report(msgspec.Struct, tag="report"):
     encoder_tokens_lost: int | None = None
     running: list[str] = []
     injections: list[str] = []
+    others: list[ProcessMemory] = []
 
 
 class Trimmed(msgspec.Struct, tag="trimmed"):

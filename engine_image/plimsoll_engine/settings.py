@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     inject: str = ""
     encoder_cache_tokens: int | None = None
     media_cache_bytes: int = MEDIA_CACHE_BYTES
+    tensor_parallel_size: int = 1
 
     @property
     def socket(self) -> Path:
@@ -84,6 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             encoder_cache_tokens=self.encoder_cache_tokens,
             media_cache_bytes=self.media_cache_bytes,
             weights=str(self.weights_socket),
+            tensor_parallel_size=self.tensor_parallel_size,
         )
 
 
@@ -140,6 +142,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_positive, metavar="MIB",
         help="processed images and sounds kept, here and in the worker each",
     )  # fmt: skip
+    add("--tensor-parallel-size", default=1, type=_positive, metavar="N",
+        help="GPUs of this host that compute the model together")  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
     add("--api-key-file", type=Path, metavar="FILE", help="keys of /v1, one a line; default: open")
     add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
@@ -198,6 +202,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         inject=inject,
         encoder_cache_tokens=flags.encoder_cache_tokens,
         media_cache_bytes=flags.media_cache_mib << 20,
+        tensor_parallel_size=flags.tensor_parallel_size,
     )
 
 

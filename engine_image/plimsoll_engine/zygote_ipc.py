@@ -29,6 +29,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """All that a worker of any epoch is told when its zygote starts.
 
     ``dtype`` is ``auto``, ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu`` or ``cuda``.
+    A worker is one process for each of ``tensor_parallel_size`` ranks.
     Null leaves a size to the worker. ``socket`` is the path of the frontend's Unix server socket;
     ``inject`` is the text of ``PLIMSOLL_INJECT``, empty without faults. ``weights`` is the path of
     the socket at which the weight holder lends them; empty, each worker loads its own.
@@ -49,6 +50,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     weights: str = ""
     encoder_cache_tokens: int | None = None
     media_cache_bytes: int = MEDIA_CACHE_BYTES
+    tensor_parallel_size: int = 1
 
 
 def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
@@ -56,15 +58,22 @@ def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
 
+def meeting_place(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
+    """Where the ranks of an epoch meet: rank 0's socket, and the store of their process group.
+    Short names, because a socket's path holds 107 bytes (unix(7))."""
+    return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
+
+
 # ---- frontend to zygote
 
 
 class Fork(msgspec.Struct, tag="fork"):
-    """Fork the worker of epoch ``number``, which connects to the socket and says Hello with that
-    number; or the ``number``-th weight holder."""
+    """Fork rank ``rank`` of the worker of epoch ``number``, of which rank 0 connects to the socket
+    and says Hello with that number; or the ``number``-th weight holder."""
 
     number: int
     role: Role = Role.WORKER
+    rank: int = 0
 
 
 ToZygote = Fork
@@ -84,6 +93,7 @@ class Forked(msgspec.Struct, tag="forked"):
     number: int
     pid: int
     role: Role = Role.WORKER
+    rank: int = 0
 
 
 class ForkFailed(msgspec.Struct, tag="fork_failed"):
@@ -101,6 +111,7 @@ class Exited(msgspec.Struct, tag="exited"):
     pid: int
     status: int
     role: Role = Role.WORKER
+    rank: int = 0
 
 
 FromZygote = ZygoteReady | Forked | ForkFailed | Exited

@@ -26,6 +26,7 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Flight, Runner
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.ipc import Dropped, MediaMissing, Submit, Token
+from plimsoll_engine.ranks.leader import RanksLost
 from plimsoll_engine.zygote_ipc import MEDIA_CACHE_BYTES
 
 COMPILE_WAIT_S = 0.01
@@ -172,7 +173,8 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Launch one batch and take in the tokens of the one before, which the device computed
-        meanwhile. Raises :class:`DeviceLostError` when no further step can work."""
+        meanwhile. Raises :class:`DeviceLostError` when no further step can work, and RanksLost when
+        the ranks of this one do not come together again."""
         if (now := time.monotonic()) >= self._next_expiry:
             self._next_expiry = now + EXPIRY_INTERVAL_S
             if expired := self.expire(now):
@@ -193,6 +195,8 @@ class Engine:
         self.counters.steps += 1
         try:
             flight = self.runner.launch(chunks)
+        except RanksLost:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
             message = f"{type(error).__name__}: {error}"
             param = error.field if isinstance(error, GrammarError) else None

@@ -12,7 +12,9 @@ import torch
 
 from plimsoll_engine.core.inputs import Inputs
 from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.models.interface import Model, StepPlan
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.interface import StepPlan
+from plimsoll_engine.ranks.group import ALONE
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FIRST = 4
@@ -40,9 +42,9 @@ class DecodeGraphs:
     """The captured decode steps of one model over one KV pool."""
 
     def __init__(
-        self, model: Model, kv: torch.Tensor, block_size: int, max_num_seqs: int, max_blocks: int
+        self, model: Decoder, kv: torch.Tensor, block_size: int, max_num_seqs: int, max_blocks: int
     ) -> None:
-        self._model: Model | None = model
+        self._model: Decoder | None = model
         self._kv: torch.Tensor | None = kv
         self._block_size = block_size
         self._width = max_blocks
@@ -54,6 +56,10 @@ class DecodeGraphs:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self.nbytes = self._inputs.nbytes + self._starts.nbytes + self._newest.nbytes
+
+    @property
+    def missing(self) -> bool:
+        return bool(self._missing)
 
     @property
     def captured(self) -> list[int]:
@@ -105,7 +111,9 @@ class DecodeGraphs:
             compute()  # compiles kernels and makes the libraries' handles, which a capture may not
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        # NCCL's watchdog asks for events in a thread of its own, which a global capture forbids.
+        mode = "global" if model.group is ALONE else "thread_local"
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=mode):
             tokens, logits = compute()
         self._graphs[size] = graph, tokens, logits
         self.nbytes += max(0, torch.cuda.memory_reserved(kv.device) - before)

@@ -16,8 +16,10 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 
 @dataclass(slots=True)
 class Inputs:
-    """The integers of a step on the host. ``sources`` says where a token's id is: negative for
-    ``ids``, else a row of the tokens that the step before sampled."""
+    """The integers of a step on the host, all that a rank needs to compute it. ``sources`` says
+    where a token's id is: negative for ``ids``, else a row of the tokens that the step before
+    sampled. ``last`` are the rows that get a token; ``decodes``, ``longest`` and ``fresh`` are
+    those of :class:`plimsoll_engine.models.interface.StepPlan`."""
 
     ids: Array
     sources: Array
@@ -26,6 +28,15 @@ class Inputs:
     contexts: Array
     starts: Array
     tables: Array
+    last: Array
+    decodes: int
+    longest: int
+    fresh: tuple[int, ...]
+
+    @property
+    def decoding(self) -> bool:
+        """Each sequence has one row, and each gets a token."""
+        return len(self.ids) == len(self.contexts) == len(self.last)
 
 
 def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
@@ -48,8 +59,19 @@ def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
     sequence = np.repeat(np.arange(len(chunks)), counts)
     positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[sequence]
     slots = tables[sequence, positions // block_size] * block_size + positions % block_size
+    decodes = sum(1 for chunk in chunks if chunk.count == 1)
     return Inputs(
-        np.array(ids, np.int32), sources, positions, slots, computed + counts, starts, tables
+        ids=np.array(ids, np.int32),
+        sources=sources,
+        positions=positions,
+        slots=slots,
+        contexts=computed + counts,
+        starts=starts,
+        tables=tables,
+        last=(starts[1:] - 1)[[chunk.ends for chunk in chunks]],
+        decodes=decodes,
+        longest=max((chunk.count for chunk in chunks[decodes:]), default=0),
+        fresh=tuple(c.count for c in chunks[decodes:] if not c.request.computed),
     )
 
 

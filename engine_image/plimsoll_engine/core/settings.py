@@ -55,9 +55,11 @@ def resolve(
     dtype: torch.dtype,
     device: torch.device,
     pool_bytes: int | None = None,
+    free: int | None = None,
 ) -> Settings:
     """Fill in what was not asked for. Call it after the weights were loaded. ``positions`` is the
-    model's longest context in tokens, ``pool_bytes`` the KV pool where there is one already."""
+    model's longest context in tokens, ``pool_bytes`` the KV pool where there is one already,
+    ``free`` the device memory that every rank has at least; null asks the device."""
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
     ):  # fmt: skip
@@ -80,7 +82,9 @@ def resolve(
     if pool_bytes is not None:
         num_blocks = pool_bytes // (kv.bytes_per_token(dtype) * block_size)
     elif num_blocks is None:
-        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_FRACTION) if cuda else CPU_KV_BYTES
+        if cuda and free is None:
+            free = torch.cuda.mem_get_info(device)[0]
+        room = CPU_KV_BYTES if free is None else int(free * CUDA_KV_FRACTION)
         num_blocks = min(room // (kv.bytes_per_token(dtype) * block_size), useful)
     if num_blocks * block_size < max_model_len:
         if asked.max_model_len is not None and asked.num_blocks is None:

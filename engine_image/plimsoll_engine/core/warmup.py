@@ -15,6 +15,7 @@ from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.ipc import Media, Sampling, Submit
 from plimsoll_engine.models.interface import MediaModel, Model
+from plimsoll_engine.ranks.leader import Leader
 
 SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
 """A pool of 512 tokens: 64 MiB for an 8B model."""
@@ -24,9 +25,10 @@ class WarmUpError(RuntimeError):
     """The model cannot compute a throw-away request; the message is the model's."""
 
 
-def load_kernels(model: Model) -> None:
-    """Have ``model`` compute on a small pool of its own; raises :class:`WarmUpError`."""
-    runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE)
+def load_kernels(model: Model, leader: Leader | None = None) -> None:
+    """Have ``model`` compute on a small pool of its own, on every rank; raises
+    :class:`WarmUpError`."""
+    runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE, None, leader)
     tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE
     pool = BlockPool(SMALL_BLOCKS, SMALL_BLOCK_SIZE)
     cache = None

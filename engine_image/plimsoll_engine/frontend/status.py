@@ -50,9 +50,9 @@ class StatusReader:
             shared = None if report is None else _held_in_host_memory(report.ledger)
             processes.append(ProcessMemory(role=Role.HOLDER, pid=workers.holder_pid, shared=shared))
         if report is not None and report.memory.pid == workers.pid:
-            processes.append(report.memory)
-        elif workers.pid is not None:
-            processes.append(ProcessMemory(role=Role.WORKER, pid=workers.pid))
+            processes += [report.memory, *report.others]
+        else:
+            processes += [ProcessMemory(role=Role.WORKER, pid=pid) for pid in workers.pids]
         return processes
 
 

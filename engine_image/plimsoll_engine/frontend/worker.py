@@ -1,5 +1,6 @@
 """One worker as the frontend sees it: forked, prepared, ready, stopped, reaped.
 
+It may be several processes, one a rank: rank 0 speaks for all, and they live and end together.
 Each of these is a future or an event that is set once; what ends a worker early is raised from the
 first future that was not reached.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from plimsoll_api.admin import Epoch
 from plimsoll_engine import ipc
 from plimsoll_engine.frontend.worker_link import WorkerLink
-from plimsoll_engine.zygote_ipc import Exited, stacks_path
+from plimsoll_engine.zygote_ipc import Exited, meeting_place, stacks_path
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +58,16 @@ class Worker:
         epoch: Epoch,
         run_dir: str,
         media_cache_bytes: int,
+        ranks: int,
         on_message: Callable[[Worker, ipc.FromWorker], None],
         on_lost: Callable[[Worker, str], None],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.epoch = epoch
-        self.pid: int | None = None
+        self.pids: list[int] = []
+        """Of the ranks that were forked, in their order."""
+        self._ranks = ranks
+        self._reaped: set[int] = set()
         self.link = WorkerLink(epoch.number, media_cache_bytes, self._received, self._disconnected)
         self.prepared: asyncio.Future[ipc.Prepared] = loop.create_future()
         self.ready: asyncio.Future[ipc.Ready] = loop.create_future()
@@ -77,6 +82,15 @@ class Worker:
         for reached in (self.prepared, self.ready):
             # Its failure may come while something else is awaited: that is then what is raised.
             reached.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def pid(self) -> int | None:
+        """Of rank 0."""
+        return self.pids[0] if self.pids else None
+
+    @property
+    def living(self) -> list[int]:
+        return [pid for pid in self.pids if pid not in self._reaped]
 
     @property
     def gone(self) -> bool:
@@ -110,18 +124,22 @@ class Worker:
         self._stopping = True
         sent: list[str] = []
         for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_GRACE_S)):
-            if self.exited.is_set() or self.pid is None:
+            if self.exited.is_set() or not self.pids:
                 break
-            if send_signal(self.pid, number):
+            if self._signal(number):
                 sent.append(number.name)
             await within(self.exited.wait(), grace_s)
         self.link.drop()
         return tuple(sent)
 
     async def dump_stacks(self) -> Path | None:
-        """The file with the worker's stacks as of now, also while it hangs; None where unknown."""
+        """The file with rank 0's stacks as of now, also while it hangs; None where unknown. The
+        other ranks write theirs beside it."""
         if self.pid is None or self.exited.is_set():
             return None
+        for pid in self.living[1:]:
+            if stacks_path(self._run_dir, "worker", pid).exists():
+                send_signal(pid, signal.SIGUSR1)
         path = stacks_path(self._run_dir, "worker", self.pid)
         before = path.stat().st_size if path.exists() else 0
         if not path.exists() or not send_signal(self.pid, signal.SIGUSR1):
@@ -136,13 +154,30 @@ class Worker:
     def cut(self, reason: str) -> None:
         """It cannot go on, for a reason that it does not know: end it at once."""
         self.lose(reason)
-        if self.pid is not None and not self.exited.is_set():
-            send_signal(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
-    def reaped(self, reason: str) -> None:
+    def reaped(self, message: Exited) -> None:
+        """A rank has ended. Where that was not its turn the others are of no use any more."""
+        self._reaped.add(message.pid)
+        if len(self._reaped) == self._ranks:
+            self.all_reaped(describe_exit(message))
+        elif not self.stopped.done():
+            self.cut(describe_exit(message))
+
+    def all_reaped(self, reason: str) -> None:
         self.exited.set()
         self.lose(reason)
         self.link.drop()
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove the files that killed ranks leave behind."""
+        for path in meeting_place(self._run_dir, self.epoch.number):
+            path.unlink(missing_ok=True)
+
+    def _signal(self, number: signal.Signals) -> bool:
+        """To every rank that lives; False where none does."""
+        return sum(send_signal(pid, number) for pid in self.living) > 0
 
     def lose(self, reason: str, permanent: bool = False) -> None:
         """Once; a worker that was told to stop is not lost."""
@@ -174,13 +209,13 @@ class Worker:
 
     async def _reap(self) -> None:
         """A worker without a socket is of no use: see it end, and say why only then."""
-        if not await within(self.exited.wait(), REAP_TIMEOUT_S) and self.pid is not None:
-            send_signal(self.pid, signal.SIGKILL)
+        if not await within(self.exited.wait(), REAP_TIMEOUT_S):
+            self._signal(signal.SIGKILL)
 
 
 def describe_exit(message: Exited) -> str:
     """``worker 71 was killed by SIGKILL`` or ``worker 71 exited with status 1``."""
-    who = f"{message.role} {message.pid}"
+    who = f"{message.role} {message.pid}" + (f", rank {message.rank}," if message.rank else "")
     if message.status < 0:
         with contextlib.suppress(ValueError):
             return f"{who} was killed by {signal.Signals(-message.status).name}"

@@ -79,6 +79,12 @@ class Workers:
         return None if worker is None or worker.gone else worker.pid
 
     @property
+    def pids(self) -> list[int]:
+        """Of the serving worker's ranks."""
+        worker = self._serving
+        return [] if worker is None or worker.gone else worker.living
+
+    @property
     def zygote_pid(self) -> int | None:
         return None if self._zygote is None else self._zygote.pid
 
@@ -188,6 +194,8 @@ class Workers:
         if self._zygote is not None:
             await self._zygote.close()
             self._zygote = None
+        for worker in self._living.values():
+            worker.clear()
 
     # ---- steps
 
@@ -196,6 +204,7 @@ class Workers:
             self._epochs.reserve(),
             self._config.run_dir,
             self._config.media_cache_bytes,
+            self._config.tensor_parallel_size,
             self._received,
             self._lost,
         )
@@ -214,11 +223,12 @@ class Workers:
             zygote = await self._running_zygote(deadline)
             await self._running_holder(zygote)
             self._socket.expect(worker.link)
-            worker.pid = await zygote.fork(number)
+            for rank in range(self._config.tensor_parallel_size):
+                worker.pids.append(await zygote.fork(number, rank=rank))
         except (ZygoteLost, RuntimeError) as error:
             await self._lose_zygote()
             raise WorkerLost(str(error)) from None
-        log.info("worker forked", extra={"epoch": str(worker.epoch), "pid": worker.pid})
+        log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._reached(
             worker, worker.prepared, max(0.1, deadline - time.monotonic())
         )
@@ -294,9 +304,12 @@ class Workers:
         if message.role is Role.HOLDER:
             self._holder_exited(message)
             return
-        worker = self._living.pop(message.number, None)
-        if worker is not None:
-            worker.reaped(describe_exit(message))
+        worker = self._living.get(message.number)
+        if worker is None:
+            return
+        worker.reaped(message)
+        if worker.exited.is_set():
+            del self._living[message.number]
             self._socket.forget(worker.link)
 
     def _holder_exited(self, message: Exited) -> None:
@@ -322,5 +335,5 @@ class Workers:
             self._holder = None
         living, self._living = self._living, {}
         for worker in living.values():
-            worker.reaped(reason)
+            worker.all_reaped(reason)
             self._socket.forget(worker.link)

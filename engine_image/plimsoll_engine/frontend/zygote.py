@@ -78,13 +78,13 @@ class Zygote:
             await self.close()
             raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
 
-    async def fork(self, number: int, role: Role = Role.WORKER) -> int:
+    async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
         """The pid of the new process. Raises :class:`ZygoteLost`; RuntimeError when it refuses."""
         if self._writer is None or self._forked is not None:
             raise ZygoteLost("the zygote is not running")
         self._forked = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(zygote_ipc.frame(zygote_ipc.Fork(number, role)))
+            self._writer.write(zygote_ipc.frame(zygote_ipc.Fork(number, role, rank)))
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await self._forked
         except TimeoutError:

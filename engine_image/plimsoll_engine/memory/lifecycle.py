@@ -31,10 +31,14 @@ from plimsoll_engine.core.warmup import load_kernels, warm_up
 from plimsoll_engine.memory import media
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
+from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.interface import Model
 from plimsoll_engine.models.loader import OwnModel
 from plimsoll_engine.offload.offload import Offload
 from plimsoll_engine.process_rules import frozen
+from plimsoll_engine.ranks.leader import Leader
+from plimsoll_engine.ranks.link import Link
+from plimsoll_engine.ranks.member import Member
 from plimsoll_engine.weights.lease import Lease
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
@@ -57,8 +61,10 @@ class Lifecycle:
         config: WorkerConfig,
         engine_type: type[Engine] = Engine,
         vocabulary: Vocabulary | None = None,
+        ranks: Leader | Link | None = None,
     ) -> None:
         self.config = config
+        self.member = Member(ranks)
         self.engine_type = engine_type
         self.vocabulary = vocabulary
         self.ledger = Ledger()
@@ -83,18 +89,27 @@ class Lifecycle:
         return self.take_over()
 
     def prepare(self) -> None:
-        """Context, weights and kernels. Gives everything back where it fails."""
+        """Context, process group, weights and kernels. Gives everything back where it fails. A rank
+        that follows has its kernels from the steps that rank 0 computes."""
         with self._all_or_nothing():
             folder = Path(self.config.model)
             with self._stage("model_config"):
+                self.member.check(self.config)
                 self._model_config = loader.load_config(folder)
-                self.device = loader.choose_device(self.config.device)
+                self.device = loader.choose_device(self.config.device, self.member.shard)
+                if not self.member.alone and self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, self.device)
                 # First, so that the holder loads while this process makes its context.
                 lent = self._ask_for_weights(folder, dtype)
             with self._stage("context"):
                 torch.set_float32_matmul_precision("highest")
                 self.device_baseline = device_baseline(self.device, dtype)
+            if not self.member.alone:
+                with self._stage("ranks_met"):
+                    self.member.meet()
+                with self._stage("process_group"):
+                    self.member.form(self.device)
             with self._stage("weights"):
                 if lent is not None and self._lease is not None:
                     self._model = lent
@@ -102,9 +117,18 @@ class Lifecycle:
                     if self.device.type == "cuda":
                         self._pool = self._lease.pool()
                 else:
-                    self._model = loader.load_model(folder, self._model_config, dtype, self.device)
+                    self._model = loader.load_model(
+                        folder, self._model_config, dtype, self.device, self.member.shard
+                    )
+                if isinstance(self._model, Decoder):
+                    self._model.group = self.member.group
+            if self.member.follows:
+                return
+            if self.member.leader is not None:
+                with self._stage("ranks_loaded"):
+                    self.member.leader.loaded()
             with self._stage("kernels"):
-                load_kernels(self._model)
+                load_kernels(self._model, self.member.leader)
 
     def take_over(self, quick: bool = False) -> Engine:
         """The KV pool and the rest, warm. Gives everything back where it fails. ``quick`` leaves
@@ -121,13 +145,15 @@ class Lifecycle:
                     self._model.dtype,
                     self.device,
                     None if self._pool is None else self._pool.nbytes,
+                    self.member.least(self.device_free()),
                 )
-                if self._lease is not None and self._pool is None and self.device.type == "cuda":
-                    self._pool = self._lease.pool(
-                        self.settings.kv_bytes(self._model.kv, self._model.dtype)
-                    )
+                self.borrow_pool(self.settings.kv_bytes(self._model.kv, self._model.dtype))
                 self._runner = Runner(
-                    self._model, self.settings.num_blocks, self.settings.block_size, self._pool
+                    self._model,
+                    self.settings.num_blocks,
+                    self.settings.block_size,
+                    self._pool,
+                    self.member.leader,
                 )
                 pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
                 scheduler = Scheduler(
@@ -152,11 +178,36 @@ class Lifecycle:
                 blocks = self.engine.pool.blocks_for(self.settings.max_model_len)
                 self._runner.capture_graphs(self.settings.max_num_seqs, blocks, later=quick)
             with self._stage("freeze"):
-                self._thresholds = gc.get_threshold()
-                frozen.freeze()
-                gc.set_threshold(*GC_THRESHOLDS)
-                self.collections.start()
+                self.freeze()
+                self.member.frozen()
             return self.engine
+
+    def borrow_pool(self, nbytes: int) -> torch.Tensor | None:
+        """The holder's memory for this rank's KV pool, made with ``nbytes`` where it has none yet;
+        None where the pool is made here."""
+        assert self.device is not None
+        if self._lease is not None and self._pool is None and self.device.type == "cuda":
+            self._pool = self._lease.pool(nbytes)
+        return self._pool
+
+    def freeze(self) -> None:
+        """The start is over: what exists by now is nobody's garbage until :meth:`shutdown`."""
+        self._thresholds = gc.get_threshold()
+        frozen.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        self.collections.start()
+
+    @property
+    def model(self) -> Model:
+        """After :meth:`prepare`."""
+        assert self._model is not None
+        return self._model
+
+    def device_free(self) -> int | None:
+        """Bytes free on the device; None on a CPU."""
+        if self.device is None or self.device.type != "cuda":
+            return None
+        return int(torch.cuda.mem_get_info(self.device)[0])
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -179,9 +230,9 @@ class Lifecycle:
         is to load them itself: no holder, or a model that only transformers can build."""
         if not self.config.weights:
             return None
-        model = loader.build(folder, self._model_config, dtype)
+        model = loader.build(folder, self._model_config, dtype, self.member.shard)
         if model is not None:
-            self._lease = Lease(self.config.weights)
+            self._lease = Lease(self.config.weights, self.member.shard.rank)
         return model
 
     @property
@@ -210,17 +261,23 @@ class Lifecycle:
         assert self.device is not None
         assert self._model is not None
         tensors = MemoryKind.DEVICE if self.device.type == "cuda" else MemoryKind.HOST
-        runner, pool = self.engine.runner, self.engine.pool
+        runner, pool, size = self.engine.runner, self.engine.pool, self.member.shard.size
         if self._lease is not None:
-            weights, process = self._lease.nbytes, Role.HOLDER
+            weights, process = self._lease.nbytes * size, Role.HOLDER
         else:
-            weights = sum(tensor.nbytes for tensor in self._model.parameters_by_name().values())
+            tensors_of_rank = self._model.parameters_by_name().values()
+            weights = sum(tensor.nbytes for tensor in tensors_of_rank) * size
             process = Role.WORKER
         self.ledger.register("weights", tensors, lambda: weights, weights, process)
         keeper = Role.WORKER if self._pool is None else Role.HOLDER
         self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes, keeper)
         if tensors is MemoryKind.DEVICE:
-            self.ledger.register("cuda_graphs", tensors, lambda: runner.graph_bytes, None)
+            member = self.member
+
+            def graph_bytes() -> int:
+                return runner.graph_bytes + member.graph_bytes()
+
+            self.ledger.register("cuda_graphs", tensors, graph_bytes, None)
         self.ledger.register(
             "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
         )
@@ -232,7 +289,7 @@ class Lifecycle:
         media.register_owners(self.ledger, self.engine, self._model, tensors)
 
     def shutdown(self) -> None:
-        """Give everything back. Again does nothing more."""
+        """Give everything back, on every rank. Again does nothing more."""
         self.ledger.clear()
         self.collections.stop()
         if self._thresholds is not None:
@@ -240,6 +297,7 @@ class Lifecycle:
             frozen.unfreeze()
             self._thresholds = None
         cuda = self.device is not None and self.device.type == "cuda"
+        self.member.give_up()
         if cuda:
             with contextlib.suppress(RuntimeError):  # a lost device cannot be waited for
                 torch.cuda.synchronize(self.device)
@@ -249,6 +307,7 @@ class Lifecycle:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        self.member.leave()
         if self._model is not None:
             self._model.close()
             self._model = None
@@ -263,6 +322,11 @@ class Lifecycle:
                 delattr(sys, name)
         if cuda:
             release_device_caches()
+
+    def left(self) -> tuple[int | None, int | None]:
+        """After :meth:`shutdown`: the bytes allocated on the devices of all ranks, and their
+        baselines; None on a CPU, or where a rank did not say."""
+        return self.member.left(self.device_allocated(), self.device_baseline)
 
     def device_allocated(self) -> int | None:
         """Bytes that torch has allocated on the device now; None on a CPU."""

@@ -12,23 +12,22 @@ from plimsoll_api.admin import OperationStep
 from plimsoll_engine import host_memory
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.host_memory import PythonObjects
+from plimsoll_engine.ranks import messages
+from plimsoll_engine.ranks.leader import Leader
 
 
-def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
+def trim(
+    engine: Engine, python: PythonObjects, leader: Leader | None = None
+) -> list[OperationStep]:
     """Flush caches, collect garbage, return free memory to the device and to the kernel.
 
     The order matters: what one step sets free the later ones return. Each step's bytes are of the
-    memory it is about, named in ``detail``.
+    memory it is about, named in ``detail``, of all ranks that ``leader`` leads together.
     """
-    device = engine.runner.device
     pool = engine.pool
 
     def cached_bytes() -> int:
         return pool.cached * (engine.runner.kv_bytes // pool.num_blocks)
-
-    def host_in_use() -> int | None:
-        in_use, _ = host_memory.malloc()
-        return None if in_use is None else in_use + python.measure()[1]
 
     steps = [
         _step("prefix_cache_flush", "cached KV blocks", cached_bytes, engine.reset_prefix_cache),
@@ -44,8 +43,19 @@ def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
             lambda: engine.receiver.bytes,
             engine.receiver.clear,
         ),
-        _step("gc_collect", "malloc in use and Python objects", host_in_use, gc.collect),
     ]
+    others = [] if leader is None else leader.ask(messages.Trim(), messages.Trimmed)
+    return steps + _summed([trim_process(engine.runner.device, python), *(o.steps for o in others)])
+
+
+def trim_process(device: torch.device, python: PythonObjects) -> list[OperationStep]:
+    """What any process that computes on ``device`` can give back by itself."""
+
+    def host_in_use() -> int | None:
+        in_use, _ = host_memory.malloc()
+        return None if in_use is None else in_use + python.measure()[1]
+
+    steps = [_step("gc_collect", "malloc in use and Python objects", host_in_use, gc.collect)]
     if device.type == "cuda":
         steps.append(
             _step(
@@ -64,6 +74,25 @@ def trim(engine: Engine, python: PythonObjects) -> list[OperationStep]:
         )
     )
     return steps
+
+
+def _summed(ranks: list[list[OperationStep]]) -> list[OperationStep]:
+    """The same steps of each rank as one: the longest time, and the bytes together, where known."""
+
+    def total(values: list[int | None]) -> int | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None
+
+    return [
+        OperationStep(
+            same[0].name,
+            max(step.duration_s for step in same),
+            total([step.before_bytes for step in same]),
+            total([step.after_bytes for step in same]),
+            same[0].detail,
+        )
+        for same in zip(*ranks, strict=True)
+    ]
 
 
 def _step(

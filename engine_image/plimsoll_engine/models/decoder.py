@@ -16,62 +16,11 @@ from torch.nn.functional import linear
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.interface import Ops
 from plimsoll_engine.models import rope
+from plimsoll_engine.models.decoder_parts import SUMMED, Spec, parts
 from plimsoll_engine.models.interface import KVShape, StepPlan
+from plimsoll_engine.ranks.group import ALONE, WHOLE, Group, Shard
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """The sizes and switches of one decoder."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    dim: int
-    vocabulary: int
-    eps: float
-    tied: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    windows: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, config: Any) -> Spec:
-        """What a transformers config of the :data:`FAMILY` says."""
-        attention_bias = bool(getattr(config, "attention_bias", False))
-        qwen2 = config.model_type == "qwen2"
-        return cls(
-            layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            dim=getattr(config, "head_dim", None)
-            or config.hidden_size // config.num_attention_heads,
-            vocabulary=config.vocab_size,
-            eps=config.rms_norm_eps,
-            tied=bool(config.tie_word_embeddings),
-            qkv_bias=qwen2 or attention_bias,
-            out_bias=not qwen2 and attention_bias,
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            qk_norm=config.model_type == "qwen3",
-            windows=tuple(_windows(config)),
-        )
-
-
-def _windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer. Only Mistral's config means it without ``layer_types``."""
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        mistral = config.model_type == "mistral"
-        return [window if mistral else None] * int(config.num_hidden_layers)
-    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def supports(config: Any) -> bool:
@@ -82,59 +31,6 @@ def supports(config: Any) -> bool:
         and rope.rope_type(config) in rope.KNOWN
         and (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One tensor of the model: the checkpoint's tensors that lie in it one after the other, with
-    the rows of each, and its shape."""
-
-    sources: tuple[tuple[str, int], ...]
-    shape: tuple[int, ...]
-
-
-def parts(spec: Spec) -> dict[str, Part]:
-    """Every tensor of the model by its name here."""
-
-    def whole(source: str, *shape: int) -> Part:
-        return Part(((source, shape[0]),), shape)
-
-    found = {
-        "embed": whole("model.embed_tokens.weight", spec.vocabulary, spec.hidden),
-        "norm": whole("model.norm.weight", spec.hidden),
-    }
-    if not spec.tied:
-        found["head"] = whole("lm_head.weight", spec.vocabulary, spec.hidden)
-    query, kv = spec.heads * spec.dim, spec.kv_heads * spec.dim
-    matrices = {
-        "qkv": (
-            (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)),
-            spec.hidden,
-            spec.qkv_bias,
-        ),
-        "out": ((("self_attn.o_proj", spec.hidden),), query, spec.out_bias),
-        "gate_up": (
-            (("mlp.gate_proj", spec.intermediate), ("mlp.up_proj", spec.intermediate)),
-            spec.hidden,
-            spec.mlp_bias,
-        ),
-        "down": ((("mlp.down_proj", spec.hidden),), spec.intermediate, spec.mlp_bias),
-    }
-    for layer in range(spec.layers):
-        theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
-        for name, size in (("attention_norm", spec.hidden), ("mlp_norm", spec.hidden)):
-            source = "input_layernorm" if name == "attention_norm" else "post_attention_layernorm"
-            found[ours + name] = whole(f"{theirs}{source}.weight", size)
-        if spec.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                found[ours + name] = whole(f"{theirs}self_attn.{name}.weight", spec.dim)
-        for name, (sources, columns, bias) in matrices.items():
-            rows = sum(count for _, count in sources)
-            for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
-                if kind == "weight" or bias:
-                    named = tuple((f"{theirs}{source}.{kind}", count) for source, count in sources)
-                    found[ours + name + ("_bias" if kind == "bias" else "")] = Part(named, shape)
-    return found
 
 
 @dataclass(slots=True)
@@ -162,11 +58,18 @@ class Layer:
 
 
 class Decoder:
-    """See :class:`plimsoll_engine.models.interface.Model`. New ones have their tensors on meta."""
+    """See :class:`plimsoll_engine.models.interface.Model`. New ones have their tensors on meta.
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
-        self.spec = spec = Spec.of(config)
-        self.parts = parts(spec)
+    One rank's ``shard`` of it computes together with those of its :attr:`group`, by heads: each
+    rank has its own heads' keys and values, and the sums over all heads and inner columns are made
+    twice a layer.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -> None:
+        self.spec = spec = Spec.of(config).part(shard)
+        self.shard = shard
+        self.group: Group = ALONE
+        self.parts = parts(spec, shard)
         self.kv = KVShape(spec.layers, spec.kv_heads, spec.dim)
         self._inverse = rope.inverse_frequencies(config, spec.dim)
         self._tensors: dict[str, torch.Tensor] = {}
@@ -198,7 +101,7 @@ class Decoder:
         return self._tensors["embed"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        return dict(self._tensors)
+        return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Compute with ``tensors``, one for each name, of the same shape and one dtype and device.
@@ -216,10 +119,15 @@ class Decoder:
             if (tensor.dtype, tensor.device) != (embed.dtype, embed.device):
                 raise ValueError(f"tensor {name}: is {tensor.dtype} on {tensor.device}")
         self._tensors = dict(tensors)
+        if self.spec.tied:
+            self._tensors["head"] = embed.chunk(self.shard.size)[self.shard.rank]
         self._layers = []
         for layer in range(self.spec.layers):
             prefix = f"layers.{layer}."
             own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+            if self.shard.rank:
+                for name in SUMMED:
+                    own.pop(f"{name}_bias", None)
             self._layers.append(Layer(**own))
         self._ops = ops_for(embed.device)
         if embed.device.type != "meta":
@@ -229,7 +137,7 @@ class Decoder:
         return self._ops.rows(self._tensors["embed"], ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return linear(hidden, self._tensors["embed" if self.spec.tied else "head"])
+        return self.group.all_gather(linear(hidden, self._tensors["head"]))
 
     def forward(
         self,
@@ -238,7 +146,7 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ops, spec = self._ops, self.spec
+        ops, spec, group = self._ops, self.spec, self.group
         if len(ids) == 1 and ops.projects:
             return self._forward_one(ids, positions, plan, embeds)
         scale = spec.dim**-0.5
@@ -250,10 +158,10 @@ class Decoder:
             qkv = linear(x, layer.qkv, layer.qkv_bias)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
             x = ops.attend(query, plan, index, scale, spec.windows[index]).flatten(1)
-            x = linear(x, layer.out, layer.out_bias)
+            x = group.all_reduce(linear(x, layer.out, layer.out_bias))
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, spec.eps)
             x = ops.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = linear(x, layer.down, layer.down_bias)
+            x = group.all_reduce(linear(x, layer.down, layer.down_bias))
             x = ops.add_rms_norm(x, residual, norms[index], spec.eps)
         return x
 
@@ -272,11 +180,23 @@ class Decoder:
             qkv = ops.project(stream, layer.qkv, layer.qkv_bias, layer.attention_norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
             x = ops.attend(query, plan, index, scale, self.spec.windows[index]).flatten(1)
-            ops.project(x, layer.out, layer.out_bias, into=stream)
+            self._add_to(stream, x, layer.out, layer.out_bias)
             bias = layer.gate_up_bias
             x = ops.project(stream, layer.gate_up, bias, layer.mlp_norm, eps, silu=True)
-            ops.project(x, layer.down, layer.down_bias, into=stream)
+            self._add_to(stream, x, layer.down, layer.down_bias)
         return ops.rms_norm(stream, self._tensors["norm"], eps)
+
+    def _add_to(
+        self,
+        stream: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        if self.group is ALONE:
+            self._ops.project(x, weight, bias, into=stream)
+        else:
+            stream += self.group.all_reduce(self._ops.project(x, weight, bias))
 
     def close(self) -> None:
         self._tensors = {}

@@ -24,8 +24,10 @@ from plimsoll_engine.models.checkpoint import (
     weight_files,
 )
 from plimsoll_engine.models.checkpoint import LoadError as LoadError
-from plimsoll_engine.models.decoder import Decoder, Part
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.decoder_parts import Part
 from plimsoll_engine.models.interface import Model
+from plimsoll_engine.ranks.group import FLAG, WHOLE, Shard
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FLOATS = ("F32", "BF16", "F16", "F64")
@@ -73,15 +75,19 @@ def import_code(folder: Path) -> None:
             foreign.import_code(config)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device that ``auto``, ``cpu`` or ``cuda`` means here."""
+def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
+    """The device that ``auto``, ``cpu`` or ``cuda`` means here; rank r of several has device r."""
     if name not in ("auto", "cpu", "cuda"):
         raise LoadError(f"device {name!r}: expected auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise LoadError("device cuda: no CUDA device is visible; use --device cpu or auto")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    if shard.size > (count := torch.cuda.device_count()):
+        raise LoadError(
+            f"{FLAG} {shard.size}: {count} CUDA devices are visible; lower it to {count} at most"
+        )
+    return torch.device("cuda", torch.cuda.current_device() if shard == WHOLE else shard.rank)
 
 
 def load_config(folder: Path) -> Any:
@@ -134,12 +140,18 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
 
 
-def build(folder: Path, config: Any, dtype: torch.dtype) -> OwnModel | None:
-    """Our model with its tensors on the meta device; None where only transformers has it.
+def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -> OwnModel | None:
+    """Our model, or one rank's part of it, with its tensors on the meta device; None where only
+    transformers has it.
 
     ``folder`` is for messages. Raises :class:`LoadError`.
     """
     try:
+        if shard != WHOLE and not decoder.supports(config):
+            raise ValueError(
+                f"{FLAG} {shard.size}: field model_type: {config.model_type} is computed by one"
+                f" rank alone; only text models of {', '.join(decoder.FAMILY)} by several"
+            )
         if config.model_type == "whisper":
             from plimsoll_engine.models.whisper import WhisperModel
 
@@ -152,7 +164,7 @@ def build(folder: Path, config: Any, dtype: torch.dtype) -> OwnModel | None:
             from plimsoll_engine.models.llava import LlavaModel
 
             return LlavaModel(config, dtype)
-        return Decoder(config, dtype)
+        return Decoder(config, dtype, shard)
     except (ValueError, TypeError, AttributeError) as error:
         raise LoadError(f"{folder / 'config.json'}: {error}") from None
 
@@ -169,7 +181,7 @@ def fill(model: OwnModel, folder: Path) -> None:
     Raises :class:`LoadError` for tensors that are missing, of another shape or of no model.
     """
     targets = {
-        source: target
+        source: (target, model.parts[name])
         for name, tensor in model.parameters_by_name().items()
         for (source, rows), target in zip(
             model.parts[name].sources,
@@ -182,22 +194,25 @@ def fill(model: OwnModel, folder: Path) -> None:
         with opened(path) as file:
             for name in file.keys():  # noqa: SIM118 - not a dictionary
                 ours = model.canonical(name)
-                target = targets.get(ours)
-                if target is None:
+                if ours not in targets:
                     if ours not in model.ignored and not name.endswith(NOT_READ):
                         unexpected.append(f"{name} in {path.name}")
                     continue
                 missing.discard(ours)
+                target, part = targets[ours]
+                expected = part.whole(tuple(target.shape))
                 found = file.get_slice(name)
                 shape = tuple(found.get_shape())
-                if shape != tuple(target.shape):
-                    mismatched.append(shapes(f"{name} in {path.name}", shape, target.shape))
+                if shape != expected:
+                    mismatched.append(shapes(f"{name} in {path.name}", shape, expected))
                 elif found.get_dtype() not in FLOATS:
                     mismatched.append(
                         f"{name} in {path.name} is {found.get_dtype()}, none of {', '.join(FLOATS)}"
                     )
-                else:
+                elif part.split is None or part.shard == WHOLE:
                     target.copy_(file.get_tensor(name))
+                else:
+                    target.copy_(found[part.cut(tuple(target.shape))])
     places = {model.canonical(name): file for name, file in placed(folder).items()}
     complain(
         folder,
@@ -207,9 +222,11 @@ def fill(model: OwnModel, folder: Path) -> None:
     )
 
 
-def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Model:
-    """The model on ``device``, every tensor from the checkpoint's files."""
-    model = build(folder, config, dtype)
+def load_model(
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
+) -> Model:
+    """The model, or one rank's part of it, on ``device``, all from the checkpoint's files."""
+    model = build(folder, config, dtype, shard)
     if model is None:
         from plimsoll_engine.models import foreign
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from plimsoll_engine.models.decoder import Part
+from plimsoll_engine.models.decoder_parts import Part
 
 
 def module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:

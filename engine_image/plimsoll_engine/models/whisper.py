@@ -17,7 +17,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from plimsoll_engine.ipc import Media
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.models import media_input
-from plimsoll_engine.models.decoder import Part
+from plimsoll_engine.models.decoder_parts import Part
 from plimsoll_engine.models.interface import KVShape, StepPlan
 from plimsoll_engine.models.module_parts import bind_module, empty, module_parts, settle_buffers
 

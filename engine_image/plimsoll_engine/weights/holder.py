@@ -18,12 +18,14 @@ import signal
 import socket
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.loader import LoadError
+from plimsoll_engine.ranks.group import Shard
 from plimsoll_engine.weights import lending
 from plimsoll_engine.weights.cuda import DeviceBuffer
 from plimsoll_engine.weights.layout import Manifest, checksums, lay_out, views
@@ -40,18 +42,20 @@ class WeightsLost(Exception):
 
 
 class Weights:
-    """The loaded buffer and how it looked when it was loaded."""
+    """The loaded buffer of one rank, on its device, and how it looked when it was loaded."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, rank: int) -> None:
         self._folder = Path(config.model)
-        self.device = loader.choose_device(config.device)
+        self._shard = Shard(rank, config.tensor_parallel_size)
+        self.device = loader.choose_device(config.device, self._shard)
         self._config = loader.load_config(self._folder)
         self._dtype = loader.choose_dtype(config.dtype, self._config, self.device)
-        self.manifest, self.buffer = self._load()
+        with on(self.device):
+            self.manifest, self.buffer = self._load()
         self._sums = self._checksums()
 
     def _load(self) -> tuple[Manifest, HostBuffer | DeviceBuffer]:
-        model = loader.build(self._folder, self._config, self._dtype)
+        model = loader.build(self._folder, self._config, self._dtype, self._shard)
         if model is None:
             raise LoadError(f"{self._folder}: only transformers has this model; a worker loads it")
         manifest = lay_out(model.parameters_by_name())
@@ -70,17 +74,24 @@ class Weights:
         return [name for name, value in self._sums.items() if now[name] != value]
 
     def _checksums(self) -> dict[str, int]:
-        with torch.inference_mode():
+        with on(self.device), torch.inference_mode():
             return checksums(self.buffer.tensor(), self.manifest)
 
     def lend(self) -> tuple[Lent, int | None]:
         """The answer to a worker, and the descriptor to send with it."""
         if isinstance(self.buffer, HostBuffer):
             return Lent(self.manifest), self.buffer.fd
-        return Lent(self.manifest, self.buffer.export()), None
+        with on(self.device):
+            return Lent(self.manifest, self.buffer.export()), None
 
     def close(self) -> None:
-        self.buffer.close()
+        with on(self.device):
+            self.buffer.close()
+
+
+def on(device: torch.device) -> AbstractContextManager[None]:
+    """``device`` is the current one in here: the driver's calls mean that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Holder:
@@ -89,11 +100,13 @@ class Holder:
     def __init__(self, config: WorkerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
-        self._weights: Weights | None = None
-        self._pool: DeviceBuffer | None = None
-        self._leases: dict[int, socket.socket] = {}
-        self._doubt = False
-        """A worker ended without returning its lease: it may have written anywhere."""
+        self._weights: dict[int, Weights] = {}
+        """By rank, as all that follows."""
+        self._pools: dict[int, DeviceBuffer] = {}
+        self._leases: dict[int, tuple[socket.socket, int | None]] = {}
+        """The connection and the rank, once its weights are lent; by descriptor."""
+        self._doubt: set[int] = set()
+        """A worker ended without returning its lease: it may have written anywhere there."""
 
     def serve(self) -> None:
         """Until SIGTERM and the end of the last lease. Raises :class:`WeightsLost`."""
@@ -110,86 +123,85 @@ class Holder:
                     poll.unregister(woken)
                     poll.unregister(self._listener.fileno())
                 elif fd == self._listener.fileno():
-                    lease = self._answer()
-                    if lease is not None:
-                        poll.register(lease, select.POLLIN)
+                    poll.register(self._accept(), select.POLLIN)
                 elif not self._read(fd):
                     poll.unregister(fd)
-                    self._leases.pop(fd).close()
-        if self._pool is not None:
-            self._pool.close()
-        if self._weights is not None:
-            self._weights.close()
+                    self._leases.pop(fd)[0].close()
+        for rank, pool in self._pools.items():
+            with on(self._weights[rank].device):
+                pool.close()
+        for weights in self._weights.values():
+            weights.close()
 
-    def _answer(self) -> socket.socket | None:
-        """Lend the weights to the worker that has connected; None where nothing was lent."""
+    def _accept(self) -> int:
+        """A worker has connected; what it wants it says next."""
         connection, _ = self._listener.accept()
         connection.settimeout(SEND_TIMEOUT_S)
-        fd = None
-        answer: lending.Answer
-        try:
-            answer, fd = self._sound_weights().lend()
-        except LoadError as error:
-            answer = Refused(str(error), permanent=True)
-        except (OSError, RuntimeError) as error:
-            answer = Refused(f"weights: {type(error).__name__}: {error}", permanent=False)
-        try:
-            lending.send(connection, answer, fd)
-        except LeaseCut as error:  # it went meanwhile, or it hangs
-            print(f"holder: worker: {error}", file=sys.stderr)
-            connection.close()
-            return None
-        if isinstance(answer, Refused):
-            print(f"holder: {answer.message}", file=sys.stderr)
-            connection.close()
-            return None
-        self._leases[connection.fileno()] = connection
-        return connection
+        self._leases[connection.fileno()] = connection, None
+        return connection.fileno()
 
-    def _sound_weights(self) -> Weights:
-        if self._weights is None:
+    def _lend_weights(self, rank: int) -> tuple[lending.Answer, int | None]:
+        """The answer, and the descriptor to send with it."""
+        try:
+            return self._sound_weights(rank).lend()
+        except LoadError as error:
+            refused = Refused(str(error), permanent=True)
+        except (OSError, RuntimeError) as error:
+            refused = Refused(f"weights: {type(error).__name__}: {error}", permanent=False)
+        print(f"holder: {refused.message}", file=sys.stderr)
+        return refused, None
+
+    def _sound_weights(self, rank: int) -> Weights:
+        if rank not in self._weights:
             began = time.monotonic()
-            self._weights = Weights(self._config)
-            size_mib = self._weights.manifest.nbytes >> 20
+            self._weights[rank] = Weights(self._config, rank)
+            size_mib = self._weights[rank].manifest.nbytes >> 20
             print(f"holder: {size_mib} MiB loaded in {time.monotonic() - began:.3f} s")
             sys.stdout.flush()
-        elif self._doubt:
-            damaged = self._weights.damaged()
+        elif rank in self._doubt:
+            damaged = self._weights[rank].damaged()
             if damaged:
-                self._replace(damaged)
-        self._doubt = False
-        assert self._weights is not None
-        return self._weights
+                self._replace(rank, damaged)
+        self._doubt.discard(rank)
+        return self._weights[rank]
 
-    def _replace(self, damaged: list[str]) -> None:
+    def _replace(self, rank: int, damaged: list[str]) -> None:
         text = f"{len(damaged)} weights changed under a worker that crashed, {damaged[0]} first"
-        if self._leases:
+        if any(lent == rank for _, lent in self._leases.values()):
             raise WeightsLost(f"{text}; another worker uses them")
         print(f"holder: {text}: loading them again", file=sys.stderr)
-        assert self._weights is not None
-        self._weights.close()
-        self._weights = None
-        self._weights = Weights(self._config)
+        self._weights.pop(rank).close()
+        self._weights[rank] = Weights(self._config, rank)
 
     def _read(self, fd: int) -> bool:
         """What a worker asks for, answered; False where its lease ends."""
-        lease = self._leases[fd]
+        lease, rank = self._leases[fd]
         try:
-            request = lending.receive_request(lease)
-            if isinstance(request, lending.PoolAsked):
-                lending.send(lease, self._lend_pool(request.nbytes))
-                return True
-        except LeaseCut:
-            self._doubt = True
+            match lending.receive_request(lease):
+                case lending.WeightsAsked(wanted):
+                    answer, descriptor = self._lend_weights(wanted)
+                    if isinstance(answer, Lent):
+                        self._leases[fd] = lease, wanted
+                    lending.send(lease, answer, descriptor)
+                    return isinstance(answer, Lent)
+                case lending.PoolAsked(nbytes) if rank is not None:
+                    lending.send(lease, self._lend_pool(rank, nbytes))
+                    return True
+        except LeaseCut as error:  # it went meanwhile, or it hangs
+            print(f"holder: worker: {error}", file=sys.stderr)
+            _, rank = self._leases[fd]
+            if rank is not None:
+                self._doubt.add(rank)
         return False
 
-    def _lend_pool(self, nbytes: int) -> lending.Answer:
+    def _lend_pool(self, rank: int, nbytes: int) -> lending.Answer:
         try:
-            if self._pool is None and nbytes:
-                self._pool = DeviceBuffer.allocate(nbytes)
-            if self._pool is None:
-                return LentPool(0)
-            return LentPool(self._pool.nbytes, self._pool.export())
+            with on(self._weights[rank].device):
+                if rank not in self._pools and nbytes:
+                    self._pools[rank] = DeviceBuffer.allocate(nbytes)
+                if rank not in self._pools:
+                    return LentPool(0)
+                return LentPool(self._pools[rank].nbytes, self._pools[rank].export())
         except RuntimeError as error:
             return Refused(f"KV pool of {nbytes} bytes: {error}", permanent=False)
 

@@ -18,12 +18,13 @@ from plimsoll_engine.weights.memory import Buffer, HostBuffer
 class Lease:
     """Connects at once, so that the holder loads while the worker makes its context."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, rank: int = 0) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer: Buffer | None = None
         self._pool: DeviceBuffer | None = None
         try:
             self._socket.connect(path)
+            lending.send(self._socket, lending.WeightsAsked(rank))
         except OSError as error:
             self._socket.close()
             raise LeaseCut(f"weight holder's socket {path}: {error}") from None

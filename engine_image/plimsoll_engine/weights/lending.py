@@ -1,10 +1,10 @@
 """What the weight holder and a worker say to each other, on a Unix stream socket.
 
-The connection is the lease. The holder begins: it lends the weights. A worker on CUDA then asks for
-the KV pool, which the holder keeps as well. A lease stands as long as the worker uses either: the
-holder frees nothing before every lease has ended, and a worker whose lease is cut has lost its
-memory. A worker that is done says :class:`Returned`; a lease that ends without it was cut by a
-crash, and the holder looks at the weights before it lends them again.
+The connection is the lease. A worker begins: it asks for the weights of its rank. On CUDA it then
+asks for the KV pool, which the holder keeps as well. A lease stands as long as the worker uses
+either: the holder frees nothing before every lease has ended, and a worker whose lease is cut has
+lost its memory. A worker that is done says :class:`Returned`; a lease that ends without it was cut
+by a crash, and the holder looks at the weights before it lends them again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,14 @@ class Refused(msgspec.Struct, tag="refused"):
 Answer = Lent | LentPool | Refused
 
 
+class WeightsAsked(msgspec.Struct, tag="weights_asked"):
+    """The part of the weights that rank ``rank`` of a worker has; before all else."""
+
+    rank: int
+
+
 class PoolAsked(msgspec.Struct, tag="pool_asked"):
-    """A KV pool of ``nbytes``; with 0 the one that there is."""
+    """A KV pool of ``nbytes`` for the same rank; with 0 the one that there is."""
 
     nbytes: int
 
@@ -51,7 +57,7 @@ class Returned(msgspec.Struct, tag="returned"):
     """The worker has unmapped everything: its lease may end."""
 
 
-Request = PoolAsked | Returned
+Request = WeightsAsked | PoolAsked | Returned
 
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(Answer)

@@ -29,10 +29,11 @@ from plimsoll_engine.memory.lifecycle import Lifecycle
 from plimsoll_engine.memory.lost import lost_blocks, lost_encoder_tokens
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.models.loader import LoadError
+from plimsoll_engine.ranks.leader import Leader, RanksLost
 from plimsoll_engine.weights.lending import LeaseCut
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
 from plimsoll_engine.worker.faults import Faults
-from plimsoll_engine.worker.process import write_stacks_on_sigusr1
+from plimsoll_engine.worker.process import cores, write_stacks_on_sigusr1
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
 REPORT_INTERVAL_S = 0.5
@@ -49,14 +50,16 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     """The whole life of a worker in a freshly forked process; the exit status."""
     write_stacks_on_sigusr1(config.run_dir, "worker")
     random.seed()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores(config.tensor_parallel_size))
     torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
     try:
         channel = Channel(config.socket)
     except FrontendGoneError as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1
-    lifecycle = Lifecycle(config, vocabulary=vocabulary)
+    size = config.tensor_parallel_size
+    ranks = Leader(config.run_dir, epoch, size) if size > 1 else None
+    lifecycle = Lifecycle(config, vocabulary=vocabulary, ranks=ranks)
     try:
         channel.send(ipc.Hello(epoch, os.getpid()))
         begun = time.monotonic()
@@ -86,6 +89,11 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         return 1
     except PERMANENT as error:
         return _fail(channel, str(error), permanent=True)
+    except RanksLost as error:
+        if error.gone:  # the frontend hears from the zygote which one ended, and how
+            print(f"worker: {error}", file=sys.stderr)
+            return 1
+        return _fail(channel, str(error))
     except (WarmUpError, DeviceLostError, LeaseCut) as error:
         return _fail(channel, str(error))
     except Exception as error:  # noqa: BLE001 - the last line of defence: say it, then exit
@@ -96,6 +104,8 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     finally:
         lifecycle.shutdown()
         channel.close()
+        if ranks is not None:
+            ranks.close()
 
 
 def _order(channel: Channel) -> ipc.TakeOver | ipc.Stop:
@@ -113,7 +123,7 @@ def _leave(lifecycle: Lifecycle, channel: Channel) -> None:
     calls would feel.
     """
     lifecycle.shutdown()
-    channel.send(ipc.Stopped(lifecycle.device_allocated(), lifecycle.device_baseline))
+    channel.send(ipc.Stopped(*lifecycle.left()))
     channel.wait_closed(LINGER_S)
 
 
@@ -133,6 +143,7 @@ class Worker:
         assert lifecycle.engine is not None
         self.engine: Engine = lifecycle.engine
         self.lifecycle = lifecycle
+        self.leader = lifecycle.member.leader
         self.channel = channel
         self.faults = faults
         self.python = PythonObjects()
@@ -192,7 +203,8 @@ class Worker:
             case ipc.Abandoned(request_ids):
                 self.engine.abandoned = frozenset(request_ids)
             case ipc.Trim(operation_id):
-                self.channel.send(ipc.Trimmed(operation_id, trim(self.engine, self.python)))
+                steps = trim(self.engine, self.python, self.leader)
+                self.channel.send(ipc.Trimmed(operation_id, steps))
             case ipc.AuditQuery(query_id):
                 idle, rules, findings = audit(self.engine, self.lifecycle.ledger)
                 keys = self.engine.receiver.keys()
@@ -205,6 +217,7 @@ class Worker:
     def _report(self) -> ipc.Report:
         engine, counters = self.engine, self.engine.counters
         scheduler = engine.scheduler
+        others = [] if self.leader is None else self.leader.accounts()
         return ipc.Report(
             load=Load(
                 running=len(scheduler.running),
@@ -223,7 +236,8 @@ class Worker:
                 self.lifecycle.collections,
                 self.lifecycle.borrowed_host_bytes,
             ),
-            devices=device_memory(engine.runner.device),
+            others=[rank.memory for rank in others],
+            devices=device_memory(engine.runner.device) + [d for r in others for d in r.devices],
             ledger=self.lifecycle.ledger.entries(),
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,

@@ -40,6 +40,7 @@ IMPORTS = (
     "safetensors.torch",
     "plimsoll_engine.weights.holder",
     "plimsoll_engine.worker.main",
+    "plimsoll_engine.worker.follower",
 )
 OPTIONAL_IMPORTS = ("triton",)
 """Published for Linux on x86-64 only."""
@@ -109,7 +110,7 @@ class Zygote:
         if pid == 0:
             self._become(message, zygote)
         fd = os.pidfd_open(pid)
-        self.children[fd] = Forked(message.number, pid, message.role)
+        self.children[fd] = Forked(message.number, pid, message.role, message.rank)
         self.send(self.children[fd])
         return fd
 
@@ -132,13 +133,15 @@ class Zygote:
 
     def _run(self, message: Fork) -> int:
         from plimsoll_engine.weights import holder
-        from plimsoll_engine.worker import main
+        from plimsoll_engine.worker import follower, main
 
         if message.role is Role.HOLDER:
             assert self.weights is not None
             return holder.run(self.config, self.weights)
         if self.weights is not None:
             self.weights.close()
+        if message.rank:
+            return follower.run(self.config, message.number, message.rank)
         return main.run(self.config, message.number, self.vocabulary)
 
     def _reap(self, fd: int) -> None:
@@ -146,7 +149,7 @@ class Zygote:
         os.close(fd)
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        self.send(Exited(child.number, child.pid, code, child.role))
+        self.send(Exited(child.number, child.pid, code, child.role, child.rank))
 
     def _kill_children(self) -> None:
         """Workers before the holder: what it lends is not freed under them."""

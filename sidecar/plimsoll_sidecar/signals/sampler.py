@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from plimsoll_api.admin import DeviceMemory as EngineDevice
@@ -186,19 +186,26 @@ def load_of(status: Status) -> SampleLoad:
 
 
 def _malloc(processes: list[ProcessMemory]) -> Malloc | None:
-    worker = next((p for p in processes if p.role is Role.WORKER), None)
-    if worker is None or (worker.malloc_in_use is None and worker.python_objects is None):
-        return None
-    return Malloc(
-        in_use=worker.malloc_in_use,
-        retained=worker.malloc_retained,
-        python_objects=worker.python_objects,
-        py_blocks=worker.py_blocks,
+    """The worker's; of all its ranks together, unknown where one does not say."""
+    workers = [p for p in processes if p.role is Role.WORKER]
+    found = Malloc(
+        in_use=_sum(p.malloc_in_use for p in workers),
+        retained=_sum(p.malloc_retained for p in workers),
+        python_objects=_sum(p.python_objects for p in workers),
+        py_blocks=_sum(p.py_blocks for p in workers),
         full_collections=min(
             (p.full_collections for p in processes if p.full_collections is not None),
             default=None,
         ),
     )
+    return None if found.in_use is None and found.python_objects is None else found
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """None where a value is unknown, or there is none."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return sum(known) if known and len(known) == len(every) else None
 
 
 def _torch(device: EngineDevice) -> Torch | None:

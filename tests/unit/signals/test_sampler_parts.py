@@ -18,6 +18,8 @@ from plimsoll_api.admin import (
     Status,
 )
 from plimsoll_sidecar.act.adapter import EngineError
+from plimsoll_sidecar.detect.assessment import Segment
+from plimsoll_sidecar.detect.segments import device_own, device_segments, device_total
 from plimsoll_sidecar.signals.device import DeviceBytes
 from plimsoll_sidecar.signals.nvml import Nvml
 from plimsoll_sidecar.signals.sampler import Sampler, load_of
@@ -92,6 +94,29 @@ def test_the_workers_allocator_and_the_ledger() -> None:
     assert (sample.malloc.in_use, sample.malloc.retained) == (5, None)
     assert sample.ledger is not None
     assert (sample.ledger[0].owner, sample.ledger[0].bound) == ("kv_pool", 10)
+
+
+@pytest.mark.parametrize(("second", "in_use"), [(30, 35), (None, None)])
+def test_a_worker_of_several_ranks_is_seen_whole(second: int | None, in_use: int | None) -> None:
+    workers = [
+        ProcessMemory(Role.WORKER, 2**22 + 1, malloc_in_use=5, python_objects=7, py_blocks=3),
+        ProcessMemory(Role.WORKER, 2**22 + 2, malloc_in_use=second, python_objects=2, py_blocks=1),
+    ]
+    devices = [
+        DeviceMemory(index, f"GPU-{index}", used=5, total=9, torch_allocated=1, torch_reserved=2)
+        for index in range(2)
+    ]
+    sampler = Sampler(Engine(status(processes=workers, devices=devices)))
+    sample = sampler.sample()
+    assert sampler.device_source == "engine"
+    assert sample.malloc is not None
+    assert (sample.malloc.in_use, sample.malloc.python_objects) == (in_use, 9)
+    assert (sample.malloc.retained, sample.malloc.py_blocks) == (None, 4)
+    assert [device.index for device in sample.device] == [0, 1]
+    assert (device_total(sample), device_own(sample)) == (10, 4)
+    assert device_segments(sample) == {
+        Segment.TORCH_ALLOCATED: 2, Segment.TORCH_RESERVED_UNUSED: 2, Segment.NON_TORCH: 6,
+    }  # fmt: skip
 
 
 def test_the_engines_own_report_of_its_devices_is_preferred() -> None:

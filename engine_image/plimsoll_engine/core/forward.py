@@ -1,0 +1,134 @@
+"""The model over the KV pool: a step's inputs in, logits out. What every rank of a group does.
+
+The newest token of a sequence may be one that only the device knows: :attr:`Forward.newest` holds
+those of the last step, and the next one takes them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from plimsoll_engine.core.encoder_outputs import EncoderOutputs
+from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.core.inputs import Inputs, to_device
+from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
+from plimsoll_engine.ranks.group import ALONE, Group
+
+
+class Forward:
+    """The model, the KV pool's tensors and the device they are on."""
+
+    def __init__(
+        self, model: Model, num_blocks: int, block_size: int, memory: torch.Tensor | None = None
+    ) -> None:
+        """``memory`` uint8 [bytes] is the KV pool's where it is lent; else it is allocated here."""
+        self.model: Model | None = model
+        self.group: Group = model.group if isinstance(model, Decoder) else ALONE
+        self.outputs = EncoderOutputs(model) if isinstance(model, MediaModel) else None
+        self.block_size = block_size
+        self.device: torch.device = model.device
+        self.graphs: DecodeGraphs | None = None
+        self._ops = ops_for(self.device)
+        layers, heads, dim = model.kv
+        shape = (2, layers, num_blocks * block_size, heads, dim)
+        self.kv: torch.Tensor | None
+        if memory is None:
+            self.kv = torch.empty(shape, dtype=model.dtype, device=self.device)
+            # Zeros are written, not only reserved: a pool that filled its pages while it serves
+            # would look like growth.
+            self.kv.zero_()
+        else:
+            self.kv = memory.view(model.dtype).view(shape)
+        self.newest: torch.Tensor | None = None
+        """The tokens that the last step sampled, on the device; a request knows its row."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """The KV pool's, of all ranks together: each has as much."""
+        return 0 if self.kv is None else self.kv.nbytes * self.group.shard.size
+
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory of the captured steps, of this rank."""
+        return 0 if self.graphs is None else self.graphs.nbytes
+
+    def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
+        """Capture decode steps of the first few batch sizes (CUDA only), or none with ``later``;
+        :meth:`capture_more` captures the others. ``max_blocks`` is the most blocks of one request.
+        """
+        if self.device.type != "cuda" or not isinstance(self.model, Decoder):
+            return
+        assert self.kv is not None
+        self.graphs = DecodeGraphs(self.model, self.kv, self.block_size, max_num_seqs, max_blocks)
+        if not later:
+            self.graphs.capture_first()
+
+    def capture_more(self) -> bool:
+        """Capture one more batch size; False where none is missing."""
+        return self.graphs is not None and self.graphs.capture_next()
+
+    @torch.inference_mode()
+    def follow(self, inputs: Inputs) -> None:
+        """Compute a step whose tokens rank 0 samples, and take those."""
+        _, logits = self.compute(inputs)
+        if logits is not None:
+            rows = len(inputs.last)
+            self.newest = self.group.broadcast(
+                torch.empty(rows, dtype=torch.int64, device=self.device)
+            )
+
+    def compute(
+        self, inputs: Inputs, chunks: Sequence[Chunk] = ()
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The logits of the rows in ``inputs.last``, None where there is none; and before them the
+        best token of each where that is known as well. ``chunks`` bring media."""
+        if self.graphs is not None and inputs.decoding and self.graphs.fits(len(inputs.ids)):
+            return self.graphs.replay(inputs, self.newest)
+        return None, self._compute(inputs, chunks)
+
+    def _compute(self, inputs: Inputs, chunks: Sequence[Chunk]) -> torch.Tensor | None:
+        assert self.model is not None
+        assert self.kv is not None
+        fields = [
+            inputs.ids, inputs.sources, inputs.positions, inputs.slots, inputs.contexts,
+            inputs.starts, inputs.last, inputs.tables.reshape(-1),
+        ]  # fmt: skip
+        packed = to_device(np.concatenate(fields), self.device)
+        ids, sources, positions, slots, contexts, starts, rows, tables = torch.split(
+            packed, [len(field) for field in fields]
+        )
+        if self.newest is not None and bool((inputs.sources >= 0).any()):
+            ids = self._ops.take(ids, sources, self.newest)
+        step = StepPlan(
+            keys=self.kv[0],
+            values=self.kv[1],
+            block_size=self.block_size,
+            write_slots=slots.long(),
+            tables=tables.view(inputs.tables.shape),
+            contexts=contexts,
+            starts=starts,
+            decodes=inputs.decodes,
+            longest=inputs.longest,
+            fresh=inputs.fresh,
+        )
+        ids = ids.long()
+        embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
+        hidden = self.model.forward(ids, positions.long(), step, embeds)
+        return self.model.logits(self._ops.rows(hidden, rows)) if len(inputs.last) else None
+
+    def close(self) -> None:
+        """Let go of the model, the KV pool and the graphs. Again does nothing more."""
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None
+        self.model = None
+        self.kv = None
+        self.newest = None
+        if self.outputs is not None:
+            self.outputs.close()

@@ -1,0 +1,168 @@
+"""What a decoder is made of: its sizes, and which of a checkpoint's tensors lie in each of its own.
+
+One rank of several has a part: its share of the heads, of the inner columns and of the output's
+rows. A matrix whose products are that share is split by rows, and one that takes the share as its
+input, by columns: its products are sums over the ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plimsoll_engine.ranks.group import FLAG, WHOLE, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The sizes and switches of one decoder."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    dim: int
+    vocabulary: int
+    eps: float
+    tied: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, config: Any) -> Spec:
+        """What a transformers config of the :data:`FAMILY` says."""
+        attention_bias = bool(getattr(config, "attention_bias", False))
+        qwen2 = config.model_type == "qwen2"
+        return cls(
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            dim=getattr(config, "head_dim", None)
+            or config.hidden_size // config.num_attention_heads,
+            vocabulary=config.vocab_size,
+            eps=config.rms_norm_eps,
+            tied=bool(config.tie_word_embeddings),
+            qkv_bias=qwen2 or attention_bias,
+            out_bias=not qwen2 and attention_bias,
+            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            qk_norm=config.model_type == "qwen3",
+            windows=tuple(_windows(config)),
+        )
+
+    def part(self, shard: Shard) -> Spec:
+        """What one rank has: its share of the heads, of the inner columns and of the output's rows.
+        The embedding is whole on each. ValueError names a field that cannot be shared out."""
+        for field, count in (
+            ("num_attention_heads", self.heads),
+            ("num_key_value_heads", self.kv_heads),
+            ("intermediate_size", self.intermediate),
+            ("vocab_size", self.vocabulary),
+        ):
+            if count % shard.size:
+                raise ValueError(
+                    f"field {field}: {count} cannot be divided by {FLAG} {shard.size}; give a"
+                    " smaller one that divides it"
+                )
+        return replace(
+            self,
+            heads=self.heads // shard.size,
+            kv_heads=self.kv_heads // shard.size,
+            intermediate=self.intermediate // shard.size,
+        )
+
+
+def _windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer. Only Mistral's config means it without ``layer_types``."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        mistral = config.model_type == "mistral"
+        return [window if mistral else None] * int(config.num_hidden_layers)
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of the model: the checkpoint's tensors that lie in it one after the other, with
+    the rows of each, and its shape. With ``split`` it is one rank's: of each source the ``shard``
+    of that dimension, rows (0) or columns (1)."""
+
+    sources: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...]
+    split: int | None = None
+    shard: Shard = WHOLE
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a source in the checkpoint of which ``shape`` is here."""
+        return tuple(
+            size * self.shard.size if dimension == self.split else size
+            for dimension, size in enumerate(shape)
+        )
+
+    def cut(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where in the source that lies of which ``shape`` is here."""
+        return tuple(
+            slice(self.shard.rank * size, (self.shard.rank + 1) * size)
+            if dimension == self.split
+            else slice(None)
+            for dimension, size in enumerate(shape)
+        )
+
+
+SUMMED = ("out", "down")
+"""The matrices whose product is a sum over all heads or all inner columns."""
+
+
+def parts(spec: Spec, shard: Shard = WHOLE) -> dict[str, Part]:
+    """Every tensor of the model by its name here. ``spec`` is the part of ``shard``."""
+
+    def whole(source: str, *shape: int) -> Part:
+        return Part(((source, shape[0]),), shape)
+
+    found = {
+        "embed": whole("model.embed_tokens.weight", spec.vocabulary, spec.hidden),
+        "norm": whole("model.norm.weight", spec.hidden),
+    }
+    if not spec.tied:
+        rows = spec.vocabulary // shard.size
+        found["head"] = Part((("lm_head.weight", rows),), (rows, spec.hidden), 0, shard)
+    query, kv = spec.heads * spec.dim, spec.kv_heads * spec.dim
+    matrices = {
+        "qkv": (
+            (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)),
+            spec.hidden,
+            spec.qkv_bias,
+        ),
+        "out": ((("self_attn.o_proj", spec.hidden),), query, spec.out_bias),
+        "gate_up": (
+            (("mlp.gate_proj", spec.intermediate), ("mlp.up_proj", spec.intermediate)),
+            spec.hidden,
+            spec.mlp_bias,
+        ),
+        "down": ((("mlp.down_proj", spec.hidden),), spec.intermediate, spec.mlp_bias),
+    }
+    for layer in range(spec.layers):
+        theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
+        for name, size in (("attention_norm", spec.hidden), ("mlp_norm", spec.hidden)):
+            source = "input_layernorm" if name == "attention_norm" else "post_attention_layernorm"
+            found[ours + name] = whole(f"{theirs}{source}.weight", size)
+        if spec.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                found[ours + name] = whole(f"{theirs}self_attn.{name}.weight", spec.dim)
+        for name, (sources, columns, bias) in matrices.items():
+            rows = sum(count for _, count in sources)
+            for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
+                if kind == "weight" or bias:
+                    named = tuple((f"{theirs}{source}.{kind}", count) for source, count in sources)
+                    # What is summed over the ranks is split by columns; its bias is added once.
+                    summed = name in SUMMED
+                    split = 0 if not summed else (1 if kind == "weight" else None)
+                    suffix = "_bias" if kind == "bias" else ""
+                    found[ours + name + suffix] = Part(named, shape, split, shard)
+    return found

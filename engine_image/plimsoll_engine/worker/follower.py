@@ -1,0 +1,87 @@
+"""The whole life of a rank that follows rank 0 (:mod:`plimsoll_engine.ranks.follower`).
+
+In an engine the zygote forks it. Whoever is rank 0 without a zygote, such as a benchmark, starts
+``python -m plimsoll_engine.worker.follower --config JSON --rank N`` for each other rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.ranks import messages
+from plimsoll_engine.ranks.follower import Follower, FollowError
+from plimsoll_engine.ranks.group import Shard
+from plimsoll_engine.ranks.link import LeaderGone, Link
+from plimsoll_engine.weights.lending import LeaseCut
+from plimsoll_engine.worker.main import PERMANENT
+from plimsoll_engine.worker.process import cores, write_stacks_on_sigusr1
+from plimsoll_engine.zygote_ipc import WorkerConfig
+
+LINGER_S = 5.0
+"""How long rank 0 may take to say why the whole group fails, before this end is taken for it."""
+LEAVE_S = 60.0
+"""Longer than rank 0 stays after its last word."""
+
+
+def run(config: WorkerConfig, epoch: int, rank: int) -> int:
+    """In a freshly forked process; the exit status. Where rank 0 is gone it returns at once and
+    gives nothing back: a kernel that waits for rank 0 ends with this process alone."""
+    write_stacks_on_sigusr1(config.run_dir, "worker")
+    size = config.tensor_parallel_size
+    torch.set_num_threads(cores(size))
+    try:
+        link = Link(config.run_dir, epoch, Shard(rank, size))
+        lifecycle = Lifecycle(config, ranks=link)
+        try:
+            lifecycle.prepare()
+            link.send(messages.Loaded())
+            Follower(lifecycle, link).serve()
+        except LeaderGone:
+            raise
+        except FollowError as error:
+            return _fail(link, rank, str(error), LINGER_S if error.answered else 0.0)
+        except PERMANENT as error:
+            return _fail(link, rank, str(error), LINGER_S, permanent=True)
+        except LeaseCut as error:
+            return _fail(link, rank, str(error), LINGER_S)
+        except Exception as error:  # noqa: BLE001 - the last line of defence: say it, then exit
+            sys.excepthook(*sys.exc_info())
+            return _fail(link, rank, f"{type(error).__name__}: {error}", LINGER_S)
+        link.wait_closed(LEAVE_S)
+    except LeaderGone as error:
+        print(f"worker, rank {rank}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _fail(link: Link, rank: int, message: str, linger_s: float, permanent: bool = False) -> int:
+    print(f"worker, rank {rank}: {message}", file=sys.stderr)
+    with contextlib.suppress(LeaderGone):
+        link.send(messages.Failed(message, permanent))
+        link.wait_closed(linger_s)
+    return 1
+
+
+def main() -> NoReturn:
+    parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.follower")
+    parser.add_argument("--config", required=True, help="rank 0's WorkerConfig in JSON")
+    parser.add_argument("--rank", required=True, type=int)
+    parser.add_argument("--epoch", default=1, type=int)
+    flags = parser.parse_args()
+    config = msgspec.json.decode(flags.config, type=WorkerConfig)
+    status = run(config, flags.epoch, flags.rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # nothing of the libraries' waits for a rank that is gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Two ranks on two GPUs: the tokens and logits of one, and every byte given back on both."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.device import device_memory
+from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_engine.ranks.leader import Leader, RanksLost
+from plimsoll_engine.zygote_ipc import WorkerConfig
+from tests.logits import recorded
+from tests.ranks import started
+
+DEVICES = torch.cuda.device_count()
+pytestmark = pytest.mark.skipif(
+    DEVICES < 2, reason=f"{DEVICES} CUDA devices: tensor parallelism needs two"
+)
+MIB = 1 << 20
+VOCABULARY = 2048
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 1024, "intermediate_size": 2048,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "head_dim": 128, "max_position_embeddings": 4096, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": 0,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama-biased": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True},
+}
+LENGTHS = tuple(1 + 57 * number for number in range(32))
+LOGITS_NOISE = 1.5
+"""Two ranks round each sum once more, in half as long sums each."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    config = AutoConfig.for_model(**SIZES, **MODELS[request.param])
+    generator = torch.Generator().manual_seed(8)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(
+                1 + 0.1 * noise if parameter.dim() == 1 else noise / parameter.shape[-1] ** 0.5
+            )
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    return folder
+
+
+def config(model: Path, run_dir: Path, size: int, dtype: str) -> WorkerConfig:
+    return WorkerConfig(
+        str(model), str(run_dir), "unused", dtype, "cuda", max_num_seqs=16, max_model_len=2048,
+        max_num_batched_tokens=512, num_blocks=1024, tensor_parallel_size=size,
+    )  # fmt: skip
+
+
+def generate(engine: Engine, prompts: list[list[int]], new: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    for number, prompt in enumerate(prompts):
+        sampling = Sampling(max_tokens=new, ignore_eos=True)
+        assert engine.submit(Submit(str(number), prompt, sampling)) is None
+    while engine.has_work:
+        output = engine.step()
+        assert not output.dropped, output.dropped
+        for token in output.tokens:
+            found[token.request_id].append(token.token_id)
+    return found
+
+
+def prompts_of(lengths: tuple[int, ...], vocabulary: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("all_graphs", [False, True], ids=["first-graphs", "all-graphs"])
+def test_greedy_tokens_of_two_ranks_are_those_of_one(
+    tiny: Path, tmp_path: Path, all_graphs: bool
+) -> None:
+    """By kernels and graphs, in batches and one row alone."""
+    found = []
+    for size in (1, 2):
+        with started(config(tiny, tmp_path, size, "float32")) as (lifecycle, processes):
+            engine = lifecycle.engine
+            assert engine is not None
+            while all_graphs and engine.runner.capture_more():
+                pass
+            texts = generate(engine, prompts_of((5, 30, 200, 700, 1500, 64, 64, 9), 500), 64)
+            alone = generate(engine, prompts_of((40,), 500), 64)
+            found.append((texts, alone))
+            assert audit(engine, lifecycle.ledger)[2] == []
+        assert [process.returncode for process in processes] == [0] * (size - 1)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("checkpoint", MODELS, indirect=True)
+def test_bf16_logits_of_two_ranks_are_within_the_noise_of_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    prompts = prompts_of(LENGTHS, VOCABULARY)
+    found: dict[tuple[int, str], torch.Tensor] = {}
+    for size, dtype in ((1, "float32"), (1, "bfloat16"), (2, "bfloat16"), (2, "float32")):
+        # Quick: no graph is captured, and so every step's logits are made where they are seen.
+        with started(config(checkpoint, tmp_path, size, dtype), quick=True) as (lifecycle, _):
+            engine = lifecycle.engine
+            assert engine is not None
+            seen = recorded(engine)
+            generate(engine, prompts, 1)
+            rows = [seen[str(number), 0].float().cpu() for number in range(len(prompts))]
+            found[size, dtype] = torch.stack(rows)
+            del engine, seen
+    exact = found[1, "float32"]
+    error = {key: float((logits - exact).square().mean().sqrt()) for key, logits in found.items()}
+    print(f"rms from one rank in float32: {error}; logits {float(exact.std()):.2f}")
+    assert 0 < error[1, "bfloat16"] < 0.2 * float(exact.std())
+    assert error[2, "bfloat16"] <= LOGITS_NOISE * error[1, "bfloat16"]
+    assert error[2, "float32"] < 0.02 * error[1, "bfloat16"]
+
+
+@pytest.fixture
+def nvml() -> Iterator[None]:
+    pynvml.nvmlInit()
+    yield
+    pynvml.nvmlShutdown()
+
+
+def used() -> list[int]:
+    """Bytes in use on both devices, by all processes."""
+    found = []
+    for index in range(2):
+        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+    return found
+
+
+def test_both_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None) -> None:
+    after = []
+    for _ in range(3):
+        with started(config(tiny, tmp_path, 2, "bfloat16")) as (lifecycle, processes):
+            engine = lifecycle.engine
+            assert engine is not None
+            while engine.runner.capture_more():
+                pass
+            generate(engine, prompts_of((30, 700), 500), 16)
+            leader = lifecycle.member.leader
+            assert leader is not None
+            (report,) = leader.accounts()
+            devices = device_memory(engine.runner.device) + report.devices
+            assert [device.index for device in devices] == [0, 1]
+            assert len({device.uuid for device in devices}) == 2
+            assert report.graph_bytes > 0
+            pool = engine.runner.kv_bytes // 2
+            assert all(d.torch_allocated and d.torch_allocated >= pool for d in devices)
+            del engine
+        assert [process.returncode for process in processes] == [0]
+        allocated, baseline = lifecycle.left()
+        assert allocated is not None
+        assert allocated == baseline
+        after.append(used())
+    # The first cycle makes this process's context.
+    for device in range(2):
+        assert abs(after[-1][device] - after[0][device]) <= 64 * MIB, after
+
+
+def test_a_rank_that_dies_leaves_nothing_that_waits_for_it(tiny: Path, tmp_path: Path) -> None:
+    """Rank 0 alone, without a frontend that would kill it: the collective under way is given up."""
+    with started(config(tiny, tmp_path, 2, "float32")) as (lifecycle, (process,)):
+        engine = lifecycle.engine
+        assert engine is not None
+        leader: Leader | None = lifecycle.member.leader
+        assert leader is not None
+        generate(engine, prompts_of((30,), 500), 4)
+        process.send_signal(signal.SIGSTOP)
+        engine.submit(Submit("waits", [5] * 30, Sampling(max_tokens=4)))
+        engine.step()  # launched, and on rank 0's device it waits for rank 1
+        process.kill()
+        process.wait(60)
+        with pytest.raises(RanksLost, match="rank 1"):
+            generate(engine, prompts_of((30,), 500), 4)
+        del engine
+    assert lifecycle.engine is None
+    assert lifecycle.device_allocated() == lifecycle.device_baseline

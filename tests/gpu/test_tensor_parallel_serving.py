@@ -1,0 +1,82 @@
+"""Two GPUs behind the HTTP API, with zygote and weight holder: a restart, then a rank's death."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plimsoll_engine.models.tiny import write_checkpoint
+from tests.integration.engine.conftest import Engine
+
+DEVICES = torch.cuda.device_count()
+pytestmark = pytest.mark.skipif(
+    DEVICES < 2, reason=f"{DEVICES} CUDA devices: tensor parallelism needs two"
+)
+CLIENTS, TOKENS = 4, 400
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    write_checkpoint(tmp_path / "tiny")
+    one = Engine(
+        tmp_path / "tiny", tmp_path / "run", "--device", "cuda", "--tensor-parallel-size", "2",
+        "--num-blocks", "4096",
+    )  # fmt: skip
+    try:
+        yield one.wait_ready()
+    finally:
+        one.end()
+
+
+def texts(engine: Engine) -> list[str]:
+    with engine.streams(CLIENTS, TOKENS) as futures:
+        return [future.result(120).text for future in futures]
+
+
+def ranks(engine: Engine) -> list[int]:
+    return [p["pid"] for p in engine.status()["processes"] if p["role"] == "worker"]
+
+
+def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
+    undisturbed = texts(engine)
+    engine.until(lambda: len(ranks(engine)) == 2, "two ranks' report")
+    status = engine.status()
+    assert [device["index"] for device in status["devices"]] == [0, 1]
+    assert all(device["used"] > 0 and device["torch_allocated"] > 0 for device in status["devices"])
+    by_owner: dict[str, Any] = {entry["owner"]: entry for entry in status["ledger"]}
+    assert by_owner["weights"]["process"] == "holder"
+
+    before = ranks(engine)
+    with ThreadPoolExecutor(1) as pool:
+        streams = pool.submit(texts, engine)
+        engine.begin("restart", "planned")
+        operation = engine.finish("planned", 60)
+        assert streams.result(180) == undisturbed
+    assert operation["state"] == "succeeded", operation
+    stopped = next(step for step in operation["steps"] if step["name"] == "stop_worker")
+    assert stopped["before_bytes"] == stopped["after_bytes"], "all of both devices came back"
+    assert not set(before) & set(ranks(engine))
+    engine.clean()
+
+    for rank in (1, 0):
+        before = ranks(engine)
+        with engine.streams(CLIENTS, TOKENS) as futures:
+            os.kill(before[rank], signal.SIGKILL)
+            assert [future.result(120).text for future in futures] == undisturbed
+        engine.until(lambda: len(ranks(engine)) == 2, "two ranks' report")
+        assert not set(before) & set(ranks(engine))
+        engine.clean()
+    log = engine.log.read_text()
+    assert "rank 1, was killed by SIGKILL" in log
+    print("\n".join(line for line in log.splitlines() if "process_group" in line)[-1500:])
+    family = engine.family()
+    engine.end()
+    assert engine.process.returncode == 0
+    assert not [process for process in family if process.is_running()]

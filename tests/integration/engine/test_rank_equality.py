@@ -1,0 +1,156 @@
+"""Greedy text of two ranks, token for token that of one, on every detour that an engine takes.
+
+Rank 0 is in this process, rank 1 in one of its own; gloo carries the sums. In float32, where the
+best token is ahead of the second by more than the order of a sum can move.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_engine.ranks.leader import RanksLost
+from plimsoll_engine.zygote_ipc import WorkerConfig
+from tests.ranks import started
+
+REQUESTS, NEW_TOKENS, VOCABULARY = 16, 64, 256
+
+
+def llama(folder: Path) -> None:
+    """Biases everywhere, and a head that is the embedding."""
+    config = AutoConfig.for_model(
+        "llama", vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, bos_token_id=0,
+        eos_token_id=1, pad_token_id=0, attention_bias=True, mlp_bias=True,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(8)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * noise)
+            else:
+                # The newest token alone must not decide: a text would soon be a loop.
+                gain = 0.1 if "embed" in name else 2.0
+                parameter.copy_(gain * noise / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(folder)
+
+
+MODELS = {"qwen3": write_checkpoint, "llama": llama}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    MODELS[request.param](folder)
+    return folder
+
+
+def ranks(model: Path, run_dir: Path, size: int) -> Any:
+    """An engine so small that requests are cut, stopped and computed again."""
+    torch.set_num_threads(1)
+    return started(
+        WorkerConfig(
+            str(model), str(run_dir), "unused", "float32", "cpu", max_num_seqs=8,
+            max_model_len=200, max_num_batched_tokens=24, block_size=4, num_blocks=100,
+            tensor_parallel_size=size,
+        )
+    )  # fmt: skip
+
+
+def prompts() -> list[list[int]]:
+    """Short and long, alone and with a common beginning."""
+    rng = random.Random(4)
+
+    def some(count: int) -> list[int]:
+        return [rng.randrange(3, VOCABULARY) for _ in range(count)]
+
+    shared = some(26)
+    return [some(n) for n in (1, 3, 5, 24, 25, 33, 64, 100)] + [
+        [*shared, *some(1 + n)] for n in range(REQUESTS - 8)
+    ]
+
+
+def submit_all(engine: Engine) -> None:
+    for number, prompt in enumerate(prompts()):
+        sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
+        assert engine.submit(Submit(str(number), prompt, sampling)) is None
+
+
+def texts(engine: Engine) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {str(number): [] for number in range(REQUESTS)}
+    submit_all(engine)
+    while engine.has_work:
+        output = engine.step()
+        assert not output.dropped, output.dropped
+        for token in output.tokens:
+            found[token.request_id].append(token.token_id)
+    assert engine.scheduler.preemptions_total > 0
+    assert engine.scheduler.prefix_hit_tokens_total > 0
+    return found
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def test_two_ranks_make_the_same_tokens(checkpoint: Path, tmp_path: Path) -> None:
+    found = []
+    for size in (1, 2):
+        with ranks(checkpoint, tmp_path, size) as (lifecycle, processes):
+            engine = lifecycle.engine
+            assert engine is not None
+            found.append(texts(engine))
+            assert audit(engine, lifecycle.ledger)[2] == []
+            assert ("process_group" in lifecycle.stages_s) == (size > 1)
+        assert [process.returncode for process in processes] == [0] * (size - 1)
+    assert found[0] == found[1]
+    assert {len(tokens) for tokens in found[0].values()} == {NEW_TOKENS}
+    assert sum(len(set(tokens)) for tokens in found[0].values()) / REQUESTS > 8, "loops"
+
+
+def test_a_rank_that_dies_in_a_step_ends_the_group_at_once(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with ranks(checkpoint, tmp_path, 2) as (lifecycle, (process,)):
+        engine = lifecycle.engine
+        assert engine is not None
+        submit_all(engine)
+        for _ in range(3):
+            engine.step()
+        process.kill()
+        with pytest.raises(RanksLost, match="rank 1") as lost:
+            finish(engine)
+        assert lost.value.gone
+    assert lifecycle.engine is None
+
+
+def test_a_step_that_fails_on_rank_0_ends_the_group_and_no_rank_waits(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with ranks(checkpoint, tmp_path, 2) as (lifecycle, (process,)):
+        engine = lifecycle.engine
+        assert engine is not None
+        model: Any = engine.runner.model
+
+        def fails(*_: object) -> None:
+            raise MemoryError("no memory for a step")
+
+        model.forward = fails
+        submit_all(engine)
+        with pytest.raises(RanksLost, match="failed on rank 0: MemoryError: no memory") as lost:
+            engine.step()
+        assert not lost.value.gone
+    assert process.returncode == 1

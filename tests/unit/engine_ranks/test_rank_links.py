@@ -1,0 +1,135 @@
+"""Rank 0 and the others over their real sockets: commands in order, and every end is noticed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plimsoll_api.admin import ProcessMemory, Role
+from plimsoll_engine.core.inputs import Inputs
+from plimsoll_engine.core.settings import SettingsError
+from plimsoll_engine.models.checkpoint import LoadError
+from plimsoll_engine.ranks import messages
+from plimsoll_engine.ranks.group import Shard
+from plimsoll_engine.ranks.leader import Leader, RanksLost
+from plimsoll_engine.ranks.link import LeaderGone, Link
+from plimsoll_engine.ranks.member import Member
+from plimsoll_engine.zygote_ipc import WorkerConfig, meeting_place
+
+INPUTS = Inputs(
+    *(np.arange(size, dtype=np.int32) for size in (3, 3, 3, 3, 2, 3)),
+    np.arange(10, dtype=np.int32).reshape(2, 5), np.array([0, 2], np.int32), 1, 2, (2,),
+)  # fmt: skip
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Leader, Link]]:
+    leader = Leader(tmp_path, 1, 2)
+    link = Link(tmp_path, 1, Shard(1, 2))
+    link.join()
+    leader.join()
+    yield leader, link
+    link.close()
+    leader.close()
+    assert not any(path.exists() for path in meeting_place(tmp_path, 1))
+
+
+@pytest.fixture
+def beside() -> Iterator[Callable[..., Future[object]]]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit
+
+
+def test_commands_come_whole_and_in_order(pair: tuple[Leader, Link]) -> None:
+    leader, link = pair
+    with leader.together(messages.Step(INPUTS)):
+        pass
+    leader.tell(messages.Capture())
+    step = link.receive()
+    assert isinstance(step, messages.Step)
+    assert isinstance(link.receive(), messages.Capture)
+    for name in Inputs.__slots__:
+        assert np.array_equal(getattr(step.inputs, name), getattr(INPUTS, name)), name
+    assert step.inputs.tables.shape == (2, 5)
+
+
+def test_answers_are_told_from_reports(
+    pair: tuple[Leader, Link], beside: Callable[..., Future[object]]
+) -> None:
+    leader, link = pair
+
+    def follow() -> None:
+        for _ in range(4):
+            match link.receive():
+                case messages.Account():
+                    memory = ProcessMemory(Role.WORKER, 7, malloc_in_use=11)
+                    link.send(messages.RankReport(memory, [], 5))
+                case messages.Measure():
+                    link.send(messages.Free(9))
+
+    following = beside(follow)
+    (first,) = leader.accounts()  # waits
+    assert (first.memory.malloc_in_use, first.graph_bytes) == (11, 5)
+    leader.accounts()  # asks anew, and waits for nothing
+    assert [free.bytes for free in leader.ask(messages.Measure(), messages.Free)] == [9]
+    assert len(leader.accounts()) == 1
+    leader.tell(messages.Capture())
+    following.result(10)
+
+
+def test_a_rank_that_is_gone_is_told_from_a_failure_here(pair: tuple[Leader, Link]) -> None:
+    leader, link = pair
+    with (
+        pytest.raises(RanksLost, match="failed on rank 0: ValueError: odd") as here,
+        leader.together(messages.Capture()),
+    ):
+        raise ValueError("odd")
+    assert leader.lost
+    assert not here.value.gone
+
+    def breaks() -> None:
+        with leader.together(messages.Capture()):
+            link.close()
+            raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(RanksLost, match="rank 1 is gone") as gone:
+        breaks()
+    assert gone.value.gone
+    assert leader.ended() is None
+    with pytest.raises(RanksLost, match="rank 1: does not listen"):
+        leader.tell(messages.Capture())
+
+
+@pytest.mark.parametrize(("permanent", "kind"), [(True, LoadError), (False, RanksLost)])
+def test_a_ranks_own_word_for_its_failure_is_passed_on(
+    pair: tuple[Leader, Link], permanent: bool, kind: type[Exception]
+) -> None:
+    leader, link = pair
+    link.send(messages.Failed("no such tensor", permanent))
+    with pytest.raises(kind, match="no such tensor"):
+        leader.loaded()
+    assert leader.lost
+
+
+def test_no_rank_outlives_rank_0_unnoticed(tmp_path: Path) -> None:
+    leader = Leader(tmp_path, 3, 2)
+    link = Link(tmp_path, 3, Shard(1, 2))
+    closing = threading.Timer(0.2, leader.close)
+    link.join()
+    leader.join()
+    closing.start()
+    with pytest.raises(LeaderGone):
+        link.receive()
+    link.close()
+
+
+def test_what_one_rank_alone_can_do_is_refused_by_name(pair: tuple[Leader, Link]) -> None:
+    leader, _ = pair
+    config = WorkerConfig("m", "/r", "s", kv_offload_bytes=1 << 20, tensor_parallel_size=2)
+    with pytest.raises(SettingsError, match="--kv-offload-bytes: not with --tensor-parallel-size"):
+        Member(leader).check(config)
