@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from plimsoll_engine.ipc import Sampling, Submit
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.device import device_memory
 from plimsoll_engine.models.tiny import write_checkpoint
-from plimsoll_engine.ranks.leader import Leader, RanksLost
 from plimsoll_engine.zygote_ipc import WorkerConfig
 from tests.logits import recorded
 from tests.ranks import started
@@ -182,23 +180,3 @@ def test_both_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None) -> 
     # The first cycle makes this process's context.
     for device in range(2):
         assert abs(after[-1][device] - after[0][device]) <= 64 * MIB, after
-
-
-def test_a_rank_that_dies_leaves_nothing_that_waits_for_it(tiny: Path, tmp_path: Path) -> None:
-    """Rank 0 alone, without a frontend that would kill it: the collective under way is given up."""
-    with started(config(tiny, tmp_path, 2, "float32")) as (lifecycle, (process,)):
-        engine = lifecycle.engine
-        assert engine is not None
-        leader: Leader | None = lifecycle.member.leader
-        assert leader is not None
-        generate(engine, prompts_of((30,), 500), 4)
-        process.send_signal(signal.SIGSTOP)
-        engine.submit(Submit("waits", [5] * 30, Sampling(max_tokens=4)))
-        engine.step()  # launched, and on rank 0's device it waits for rank 1
-        process.kill()
-        process.wait(60)
-        with pytest.raises(RanksLost, match="rank 1"):
-            generate(engine, prompts_of((30,), 500), 4)
-        del engine
-    assert lifecycle.engine is None
-    assert lifecycle.device_allocated() == lifecycle.device_baseline

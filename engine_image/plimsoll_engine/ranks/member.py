@@ -73,10 +73,14 @@ class Member:
         if self.leader is not None:
             self.leader.tell(messages.Freeze())
 
+    @property
+    def lost(self) -> bool:
+        """Some other rank does not answer any more."""
+        return self.leader is not None and self.leader.lost
+
     def give_up(self) -> None:
-        """Before a shutdown waits for the device: what waits for a lost rank there has no end."""
-        if self.leader is not None and self.leader.lost:
-            self.group.close(lost=True)
+        """What waits for a lost rank waits no more. For gloo; NCCL's waits on the device."""
+        self.group.close(lost=True)
 
     def leave(self) -> None:
         """After the CUDA graphs, which hold collectives. Rank 0 has the others shut down."""
