@@ -3,6 +3,7 @@ that checks signatures, reads ranges, lists by page and cuts connections."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.server
 import os
@@ -18,6 +19,9 @@ from xml.sax.saxutils import escape
 
 import pytest
 
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_cli.errors import RunError
+from plimsoll_cli.local import model
 from plimsoll_engine.download.s3 import download
 from plimsoll_engine.download.sigv4 import Credentials, signed
 from plimsoll_engine.download.target import DownloadError
@@ -240,3 +244,30 @@ def test_the_init_containers_command(store: Store, tmp_path: Path) -> None:
     assert files(tmp_path / "model") == FILES
     code, said = run("s3://absent")
     assert (code, said.count("\n")) == (1, 1), "one line says why"
+
+
+def local(uri: str) -> InferenceService:
+    return InferenceService.model_validate(
+        {
+            "apiVersion": "plimsoll.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "tiny"},
+            "spec": {"model": {"uri": uri}, "memory": {"host": {"growthBudget": "256Mi"}}},
+        }
+    )
+
+
+def test_a_local_replica_gets_its_model_from_a_bucket(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ(store.url).items():
+        monkeypatch.setenv(name, value)
+    service = local(f"s3://{BUCKET}/models/tiny")
+    folder, absent = model.resolve(service, tmp_path)
+    said: list[str] = []
+    for _ in range(2):  # whole the second time
+        assert absent
+        asyncio.run(model.make(service, folder, said.append))
+        assert files(folder) == FILES
+    with pytest.raises(RunError, match=r"spec\.model\.uri: s3://weights/absent: "):
+        asyncio.run(model.make(local(f"s3://{BUCKET}/absent"), tmp_path / "other", said.append))

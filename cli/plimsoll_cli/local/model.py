@@ -1,5 +1,5 @@
-"""The checkpoint of a local replica: a directory here, one of the Hugging Face Hub, or the tiny one
-made on demand."""
+"""The checkpoint of a local replica: a directory here, one of the Hugging Face Hub or of a bucket,
+or the tiny one made on demand."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_cli.errors import RunError, UsageError
 
 HUB = "hf://"
+BUCKET = "s3://"
 DEFAULT_REVISION = "main"
 MAKE_CHECKPOINT = "plimsoll.dev/make-checkpoint"
 """Annotation: ``tiny`` makes the tiny checkpoint where the model's directory does not exist."""
@@ -33,10 +34,13 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
         revision = service.spec.model.revision or DEFAULT_REVISION
         folder = root / "models" / uri.removeprefix(HUB) / revision.replace("/", "--")
         return folder, not (folder / DOWNLOADED).is_file()
+    if uri.startswith(BUCKET):
+        # Whether it is the bucket's newest the download finds out; it does little where it is.
+        return root / "models" / "s3" / uri.removeprefix(BUCKET), True
     if not uri.startswith("file://"):
         raise UsageError(
-            f"spec.model.uri: {uri} needs a cluster: give file:///ABSOLUTE/PATH or "
-            "hf://ORGANISATION/NAME to run it here"
+            f"spec.model.uri: {uri} needs a cluster: give file:///ABSOLUTE/PATH, "
+            "hf://ORGANISATION/NAME or s3://BUCKET/PREFIX to run it here"
         )
     folder = Path(uri.removeprefix("file://"))
     if folder.is_dir():
@@ -57,7 +61,7 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
 
 async def make(service: InferenceService, folder: Path, say: Callable[[str], None]) -> None:
     """Downloads or makes what :func:`resolve` found absent. Raises :class:`RunError`."""
-    if service.spec.model.uri.startswith(HUB):
+    if service.spec.model.uri.startswith((HUB, BUCKET)):
         say(f"downloading {service.spec.model.uri} into {folder}")
         await download(service, folder, say)
     else:
@@ -66,13 +70,19 @@ async def make(service: InferenceService, folder: Path, say: Callable[[str], Non
 
 
 async def download(service: InferenceService, folder: Path, say: Callable[[str], None]) -> None:
-    """As the init container does in a cluster; a private repository needs HF_TOKEN here. The hub's
-    client bounds its waits; how long a model takes is not bounded. Raises :class:`RunError`."""
+    """As the init container does in a cluster; a private repository needs HF_TOKEN here, a private
+    bucket AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The clients bound their waits; how long a
+    model takes is not bounded. Raises :class:`RunError`."""
     model = service.spec.model
+    source = [f"--s3={model.uri}"]
+    if model.uri.startswith(HUB):
+        source = [
+            f"--repository={model.uri.removeprefix(HUB)}",
+            f"--revision={model.revision or DEFAULT_REVISION}",
+        ]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "plimsoll_engine.download", f"--parent={os.getpid()}",
-        f"--repository={model.uri.removeprefix(HUB)}", f"--to={folder}",
-        f"--revision={model.revision or DEFAULT_REVISION}",
+        f"--to={folder}", *source,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     assert process.stdout is not None
