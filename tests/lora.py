@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from plimsoll_engine.models import tiny
+
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SIZES: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -79,4 +81,26 @@ def merge(folder: Path, base: Path, adapter: Path) -> Path:
             path = name.removeprefix("base_model.model.").removesuffix(".lora_B.weight")
             weights[f"{path}.weight"] += scale * b @ a
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_tiny_adapter(folder: Path, layer: int) -> Path:
+    """An adapter of the tiny checkpoint that has one ``layer`` subtract what it looked at, not add
+    it: the best token stays far ahead of the second."""
+    head = layer % tiny.HEADS // (tiny.HEADS // tiny.KV_HEADS)
+    sines = range(tiny.FREQUENCIES, tiny.PHASES)
+    a = torch.zeros(len(sines), tiny.HIDDEN)
+    b = torch.zeros(tiny.KV_HEADS * tiny.HEAD_DIM, len(sines))
+    for place, sine in enumerate(sines):
+        a[place, tiny.code_slice(layer + 1).start + sine] = 1.0
+        b[head * tiny.HEAD_DIM + sine, place] = -1.0
+    folder.mkdir(parents=True)
+    config = {
+        "peft_type": "LORA", "r": len(sines), "lora_alpha": 2 * len(sines), "bias": "none",
+        "target_modules": ["v_proj"], "layers_to_transform": [layer],
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    name = f"base_model.model.model.layers.{layer}.self_attn.v_proj"
+    tensors = {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+    save_file(tensors, folder / "adapter_model.safetensors")
     return folder

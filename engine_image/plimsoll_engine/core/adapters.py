@@ -21,8 +21,7 @@ from plimsoll_engine.models.lora import Adapter, StepAdapters
 
 
 class Adapters:
-    """At most ``most`` adapters of at most rank ``max_rank`` for ``model``, which it does not hold.
-    """
+    """At most ``most`` adapters of rank ``max_rank`` or less, for ``model``: it is not held."""
 
     def __init__(self, model: Decoder, most: int, max_rank: int) -> None:
         self._targets = lora.targets(model.parts)
@@ -69,8 +68,7 @@ class Adapters:
 
 
 def in_step(chunks: Sequence[Chunk], starts: Array, device: torch.device) -> StepAdapters | None:
-    """The adapters of ``chunks``, whose first rows are ``starts``; None where no request has one.
-    """
+    """The adapters of ``chunks``, whose first rows are ``starts``; None where there is none."""
     rows: dict[Adapter, list[Array]] = {}
     for index, chunk in enumerate(chunks):
         if (adapter := chunk.request.adapter) is not None:

@@ -30,9 +30,7 @@ def root(cache_salt: str, adapter: Adapter | None = None) -> bytes:
     """What stands before a prompt's first block: equal for those that may share cached blocks."""
     salted = b""
     if cache_salt:
-        salted = blake2b(
-            cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache salt"
-        ).digest()
+        salted = blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache salt").digest()
     if adapter is None:
         return salted
     identity = f"{adapter.number} {adapter.name}".encode()

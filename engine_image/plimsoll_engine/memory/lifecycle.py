@@ -22,6 +22,7 @@ import torch
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.collector import FullCollections
 from plimsoll_engine.core import settings as sizes
+from plimsoll_engine.core.adapters import Adapters
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.core.grammar import Grammars, Vocabulary
@@ -96,6 +97,7 @@ class Lifecycle:
             with self._stage("model_config"):
                 self.member.check(self.config)
                 self._model_config = loader.load_config(folder)
+                sizes.check_adapters(self.config, self._model_config)
                 self.device = loader.choose_device(self.config.device, self.member.shard)
                 if not self.member.alone and self.device.type == "cuda":
                     torch.cuda.set_device(self.device)
@@ -155,6 +157,10 @@ class Lifecycle:
                     self._pool,
                     self.member.leader,
                 )
+                if self.config.max_loras and isinstance(self._model, Decoder):
+                    self._runner.adapters = Adapters(
+                        self._model, self.config.max_loras, self.config.max_lora_rank
+                    )
                 pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
                 scheduler = Scheduler(
                     pool,
@@ -281,6 +287,10 @@ class Lifecycle:
         self.ledger.register(
             "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
         )
+        if (adapters := runner.adapters) is not None:
+            self.ledger.register(
+                "lora_adapters", tensors, lambda: adapters.bytes, adapters.bytes_bound
+            )
         grammars = self.engine.grammars
         self.ledger.register(
             "grammar_cache", MemoryKind.HOST, lambda: grammars.bytes, grammars.bytes_bound
