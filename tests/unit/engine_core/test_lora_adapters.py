@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,21 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from plimsoll_engine.core.adapters import Adapters
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.settings import SettingsError, check_adapters
 from plimsoll_engine.ipc import Submit
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.memory.lifecycle import Lifecycle
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.checkpoint import LoadError
+from plimsoll_engine.zygote_ipc import WorkerConfig
 from tests.lora import MODELS, merge, write_adapter, write_model
 
 BLOCKS, BLOCK, SEQS, BUDGET, NEW_TOKENS = 70, 4, 8, 24, 40
@@ -187,6 +192,45 @@ def test_the_audit_finds_an_adapter_that_nobody_holds(model: Any, adapter: Path)
     del kept
     assert audit(engine, Ledger())[2] == []
     engine.close()
+
+
+def config_of(folder: Path, max_loras: int) -> WorkerConfig:
+    return WorkerConfig(
+        str(folder), str(folder), "unused", device="cpu", num_blocks=64, max_num_seqs=4,
+        max_num_batched_tokens=64, max_loras=max_loras, max_lora_rank=8,
+    )  # fmt: skip
+
+
+def test_the_ledger_has_them_and_shutdown_lets_go(base: Path, adapter: Path) -> None:
+    lifecycle = Lifecycle(config_of(base, 3))
+    adapters = adapters_of(lifecycle.start())
+    adapters.load("first", FIRST, adapter)
+    (entry,) = (e for e in lifecycle.ledger.entries() if e.owner == "lora_adapters")
+    kept = weakref.ref(next(iter(adapters.living)))
+    halves = load_file(adapter / WEIGHTS).values()
+    assert entry.bytes == sum(tensor.nbytes for tensor in halves)
+    assert entry.bound == 3 * 2 * entry.bytes, "three of twice the rank"
+    lifecycle.shutdown()
+    assert kept() is None
+    assert adapters.bytes == 0
+
+
+def test_an_engine_without_adapters_has_no_owner_and_takes_none(base: Path, helpers: Any) -> None:
+    lifecycle = Lifecycle(config_of(base, 0))
+    engine = lifecycle.start()
+    assert engine.runner.adapters is None
+    assert "lora_adapters" not in {entry.owner for entry in lifecycle.ledger.entries()}
+    refusal = engine.submit(submit("one", [5, 6, 7], FIRST, 8, helpers))
+    assert "not loaded" in getattr(refusal, "message", "")
+    assert audit(engine, lifecycle.ledger)[::2] == (True, [])
+    lifecycle.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["llava", "whisper", "gpt_neox"])
+def test_other_models_take_no_adapters(kind: str, base: Path) -> None:
+    with pytest.raises(SettingsError, match=f"--enable-lora: field model_type: {kind} "):
+        check_adapters(config_of(base, 1), AutoConfig.for_model(kind))
+    check_adapters(config_of(base, 0), AutoConfig.for_model(kind))
 
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
