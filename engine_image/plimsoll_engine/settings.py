@@ -237,8 +237,8 @@ def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Path]:
             raise UsageError(f"--lora-modules {text}: give NAME=PATH")
         if name in found or name == served:
             raise UsageError(f"--lora-modules {text}: the name {name} is taken; give another one")
-        if not Path(path).is_dir():
-            raise UsageError(f"--lora-modules {text}: no such folder")
+        if not os.path.isdir(path):
+            raise UsageError(f"--lora-modules {text}: no such folder, or none that can be read")
         found[name] = Path(path).resolve()
     if len(found) > flags.max_loras:
         raise UsageError(

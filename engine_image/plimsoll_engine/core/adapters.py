@@ -39,7 +39,7 @@ class Adapters:
         return sum(adapter.nbytes for adapter in self.living)
 
     def load(self, name: str, number: int, folder: Path) -> None:
-        """Raises LoadError, and torch's OutOfMemoryError where the device has no room."""
+        """Raises LoadError, OSError, and torch's OutOfMemoryError where the device is full."""
         if len(self.living) >= self._most:
             raise LoadError(
                 f"adapter {name}: {len(self.living)} adapters are loaded or still in use, as many"

@@ -140,6 +140,10 @@ class Lifecycle:
             assert self._model is not None
             assert self.device is not None
             with self._stage("kv_pool"):
+                adapters = self._adapters()
+                free = self.member.least(self.device_free())
+                if adapters is not None and free is not None:
+                    free = max(0, free - adapters.bytes_bound)
                 self.settings = sizes.resolve(
                     self.config,
                     self._model.kv,
@@ -147,7 +151,7 @@ class Lifecycle:
                     self._model.dtype,
                     self.device,
                     None if self._pool is None else self._pool.nbytes,
-                    self.member.least(self.device_free()),
+                    free,
                 )
                 self.borrow_pool(self.settings.kv_bytes(self._model.kv, self._model.dtype))
                 self._runner = Runner(
@@ -157,10 +161,7 @@ class Lifecycle:
                     self._pool,
                     self.member.leader,
                 )
-                if self.config.max_loras and isinstance(self._model, Decoder):
-                    self._runner.adapters = Adapters(
-                        self._model, self.config.max_loras, self.config.max_lora_rank
-                    )
+                self._runner.adapters = adapters
                 pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
                 scheduler = Scheduler(
                     pool,
@@ -247,6 +248,12 @@ class Lifecycle:
         if self._lease is None or self.device is None or self.device.type == "cuda":
             return 0
         return self._lease.nbytes
+
+    def _adapters(self) -> Adapters | None:
+        """None where none is taken, which :meth:`prepare` has checked the model for."""
+        if not self.config.max_loras or not isinstance(self._model, Decoder):
+            return None
+        return Adapters(self._model, self.config.max_loras, self.config.max_lora_rank)
 
     def _add_offload(self) -> None:
         assert self.engine is not None

@@ -23,6 +23,8 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before the model's own names, in PEFT's files."""
+MAX_CONFIG_BYTES = 1 << 20
+"""Hundreds of times what PEFT writes."""
 FLOATS = ("F32", "BF16", "F16", "F64")
 
 
@@ -145,10 +147,12 @@ UNSUPPORTED = (
 
 def _config(folder: Path, max_rank: int) -> _Config:
     path = folder / CONFIG
+    if not path.is_file():
+        raise LoadError(f"{path}: no such file; an adapter's folder needs it")
     try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise LoadError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
-    except FileNotFoundError:
-        raise LoadError(f"{path}: no such file; an adapter's folder needs it") from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise LoadError(f"{path}: {error}") from None
     if config.peft_type != "LORA":
@@ -198,7 +202,7 @@ def read(
     device: torch.device,
 ) -> dict[tuple[int, str], list[Delta]]:
     """An adapter's tensors on ``device``, by layer and matrix. LoadError names the file, field or
-    tensor that is wrong."""
+    tensor that is wrong, OSError a path that cannot be looked at."""
     if not folder.is_dir():
         raise LoadError(f"{folder}: no such folder")
     config = _config(folder, max_rank)

@@ -227,7 +227,7 @@ class Worker:
             return answer
         try:
             adapters.load(asked.name, asked.number, Path(asked.path))
-        except (LoadError, torch.OutOfMemoryError) as error:
+        except (LoadError, OSError, torch.OutOfMemoryError) as error:
             answer.error = str(error)
         return answer
 

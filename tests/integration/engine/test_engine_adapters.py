@@ -26,8 +26,8 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def post(engine: Any, verb: str, **body: str) -> tuple[int, str]:
-    headers = {"Content-Type": "application/json"}
+def post(engine: Any, verb: str, key: str = "none", **body: str) -> tuple[int, str]:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     url = f"{engine.url}/v1/{verb}_lora_adapter"
     status, text = engine.call("POST", url, json.dumps(body).encode(), headers, 60.0)
     return status, text
@@ -91,10 +91,17 @@ def test_adapters_are_loaded_used_and_unloaded(start_engine: Any, adapters: Any)
 def test_bad_loads_are_refused_and_leave_nothing(
     start_engine: Any, adapters: Any, tmp_path: Path
 ) -> None:
-    engine = start_engine("--enable-lora", "--max-lora-rank", "4").wait_ready()
+    keys = tmp_path / "keys"
+    keys.write_text("none\n")  # the test client's
+    engine = start_engine(
+        "--enable-lora", "--max-lora-rank", "4", "--api-key-file", str(keys)
+    ).wait_ready()
+    for verb in ("load", "unload"):
+        assert post(engine, verb, key="wrong", lora_name="x", lora_path="/")[0] == 401
     for name, path, param, why in (
         ("big", str(adapters["first"]), "lora_path", "field r: 8 is above --max-lora-rank 4"),
         ("lost", str(tmp_path / "none"), "lora_path", "no such folder"),
+        ("long", f"/{'x' * 300}", "lora_path", "name too long"),
         ("hub", "organisation/name", "lora_path", "whole path of a folder"),
         ("tiny", str(adapters["first"]), "lora_name", "name of the model itself"),
     ):
@@ -106,6 +113,7 @@ def test_bad_loads_are_refused_and_leave_nothing(
     assert (status, json.loads(text)["error"]["param"]) == (400, "load")
     assert names(engine) == ["tiny"]
     engine.clean()
+    assert engine.status()["worker_starts"] == 1
 
 
 def test_a_stream_with_an_adapter_outlives_restarts_and_its_unloading(
