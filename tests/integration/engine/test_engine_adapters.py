@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ import pytest
 
 from tests.lora import write_tiny_adapter
 
-TOKENS = 400
+TOKENS = 2000
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +140,13 @@ def test_a_stream_with_an_adapter_outlives_restarts_and_its_unloading(
         engine.begin("restart", "two")  # the successor needs it for the stream alone
         operation = engine.finish("two", 60)
         assert (operation["state"], operation["carried_requests"]) == ("succeeded", 1)
+        starts = engine.status()["worker_starts"]
+        os.kill(engine.worker_pid(), signal.SIGKILL)
+        engine.until(
+            lambda: engine.status()["worker_starts"] > starts and engine.get("/ready")[0] == 200,
+            "worker after a crash",
+        )
+        assert not running.done()
         seen = running.result(120)
     assert seen.text == whole.text
     assert seen.usage == whole.usage
