@@ -90,7 +90,7 @@ class Submit(msgspec.Struct, tag="submit"):
     tenants. ``arrived``: CLOCK_MONOTONIC seconds, one clock for all processes of a host; the
     request is dropped ``deadline_s`` seconds later. ``cache_salt``: only requests with an equal one
     share cached prefixes. ``media`` are in the order of the prompt; the receiver cache first lets
-    go of the keys in ``forget``.
+    go of the keys in ``forget``. ``adapter`` is the number of a loaded one, 0 for none.
     """
 
     request_id: str
@@ -104,6 +104,7 @@ class Submit(msgspec.Struct, tag="submit"):
     cache_salt: str = ""
     media: list[Media] = []
     forget: list[bytes] = []
+    adapter: int = 0
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -115,6 +116,22 @@ class Abandoned(msgspec.Struct, tag="abandoned"):
     they hold is lost. It replaces what was said before."""
 
     request_ids: list[str]
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter"):
+    """Load the LoRA adapter in the folder ``path`` under ``number``, which is never used again for
+    another one; answered by :class:`AdapterLoaded`. Later submissions may use it."""
+
+    query_id: str
+    name: str
+    number: int
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
+    """No further submission uses it; its memory goes with the last request that does."""
+
+    number: int
 
 
 class Trim(msgspec.Struct, tag="trim"):
@@ -142,7 +159,18 @@ class Stop(msgspec.Struct, tag="stop"):
     when the frontend closes the socket."""
 
 
-ToWorker = Submit | Abort | Abandoned | Trim | AuditQuery | DiagnosticQuery | TakeOver | Stop
+ToWorker = (
+    Submit
+    | Abort
+    | Abandoned
+    | LoadAdapter
+    | UnloadAdapter
+    | Trim
+    | AuditQuery
+    | DiagnosticQuery
+    | TakeOver
+    | Stop
+)
 
 
 # ---- worker to frontend
@@ -251,6 +279,14 @@ class Report(msgspec.Struct, tag="report"):
     others: list[ProcessMemory] = []
 
 
+class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
+    """``error`` says why it was not; null where it was."""
+
+    query_id: str
+    number: int
+    error: str | None = None
+
+
 class Trimmed(msgspec.Struct, tag="trimmed"):
     operation_id: str
     steps: list[OperationStep]
@@ -292,6 +328,7 @@ FromWorker = (
     | Dropped
     | MediaMissing
     | Report
+    | AdapterLoaded
     | Trimmed
     | AuditReport
     | DiagnosticReport

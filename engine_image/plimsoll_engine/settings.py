@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All times are seconds. Null leaves a size to the worker.
 
     ``max_queued`` bounds the requests accepted and not yet answered, running ones included.
+    ``max_loras`` is 0 without ``--enable-lora``; ``lora_modules`` are folders by adapter.
     """
 
     model: Path
@@ -55,6 +56,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_tokens: int | None = None
     media_cache_bytes: int = MEDIA_CACHE_BYTES
     tensor_parallel_size: int = 1
+    max_loras: int = 0
+    max_lora_rank: int = 0
+    lora_modules: dict[str, Path] = {}
 
     @property
     def socket(self) -> Path:
@@ -86,6 +90,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             media_cache_bytes=self.media_cache_bytes,
             weights=str(self.weights_socket),
             tensor_parallel_size=self.tensor_parallel_size,
+            max_loras=self.max_loras,
+            max_lora_rank=self.max_lora_rank,
         )
 
 
@@ -144,6 +150,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--tensor-parallel-size", default=1, type=_positive, metavar="N",
         help="GPUs of this host that compute the model together")  # fmt: skip
+    add("--enable-lora", action="store_true", help="take LoRA adapters; their API reads folders")
+    add("--max-loras", default=4, type=_positive, metavar="N", help="adapters loaded at once")
+    add("--max-lora-rank", default=64, type=_positive, metavar="R", help="largest rank of one")
+    add("--lora-modules", default=[], nargs="+", metavar="NAME=PATH",
+        help="adapters that are there from the start")  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
     add("--api-key-file", type=Path, metavar="FILE", help="keys of /v1, one a line; default: open")
     add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
@@ -180,6 +191,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     except source.SourceError as error:
         raise UsageError(f"--model {flags.model}: {error}") from None
     _check_checkpoint(model)
+    modules = _lora_modules(flags, name)
     return Settings(
         model=model,
         served_model_name=name,
@@ -203,7 +215,36 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         encoder_cache_tokens=flags.encoder_cache_tokens,
         media_cache_bytes=flags.media_cache_mib << 20,
         tensor_parallel_size=flags.tensor_parallel_size,
+        max_loras=flags.max_loras if flags.enable_lora else 0,
+        max_lora_rank=flags.max_lora_rank,
+        lora_modules=modules,
     )
+
+
+def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Path]:
+    """The folders of ``--lora-modules`` by name; UsageError names the flag that is wrong."""
+    if flags.enable_lora and flags.tensor_parallel_size > 1:
+        raise UsageError(
+            f"--enable-lora: adapters are computed by one GPU alone; leave it out, or"
+            f" --tensor-parallel-size {flags.tensor_parallel_size}"
+        )
+    if flags.lora_modules and not flags.enable_lora:
+        raise UsageError("--lora-modules: needs --enable-lora")
+    found: dict[str, Path] = {}
+    for text in flags.lora_modules:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise UsageError(f"--lora-modules {text}: give NAME=PATH")
+        if name in found or name == served:
+            raise UsageError(f"--lora-modules {text}: the name {name} is taken; give another one")
+        if not os.path.isdir(path):
+            raise UsageError(f"--lora-modules {text}: no such folder, or none that can be read")
+        found[name] = Path(path).resolve()
+    if len(found) > flags.max_loras:
+        raise UsageError(
+            f"--lora-modules: {len(found)} adapters are more than --max-loras {flags.max_loras}"
+        )
+    return found
 
 
 def _check_checkpoint(model: Path) -> None:

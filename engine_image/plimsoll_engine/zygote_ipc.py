@@ -33,6 +33,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     Null leaves a size to the worker. ``socket`` is the path of the frontend's Unix server socket;
     ``inject`` is the text of ``PLIMSOLL_INJECT``, empty without faults. ``weights`` is the path of
     the socket at which the weight holder lends them; empty, each worker loads its own.
+    ``max_loras`` 0: no adapters.
     """
 
     model: str
@@ -51,6 +52,8 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     encoder_cache_tokens: int | None = None
     media_cache_bytes: int = MEDIA_CACHE_BYTES
     tensor_parallel_size: int = 1
+    max_loras: int = 0
+    max_lora_rank: int = 0
 
 
 def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:

@@ -45,7 +45,7 @@ class Answer(Response):
         self._engine = engine
         self._asked = asked
         self._choices = choices
-        self._envelope = Envelope(engine.settings.served_model_name, asked.request_id)
+        self._envelope = Envelope(asked.model, asked.request_id)
         self._stream = stream
         self._usage = usage
         self._begun = False

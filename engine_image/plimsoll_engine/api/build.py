@@ -21,6 +21,7 @@ from plimsoll_engine.api.protocol import (
     text_content,
 )
 from plimsoll_engine.api.sampling import SEED_MASK, sampling
+from plimsoll_engine.frontend.adapters import Adapter
 from plimsoll_engine.frontend.engine import Engine
 from plimsoll_engine.frontend.requests import Admission, Generation
 from plimsoll_engine.frontend.tokenizer import TemplateError
@@ -37,12 +38,14 @@ CHARACTERS_PER_TOKEN = 64
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The generations of one body, prompt by prompt, ``n`` choices of each; they share ``wake``."""
+    """The generations of one body, prompt by prompt, ``n`` choices of each; they share ``wake``.
+    ``model`` is the name that they were asked of."""
 
     request_id: str
     n: int
     generations: list[Generation]
     wake: asyncio.Event
+    model: str
 
 
 async def completion(engine: Engine, body: CompletionRequest, tenant: str = "") -> Asked:
@@ -94,16 +97,19 @@ async def chat_prompt(engine: Engine, body: ChatRequest | TokenizeRequest) -> li
     return await encode(engine, text, engine.tokenizer.encode_rendered, "messages")
 
 
-def check_model(engine: Engine, model: str) -> None:
-    """Raises ApiError where this engine serves another one."""
+def check_model(engine: Engine, model: str) -> Adapter | None:
+    """The adapter of this name, None for the model itself; ApiError where it is neither."""
     served = engine.settings.served_model_name
-    if model != served:
-        raise ApiError(
-            404,
-            f"the model {model!r} does not exist: this engine serves {served!r}",
-            param="model",
-            code="model_not_found",
-        )
+    if model == served:
+        return None
+    if (adapter := engine.adapters.find(model)) is not None:
+        return adapter
+    raise ApiError(
+        404,
+        f"the model {model!r} does not exist: this engine serves {served!r}",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def check_ids(engine: Engine, ids: list[int], param: str) -> None:
@@ -183,8 +189,10 @@ def _asked(
         tenant=tenant or body.user or "",
         deadline_s=body.deadline_s,
         cache_salt=body.cache_salt or "",
+        adapter=check_model(engine, body.model),  # again: it may be gone meanwhile
     )
-    asked = Asked(f"{prefix}-{secrets.token_hex(12)}", body.n or 1, [], asyncio.Event())
+    name = f"{prefix}-{secrets.token_hex(12)}"
+    asked = Asked(name, body.n or 1, [], asyncio.Event(), body.model)
     must_match = grammar.of(body)
     for ids in prompts:
         tokens = room(engine, ids, max_tokens, param)

@@ -29,6 +29,9 @@ StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 StopTexts = Annotated[list[StopText], msgspec.Meta(max_length=16)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=512)]
+AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+# No path of Linux has it.
+NO_NUL = r"^[^\x00]*$"
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
@@ -146,6 +149,17 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     tokens: list[TokenId]
+
+
+class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """vLLM's. ``lora_path`` is a local folder."""
+
+    lora_name: AdapterName
+    lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=NO_NUL)]
+
+
+class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    lora_name: AdapterName
 
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)

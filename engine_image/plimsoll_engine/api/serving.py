@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.requests import ClientDisconnect
 
+from plimsoll_engine.api import adapters, build, protocol, tokens, transcription
 from plimsoll_engine.api import body as bodies
-from plimsoll_engine.api import build, protocol, tokens, transcription
 from plimsoll_engine.api.answer import Answer, error_response
 from plimsoll_engine.api.auth import TENANT
 from plimsoll_engine.api.build import Asked
@@ -75,12 +75,26 @@ def app(engine: Engine) -> FastAPI:
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card()]}
+        base = card()
+        loaded = [adapters.card(base, adapter) for adapter in engine.adapters.listed()]
+        return {"object": "list", "data": [base, *loaded]}
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        build.check_model(engine, name)
-        return card()
+        adapter = build.check_model(engine, name)
+        return card() if adapter is None else adapters.card(card(), adapter)
+
+    if engine.settings.max_loras:
+
+        @api.post("/v1/load_lora_adapter")
+        async def load_adapter(request: Request) -> Response:
+            body = await _decode(request, protocol.LoadAdapterRequest)
+            return PlainTextResponse(await adapters.load(engine, body))
+
+        @api.post("/v1/unload_lora_adapter")
+        async def unload_adapter(request: Request) -> Response:
+            body = await _decode(request, protocol.UnloadAdapterRequest)
+            return PlainTextResponse(adapters.unload(engine, body))
 
     @api.get("/health")
     async def health() -> dict[str, str]:

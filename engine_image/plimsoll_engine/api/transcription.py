@@ -95,7 +95,8 @@ async def answer(engine: Engine, request: Request, tenant: str) -> Response:
         logit_bias={t: BANNED for t in speech.suppressed if 0 <= t < tokenizer.vocab_size},
         min_tokens=1,
     )
-    asked = Asked(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event())
+    served = engine.settings.served_model_name
+    asked = Asked(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
     admission = Admission(tenant=tenant)
     for number, (_, window) in enumerate(windows):
         media = [window.media(0, hears.placeholders, hears.tokens)]

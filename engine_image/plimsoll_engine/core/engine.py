@@ -128,6 +128,8 @@ class Engine:
         if isinstance(whole, MediaMissing):
             return whole
         request = self.make_request(whole)
+        if submit.adapter and (why := self._adapt(request, submit.adapter)) is not None:
+            return self._refused(submit.request_id, why)
         if (why := self.scheduler.refusal(request)) is not None:
             return self._refused(submit.request_id, why)
         self.counters.requests += 1
@@ -139,6 +141,12 @@ class Engine:
         else:
             self.grammars.begin(request.request_id, grammar, submit.output_ids)
         return None
+
+    def _adapt(self, request: Request, number: int) -> str | None:
+        """Have ``request`` use an adapter; why it cannot, or None."""
+        adapters = self.runner.adapters
+        request.adapter = None if adapters is None else adapters.get(number)
+        return "its adapter is not loaded" if request.adapter is None else None
 
     def abort(self, request_id: str) -> bool:
         """End a request without an answer; False where it is unknown or already ended."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from plimsoll_engine.core.adapters import Adapters, in_step
 from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.core.inputs import Inputs, to_device
@@ -18,6 +19,7 @@ from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
+from plimsoll_engine.models.lora import StepAdapters
 from plimsoll_engine.ranks.group import ALONE, Group
 
 
@@ -34,6 +36,8 @@ class Forward:
         self.block_size = block_size
         self.device: torch.device = model.device
         self.graphs: DecodeGraphs | None = None
+        self.adapters: Adapters | None = None
+        """None where the engine takes no LoRA adapters."""
         self._ops = ops_for(self.device)
         layers, heads, dim = model.kv
         shape = (2, layers, num_blocks * block_size, heads, dim)
@@ -87,12 +91,23 @@ class Forward:
         self, inputs: Inputs, chunks: Sequence[Chunk] = ()
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The logits of the rows in ``inputs.last``, None where there is none; and before them the
-        best token of each where that is known as well. ``chunks`` bring media."""
-        if self.graphs is not None and inputs.decoding and self.graphs.fits(len(inputs.ids)):
+        best token of each where that is known as well. ``chunks`` bring media
+        and adapters; a step with an adapter is no captured one."""
+        adapters = None
+        if self.adapters is not None:
+            adapters = in_step(chunks, inputs.starts, self.device)
+        if (
+            adapters is None
+            and self.graphs is not None
+            and inputs.decoding
+            and self.graphs.fits(len(inputs.ids))
+        ):
             return self.graphs.replay(inputs, self.newest)
-        return None, self._compute(inputs, chunks)
+        return None, self._compute(inputs, chunks, adapters)
 
-    def _compute(self, inputs: Inputs, chunks: Sequence[Chunk]) -> torch.Tensor | None:
+    def _compute(
+        self, inputs: Inputs, chunks: Sequence[Chunk], adapters: StepAdapters | None
+    ) -> torch.Tensor | None:
         assert self.model is not None
         assert self.kv is not None
         fields = [
@@ -116,6 +131,7 @@ class Forward:
             decodes=inputs.decodes,
             longest=inputs.longest,
             fresh=inputs.fresh,
+            adapters=adapters,
         )
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
@@ -123,7 +139,10 @@ class Forward:
         return self.model.logits(self._ops.rows(hidden, rows)) if len(inputs.last) else None
 
     def close(self) -> None:
-        """Let go of the model, the KV pool and the graphs. Again does nothing more."""
+        """Let go of model, adapters, KV pool and graphs. Again does nothing more."""
+        if self.adapters is not None:
+            self.adapters.close()
+            self.adapters = None
         if self.graphs is not None:
             self.graphs.close()
             self.graphs = None

@@ -5,9 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.ipc import Media
+
+if TYPE_CHECKING:
+    from plimsoll_engine.models.lora import Adapter
 
 HASH_BYTES = 16
 """128 bits: a collision would serve another prompt's keys and values; 2**64 blocks away."""
@@ -22,11 +26,15 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
     return blake2b(content, digest_size=HASH_BYTES, key=parent).digest()
 
 
-def root(cache_salt: str) -> bytes:
+def root(cache_salt: str, adapter: Adapter | None = None) -> bytes:
     """What stands before a prompt's first block: equal for those that may share cached blocks."""
-    if not cache_salt:
-        return b""
-    return blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache salt").digest()
+    salted = b""
+    if cache_salt:
+        salted = blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache salt").digest()
+    if adapter is None:
+        return salted
+    identity = f"{adapter.number} {adapter.name}".encode()
+    return blake2b(identity, digest_size=HASH_BYTES, key=salted, person=b"adapter").digest()
 
 
 def extend_block_hashes(request: Request, block_size: int) -> None:
@@ -36,7 +44,7 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
         tokens = request.token_ids[start : start + block_size]
         if len(tokens) < block_size:
             break
-        parent = hashes[-1] if hashes else root(request.cache_salt)
+        parent = hashes[-1] if hashes else root(request.cache_salt, request.adapter)
         hashes.append(hash_block(parent, tokens, _media_in(request.media, start, block_size)))
 
 

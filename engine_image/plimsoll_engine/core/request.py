@@ -17,6 +17,7 @@ from plimsoll_engine.ipc import Media, Sampling, Started, Submit
 
 if TYPE_CHECKING:
     from plimsoll_engine.core.blocks import BlockPool
+    from plimsoll_engine.models.lora import Adapter
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -39,6 +40,7 @@ class Request:
     order: int = 0
     cache_salt: str = ""
     media: list[Media] = field(default_factory=list)
+    adapter: Adapter | None = None
     arrived: float = 0.0
     deadline: float | None = None
     started_at: float | None = None
@@ -139,3 +141,4 @@ class Request:
         self.drop_blocks(pool)
         self.block_hashes = []
         self.media = []
+        self.adapter = None

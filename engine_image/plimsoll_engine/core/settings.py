@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import torch
 
+from plimsoll_engine.models import decoder
 from plimsoll_engine.models.interface import KVShape
 from plimsoll_engine.zygote_ipc import WorkerConfig
 
@@ -28,6 +31,15 @@ class Settings(msgspec.Struct, frozen=True):
     def kv_bytes(self, kv: KVShape, dtype: torch.dtype) -> int:
         """The KV pool."""
         return self.num_blocks * self.block_size * kv.bytes_per_token(dtype)
+
+
+def check_adapters(asked: WorkerConfig, config: Any) -> None:
+    """Raises :class:`SettingsError` where a model with this config takes no LoRA adapters."""
+    if asked.max_loras and not decoder.supports(config):
+        raise SettingsError(
+            f"--enable-lora: field model_type: {config.model_type} takes no adapters here, only"
+            f" text models of {', '.join(decoder.FAMILY)}; leave the flag out"
+        )
 
 
 ENCODED_AT_ONCE = 8

@@ -20,10 +20,11 @@ ANSWERS = "worker_answers"
 RECEIVER = "receiver_cache_holds_what_was_sent"
 PROCESSOR = "processor_cache_adds_up"
 FROZEN = "frontend_freezes_nothing_again"
+ADAPTERS = "adapters_count_their_requests"
 METHOD_CACHES = "frontend_methods_cache_no_instances"
 RULES = [
     LEDGER_BOUNDS, CAPACITY, IDLE_OUTBOX, IDLE_WORKER, RECEIVER, PROCESSOR, FROZEN, METHOD_CACHES,
-    ANSWERS,
+    ADAPTERS, ANSWERS,
 ]  # fmt: skip
 
 
@@ -76,6 +77,8 @@ def _own(engine: Engine) -> list[AuditFinding]:
     if held > capacity:
         findings.append(AuditFinding(CAPACITY, f"{held} requests, capacity {capacity}"))
     findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.problems()]
+    used = engine.requests.adapters()
+    findings += [AuditFinding(ADAPTERS, why) for why in engine.adapters.problems(used)]
     findings += [AuditFinding(FROZEN, why) for why in frozen.problems()]
     findings += [AuditFinding(METHOD_CACHES, why) for why in method_cache_problems()]
     return findings

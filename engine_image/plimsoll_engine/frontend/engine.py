@@ -20,6 +20,7 @@ from plimsoll_engine.allocations import Allocations
 from plimsoll_engine.collector import FullCollections
 from plimsoll_engine.frontend import carry, load, media
 from plimsoll_engine.frontend.abandoned import Abandoned
+from plimsoll_engine.frontend.adapters import Adapters
 from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.faults import FrontendFaults
 from plimsoll_engine.frontend.keeper import Keeper
@@ -35,7 +36,7 @@ from plimsoll_engine.settings import Settings
 
 log = logging.getLogger(__name__)
 
-Reply = TypeVar("Reply", ipc.Trimmed, ipc.AuditReport, ipc.DiagnosticReport)
+Reply = TypeVar("Reply", ipc.Trimmed, ipc.AuditReport, ipc.DiagnosticReport, ipc.AdapterLoaded)
 
 
 # The worker notices a passed deadline within 50 ms and a step.
@@ -62,6 +63,8 @@ class Engine:
         self.lifecycle = Lifecycle(self._state_changed)
         self.on_draining: Callable[[], None] = lambda: None
         self.requests = self.faults.request_log(settings.max_queued)
+        self.adapters = Adapters(settings.max_loras, settings.lora_modules)
+        self.adapter_changes = asyncio.Lock()
         self.operations = Operations(self.epochs)
         self.media = media.reader(settings)
         self.ledger = FrontendLedger(self.requests, tokenizer, self.media.cache)
@@ -84,7 +87,7 @@ class Engine:
         self.holding = False
         self.ready: ipc.Ready | None = None
         self.report: ipc.Report | None = None
-        self.counts = load.EpochCounts()
+        self.counts = self._new_counts()
         self._abandoned = Abandoned(self._waits_for)
         self._report_at: float | None = None
         self._replies: dict[str, asyncio.Future[ipc.FromWorker]] = {}
@@ -107,6 +110,7 @@ class Engine:
         for generation in generations:
             self.counts.admitted(generation.prompt_ids, generation.media)
             self.metrics.admitted(generation)
+            self.adapters.use(generation.admission.adapter)
         deadline_s = min(
             (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
         )
@@ -144,6 +148,7 @@ class Engine:
     def _release(self, generation: Generation) -> None:
         self.requests.release(generation.request_id)
         self.withdraw(generation)
+        self.unload(self.adapters.release(generation.admission.adapter))
         if generation.failed:
             reason = "error"
             self.counts.errors += 1
@@ -157,6 +162,11 @@ class Engine:
             self.idle.set()
             if self.lifecycle.state is EngineState.DRAINING and self.operations.current is None:
                 self.lifecycle.move(EngineState.DRAINED)  # a drain whose deadline had passed
+
+    def unload(self, message: ipc.UnloadAdapter | None) -> None:
+        """Pass on that an adapter is not needed any more; a next worker will not know it."""
+        if message is not None and self.ready is not None:
+            self.workers.send(message)
 
     def resubmit(self) -> int:
         """Hand every running request to the present worker; how many those were."""
@@ -175,9 +185,11 @@ class Engine:
         self.holding = False
         self.report = None
         self._report_at = None
-        self.counts = load.EpochCounts()
+        self.counts = self._new_counts()
         self._abandoned = Abandoned(self._waits_for)
         self.metrics.worker_started(reason)
+        for adapter in self.adapters.known():  # before any request that uses it
+            self.workers.send(adapter.loading())
         log.info(
             "worker ready",
             extra={
@@ -189,6 +201,9 @@ class Engine:
                 "num_blocks": ready.num_blocks,
             },
         )
+
+    def _new_counts(self) -> load.EpochCounts:
+        return load.EpochCounts(adapters=0 if self.settings.max_loras else None)
 
     def epoch_ended(self) -> None:
         """No worker takes requests from now on; they wait in the log."""
@@ -240,10 +255,22 @@ class Engine:
                 abandoned = self._abandoned.update(message.running)
                 if abandoned is not None and self.ready is not None:
                     self.workers.send(ipc.Abandoned(abandoned))
+            case ipc.AdapterLoaded(query_id=reply_id):
+                self._adapter_loaded(message)
+                self._answered(reply_id, message)
             case ipc.Trimmed(operation_id=reply_id):
                 self._answered(reply_id, message)
             case ipc.AuditReport(query_id=reply_id) | ipc.DiagnosticReport(query_id=reply_id):
                 self._answered(reply_id, message)
+
+    def _adapter_loaded(self, answer: ipc.AdapterLoaded) -> None:
+        if self.counts.adapters is not None and answer.error is None:
+            self.counts.adapters += 1
+        if (adapter := self.adapters.loaded(answer)) is None:
+            return
+        log.error("adapter lost", extra={"adapter": adapter.name, "reason": answer.error})
+        if adapter.required:
+            self.fail(f"--lora-modules {adapter.name}={adapter.path}: {answer.error}")
 
     def _waits_for(self, request_id: str) -> bool:
         generation = self.requests.get(request_id)

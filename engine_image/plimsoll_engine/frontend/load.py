@@ -18,7 +18,8 @@ KNOWN_PROMPTS = 4096
 
 @dataclass(slots=True)
 class EpochCounts:
-    """All zero when the epoch begins. A carried request counts in the epoch that admitted it."""
+    """All zero when the epoch begins; ``adapters`` unknown where the engine takes none. A
+    carried request counts in the epoch that admitted it."""
 
     requests: int = 0
     aborted: int = 0
@@ -26,6 +27,7 @@ class EpochCounts:
     images: int = 0
     audios: int = 0
     distinct_prompts: int = 0
+    adapters: int | None = None
     prompt_tokens: int = 0
     generation_tokens: int = 0
     _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * KNOWN_PROMPTS)))
@@ -83,6 +85,7 @@ def merge(reported: Load | None, counts: EpochCounts, inflight: int, usage: Usag
         images_total=counts.images,
         audios_total=counts.audios,
         distinct_prompts_total=counts.distinct_prompts,
+        adapters_total=counts.adapters,
         prompt_tokens_total=counts.prompt_tokens,
         generation_tokens_total=counts.generation_tokens,
     )

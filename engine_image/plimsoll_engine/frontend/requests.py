@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from plimsoll_engine.frontend.adapters import Adapter
 from plimsoll_engine.frontend.detokenize import Decode, Detokenizer, StopMatcher
 from plimsoll_engine.ipc import Logprobs, Media, Sampling, Started, Submit
 
@@ -54,6 +55,7 @@ class Admission:
     tenant: str = ""
     deadline_s: float | None = None
     cache_salt: str = ""
+    adapter: Adapter | None = None
 
 
 @dataclass(slots=True)
@@ -176,6 +178,7 @@ class Generation:
             deadline_s=self.admission.deadline_s,
             cache_salt=self.admission.cache_salt,
             media=self.media,
+            adapter=0 if self.admission.adapter is None else self.admission.adapter.number,
         )
 
 
@@ -208,6 +211,11 @@ class RequestLog:
 
     def unfinished(self) -> list[Generation]:
         return [generation for generation in self._running.values() if not generation.done]
+
+    def adapters(self) -> list[Adapter]:
+        """That of each request which has one."""
+        found = (generation.admission.adapter for generation in self._running.values())
+        return [adapter for adapter in found if adapter is not None]
 
     def fail_all(self, reason: str, message: str) -> None:
         for generation in self.unfinished():

@@ -65,6 +65,13 @@ def released_requests_die(engine: Engine, _: Ledger) -> list[str]:
     return [f"{len(kept)} requests ended and are still in memory, for example {min(kept)}"]
 
 
+def adapters_are_held(engine: Engine, _: Ledger) -> list[str]:
+    """An adapter that has memory is loaded or used by a request."""
+    if (adapters := engine.runner.adapters) is None:
+        return []
+    return adapters.problems([r.adapter for r in engine.requests.values() if r.adapter is not None])
+
+
 def ledger_within_bounds(_: Engine, ledger: Ledger) -> list[str]:
     """No owner holds more than it declared."""
     return ledger.problems()
@@ -149,6 +156,7 @@ ALWAYS: tuple[Rule, ...] = (
     transfers_end,
     encoder_outputs_are_known,
     receiver_cache_adds_up,
+    adapters_are_held,
     nothing_is_frozen_again,
     methods_cache_no_instances,
     ledger_within_bounds,

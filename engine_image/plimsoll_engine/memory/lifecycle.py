@@ -22,6 +22,7 @@ import torch
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.collector import FullCollections
 from plimsoll_engine.core import settings as sizes
+from plimsoll_engine.core.adapters import Adapters
 from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.core.grammar import Grammars, Vocabulary
@@ -96,6 +97,7 @@ class Lifecycle:
             with self._stage("model_config"):
                 self.member.check(self.config)
                 self._model_config = loader.load_config(folder)
+                sizes.check_adapters(self.config, self._model_config)
                 self.device = loader.choose_device(self.config.device, self.member.shard)
                 if not self.member.alone and self.device.type == "cuda":
                     torch.cuda.set_device(self.device)
@@ -138,6 +140,10 @@ class Lifecycle:
             assert self._model is not None
             assert self.device is not None
             with self._stage("kv_pool"):
+                adapters = self._adapters()
+                free = self.member.least(self.device_free())
+                if adapters is not None and free is not None:
+                    free = max(0, free - adapters.bytes_bound)
                 self.settings = sizes.resolve(
                     self.config,
                     self._model.kv,
@@ -145,7 +151,7 @@ class Lifecycle:
                     self._model.dtype,
                     self.device,
                     None if self._pool is None else self._pool.nbytes,
-                    self.member.least(self.device_free()),
+                    free,
                 )
                 self.borrow_pool(self.settings.kv_bytes(self._model.kv, self._model.dtype))
                 self._runner = Runner(
@@ -155,6 +161,7 @@ class Lifecycle:
                     self._pool,
                     self.member.leader,
                 )
+                self._runner.adapters = adapters
                 pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
                 scheduler = Scheduler(
                     pool,
@@ -242,6 +249,12 @@ class Lifecycle:
             return 0
         return self._lease.nbytes
 
+    def _adapters(self) -> Adapters | None:
+        """None where none is taken, which :meth:`prepare` has checked the model for."""
+        if not self.config.max_loras or not isinstance(self._model, Decoder):
+            return None
+        return Adapters(self._model, self.config.max_loras, self.config.max_lora_rank)
+
     def _add_offload(self) -> None:
         assert self.engine is not None
         if not self.config.kv_offload_bytes:
@@ -281,6 +294,10 @@ class Lifecycle:
         self.ledger.register(
             "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
         )
+        if (adapters := runner.adapters) is not None:
+            self.ledger.register(
+                "lora_adapters", tensors, lambda: adapters.bytes, adapters.bytes_bound
+            )
         grammars = self.engine.grammars
         self.ledger.register(
             "grammar_cache", MemoryKind.HOST, lambda: grammars.bytes, grammars.bytes_bound

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.interface import Ops
-from plimsoll_engine.models import rope
+from plimsoll_engine.models import lora, rope
 from plimsoll_engine.models.decoder_parts import SUMMED, Spec, parts
 from plimsoll_engine.models.interface import KVShape, StepPlan
 from plimsoll_engine.ranks.group import ALONE, WHOLE, Group, Shard
@@ -146,8 +146,8 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ops, spec, group = self._ops, self.spec, self.group
-        if len(ids) == 1 and ops.projects:
+        ops, spec, group, adapters = self._ops, self.spec, self.group, plan.adapters
+        if len(ids) == 1 and ops.projects and adapters is None:
             return self._forward_one(ids, positions, plan, embeds)
         scale = spec.dim**-0.5
         rotary = ops.rotary(positions, self._inverse)
@@ -155,13 +155,16 @@ class Decoder:
         x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
         norms = [layer.attention_norm for layer in self._layers[1:]] + [self._tensors["norm"]]
         for index, layer in enumerate(self._layers):
-            qkv = linear(x, layer.qkv, layer.qkv_bias)
+            qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv")
             query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
             x = ops.attend(query, plan, index, scale, spec.windows[index]).flatten(1)
-            x = group.all_reduce(linear(x, layer.out, layer.out_bias))
+            x = lora.linear(x, layer.out, layer.out_bias, adapters, index, "out")
+            x = group.all_reduce(x)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, spec.eps)
-            x = ops.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = group.all_reduce(linear(x, layer.down, layer.down_bias))
+            x = lora.linear(x, layer.gate_up, layer.gate_up_bias, adapters, index, "gate_up")
+            x = ops.silu_mul(x)
+            x = lora.linear(x, layer.down, layer.down_bias, adapters, index, "down")
+            x = group.all_reduce(x)
             x = ops.add_rms_norm(x, residual, norms[index], spec.eps)
         return x
 

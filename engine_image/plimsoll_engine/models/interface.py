@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from plimsoll_engine.ipc import Media
+from plimsoll_engine.models.lora import StepAdapters
 
 
 class KVShape(NamedTuple):
@@ -41,7 +42,7 @@ class StepPlan:
     ``longest`` is the most rows of any other. ``fresh`` are the rows of the last sequences, those
     whose whole context is in the step, shortest first. ``derived`` is the backend's own: what it
     computes once a step. ``attended`` holds for each sequence what its rows attend to beside the
-    pool, in models with an encoder for that.
+    pool, in models with an encoder for that. ``adapters`` are those of its requests, if any.
     """
 
     keys: torch.Tensor
@@ -56,6 +57,7 @@ class StepPlan:
     fresh: tuple[int, ...] = ()
     derived: Any = None
     attended: list[tuple[int, torch.Tensor]] | None = None
+    adapters: StepAdapters | None = None
 
 
 class Model(Protocol):

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -202,6 +203,11 @@ class Worker:
                 self.engine.abort(request_id)
             case ipc.Abandoned(request_ids):
                 self.engine.abandoned = frozenset(request_ids)
+            case ipc.LoadAdapter():
+                self.channel.send(self._load_adapter(message))
+            case ipc.UnloadAdapter(number):
+                if self.engine.runner.adapters is not None:
+                    self.engine.runner.adapters.unload(number)
             case ipc.Trim(operation_id):
                 steps = trim(self.engine, self.python, self.leader)
                 self.channel.send(ipc.Trimmed(operation_id, steps))
@@ -213,6 +219,17 @@ class Worker:
                 self.channel.send(ipc.DiagnosticReport(query_id, diagnose(kind, self.allocations)))
             case ipc.Stop():
                 self.stopping = True
+
+    def _load_adapter(self, asked: ipc.LoadAdapter) -> ipc.AdapterLoaded:
+        answer = ipc.AdapterLoaded(asked.query_id, asked.number)
+        if (adapters := self.engine.runner.adapters) is None:
+            answer.error = "this engine takes no adapters: start it with --enable-lora"
+            return answer
+        try:
+            adapters.load(asked.name, asked.number, Path(asked.path))
+        except (LoadError, OSError, torch.OutOfMemoryError) as error:
+            answer.error = str(error)
+        return answer
 
     def _report(self) -> ipc.Report:
         engine, counters = self.engine, self.engine.counters

@@ -179,8 +179,8 @@ class Engine:
         sampling = {"temperature": 0.9, "seed": number} if seeded else {"temperature": 0.0}
         seen = Stream()
         with self.client.completions.create(
-            model=MODEL, prompt=f"Ship number {number} sails", max_tokens=tokens, stream=True,
-            stream_options={"include_usage": True}, **{**sampling, **fields},
+            prompt=f"Ship number {number} sails", max_tokens=tokens, stream=True,
+            stream_options={"include_usage": True}, **{"model": MODEL, **sampling, **fields},
         ) as chunks:  # fmt: skip
             for chunk in chunks:
                 if chunk.usage is not None:

@@ -1,0 +1,251 @@
+"""LoRA adapters: PEFT's files in, and what they add to the decoder's matrix products.
+
+An adapter changes a projection W to W + scale * B @ A. Its A and B stay apart from W, so that the
+rows of a step may belong to several adapters, or to none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch.nn import functional
+
+from plimsoll_engine.models.checkpoint import LoadError, complain, opened, shapes
+from plimsoll_engine.models.decoder_parts import Part
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""Before the model's own names, in PEFT's files."""
+MAX_CONFIG_BYTES = 1 << 20
+"""Hundreds of times what PEFT writes."""
+FLOATS = ("F32", "BF16", "F16", "F64")
+
+
+class Target(NamedTuple):
+    """A projection that an adapter may change: ``rows`` rows, from ``first`` on, of a layer's
+    ``matrix``, which has so many ``columns``."""
+
+    layer: int
+    matrix: str
+    first: int
+    rows: int
+    columns: int
+
+    def nbytes(self, rank: int, dtype: torch.dtype) -> int:
+        """A and B of this rank."""
+        return rank * (self.rows + self.columns) * dtype.itemsize
+
+
+def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
+    """Every projection of a decoder's ``parts`` by its path, ``model.layers.0.self_attn.q_proj``
+    for example."""
+    found = {}
+    for name, part in parts.items():
+        if not name.startswith("layers.") or len(part.shape) != 2:
+            continue
+        _, layer, matrix = name.split(".")
+        first = 0
+        for source, rows in part.sources:
+            path = source.removesuffix(".weight")
+            found[path] = Target(int(layer), matrix, first, rows, part.shape[1])
+            first += rows
+    return found
+
+
+class Delta(NamedTuple):
+    """What is added to the columns of a product from ``first`` on: ``a`` is [rank, in], ``b``
+    [out, rank], already scaled."""
+
+    first: int
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Adapter:
+    """One loaded adapter. ``number`` is that of its loading: a second one of the same name is
+    another adapter. ``deltas`` are by layer and matrix."""
+
+    name: str
+    number: int
+    deltas: dict[tuple[int, str], list[Delta]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(d.a.nbytes + d.b.nbytes for deltas in self.deltas.values() for d in deltas)
+
+
+class StepAdapters:
+    """The adapters of one step, each with the rows int32 [n] that are its own."""
+
+    def __init__(self, rows: Sequence[tuple[Adapter, torch.Tensor]]) -> None:
+        self._rows = rows
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str) -> None:
+        """Add to the product ``y`` [tokens, out] of ``x`` [tokens, in] what is each adapter's."""
+        for adapter, rows in self._rows:
+            if deltas := adapter.deltas.get((layer, matrix)):
+                own = x.index_select(0, rows)
+                for first, a, b in deltas:
+                    added = functional.linear(functional.linear(own, a), b)
+                    y.narrow(1, first, len(b)).index_add_(0, rows, added)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    adapters: StepAdapters | None,
+    layer: int,
+    matrix: str,
+) -> torch.Tensor:
+    """The product with a layer's matrix as the step's adapters, if any, change it."""
+    y = functional.linear(x, weight, bias)
+    if adapters is not None:
+        adapters.add(x, y, layer, matrix)
+    return y
+
+
+class _Config(msgspec.Struct):
+    """The fields of ``adapter_config.json`` that say how the tensors are to be used."""
+
+    r: int
+    lora_alpha: float
+    target_modules: list[str] | str
+    peft_type: str = "LORA"
+    bias: str = "none"
+    use_rslora: bool = False
+    layers_to_transform: Any = None
+    exclude_modules: Any = None
+    use_dora: Any = None
+    modules_to_save: Any = None
+    lora_bias: Any = None
+    fan_in_fan_out: Any = None
+    rank_pattern: Any = None
+    alpha_pattern: Any = None
+    layer_replication: Any = None
+    trainable_token_indices: Any = None
+
+    @property
+    def scale(self) -> float:
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+
+UNSUPPORTED = (
+    "use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern",
+    "layer_replication", "trainable_token_indices",
+)  # fmt: skip
+"""Fields that change the computation in a way that is not this module's."""
+
+
+def _config(folder: Path, max_rank: int) -> _Config:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise LoadError(f"{path}: no such file; an adapter's folder needs it")
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise LoadError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
+        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path}: {error}") from None
+    if config.peft_type != "LORA":
+        raise LoadError(f"{path}: field peft_type: {config.peft_type} is not supported, only LORA")
+    if config.bias != "none":
+        raise LoadError(f"{path}: field bias: {config.bias!r} is not supported, only 'none'")
+    for field in UNSUPPORTED:
+        if value := getattr(config, field):
+            raise LoadError(f"{path}: field {field}: {value!r} is not supported")
+    if config.r < 1:
+        raise LoadError(f"{path}: field r: {config.r} is no rank; it must be at least 1")
+    if config.r > max_rank:
+        raise LoadError(
+            f"{path}: field r: {config.r} is above --max-lora-rank {max_rank}; start the engine"
+            " with a higher one"
+        )
+    return config
+
+
+def _is_named(path: str, names: Sequence[str]) -> bool:
+    """PEFT's rule: a whole path, or its end after a dot."""
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+def _wanted(config: _Config, known: Mapping[str, Target], where: Path) -> set[str]:
+    """The projections that the config says are changed; empty where only the tensors tell."""
+    names = config.target_modules
+    if isinstance(names, str):
+        return set()
+    for name in names:
+        if not any(_is_named(path, [name]) for path in known):
+            kinds = sorted({path.rpartition(".")[2] for path in known})
+            raise LoadError(
+                f"{where}: field target_modules: {name} is none of {', '.join(kinds)}, which"
+                " alone can be changed"
+            )
+    if config.layers_to_transform is not None or config.exclude_modules:
+        return set()
+    return {path for path in known if _is_named(path, names)}
+
+
+def read(
+    folder: Path,
+    known: Mapping[str, Target],
+    max_rank: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[tuple[int, str], list[Delta]]:
+    """An adapter's tensors on ``device``, by layer and matrix. LoadError names the file, field or
+    tensor that is wrong, OSError a path that cannot be looked at."""
+    if not folder.is_dir():
+        raise LoadError(f"{folder}: no such folder")
+    config = _config(folder, max_rank)
+    wanted = _wanted(config, known, folder / CONFIG)
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise LoadError(f"{path}: no such file; adapters in other formats are not read")
+    halves: dict[str, dict[str, torch.Tensor]] = {}
+    unexpected, mismatched = [], []
+    with opened(path) as file:
+        for name in file.keys():  # noqa: SIM118 - not a dictionary
+            source, _, half = name.removeprefix(PREFIX).partition(".lora_")
+            target = known.get(source)
+            if target is None or half not in ("A.weight", "B.weight"):
+                unexpected.append(f"{name} in {path.name}")
+                continue
+            a = half.startswith("A")
+            expected = (config.r, target.columns) if a else (target.rows, config.r)
+            found = file.get_slice(name)
+            if tuple(found.get_shape()) != expected:
+                mismatched.append(shapes(name, found.get_shape(), expected))
+            elif found.get_dtype() not in FLOATS:
+                mismatched.append(f"{name} is {found.get_dtype()}, none of {', '.join(FLOATS)}")
+            elif not mismatched and not unexpected:
+                tensor = file.get_tensor(name)
+                if not a:
+                    tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+                    tensor *= config.scale
+                # A copy always: the file's pages are not the model's memory.
+                half = half[0]
+                halves.setdefault(source, {})[half] = tensor.to(device, dtype, copy=True)
+    missing = [
+        f"{PREFIX}{source}.lora_{half}.weight"
+        for source in wanted | halves.keys()
+        for half in "AB"
+        if half not in halves.get(source, {})
+    ]
+    complain(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
+    if not halves:
+        raise LoadError(f"{path}: no tensor in it")
+    deltas: dict[tuple[int, str], list[Delta]] = {}
+    for source, pair in halves.items():
+        target = known[source]
+        place = target.layer, target.matrix
+        deltas.setdefault(place, []).append(Delta(target.first, pair["A"], pair["B"]))
+    return deltas

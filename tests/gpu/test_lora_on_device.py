@@ -1,0 +1,97 @@
+"""LoRA adapters on CUDA: tokens as of a merged checkpoint, graphs for other steps, bytes back."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_engine.zygote_ipc import WorkerConfig
+from tests.lora import merge, write_tiny_adapter
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
+)
+FIRST, SECOND, NEW_TOKENS = 1, 2, 48
+
+
+def config(folder: Path) -> WorkerConfig:
+    return WorkerConfig(
+        str(folder), "/tmp", "unused", "float32", "cuda", num_blocks=2048, max_num_seqs=16,
+        max_num_batched_tokens=256, max_loras=2, max_lora_rank=8,
+    )  # fmt: skip
+
+
+def texts(engine: Engine, numbers: list[int], prompts: int = 5) -> dict[str, list[int]]:
+    """Of some prompts with every adapter, all in one batch."""
+    found: dict[str, list[int]] = {}
+    for place in range(prompts):
+        for number in numbers:
+            name = f"{place} {number}"
+            found[name] = []
+            prompt = [10 + place + i % 90 for i in range(1 + 70 * place)]
+            submit = Submit(name, prompt, Sampling(NEW_TOKENS, ignore_eos=True))
+            assert engine.submit(msgspec.structs.replace(submit, adapter=number)) is None
+    while engine.has_work:
+        output = engine.step()
+        assert not output.dropped, output.dropped
+        for token in output.tokens:
+            found[token.request_id].append(token.token_id)
+    return found
+
+
+def test_adapters_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path / "base"
+    write_checkpoint(base)
+    folders = {0: base}
+    replays = 0
+    replay = DecodeGraphs.replay
+
+    def counted(*arguments: object) -> object:
+        nonlocal replays
+        replays += 1
+        return replay(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DecodeGraphs, "replay", counted)
+    gc.collect()
+    lifecycle = Lifecycle(config(base))
+    engine = lifecycle.start()
+    adapters = engine.runner.adapters
+    assert adapters is not None
+    alone = texts(engine, [0])
+    assert replays > 0, "an engine that takes adapters has graphs"
+    torch.cuda.synchronize()
+    before = lifecycle.device_allocated()
+    for layer, number in enumerate((FIRST, SECOND)):
+        folder = write_tiny_adapter(tmp_path / f"adapter{number}", layer)
+        adapters.load(f"adapter{number}", number, folder)
+        folders[number] = merge(tmp_path / f"merged{number}", base, folder)
+    replays = 0
+    found = texts(engine, [0, FIRST, SECOND])
+    assert replays == 0, "every step had an adapter"
+    single = texts(engine, [FIRST], 1)  # its steps have one row
+    assert single == {name: found[name] for name in single}
+    assert texts(engine, [0]) == alone
+    assert replays > 0
+    for number in (FIRST, SECOND):
+        adapters.unload(number)
+    assert adapters.bytes == 0
+    engine.reset_prefix_cache()
+    # What the last step sampled stays until the next one: both times of steps without an adapter.
+    torch.cuda.synchronize()
+    assert lifecycle.device_allocated() == before
+    lifecycle.shutdown()
+    assert lifecycle.device_allocated() == lifecycle.device_baseline
+    for number, folder in folders.items():
+        other = Lifecycle(config(folder))
+        for name, tokens in texts(other.start(), [0]).items():
+            assert found[f"{name[:-1]}{number}"] == tokens, (number, name)
+        other.shutdown()

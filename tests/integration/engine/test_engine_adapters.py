@@ -1,0 +1,198 @@
+"""LoRA adapters over HTTP with the real client: loaded, used, carried over a restart, unloaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.lora import write_tiny_adapter
+
+TOKENS = 2000
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: write_tiny_adapter(folder / name, layer)
+        for layer, name in enumerate(("first", "second"))
+    }
+
+
+def post(engine: Any, verb: str, key: str = "none", **body: str) -> tuple[int, str]:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    url = f"{engine.url}/v1/{verb}_lora_adapter"
+    status, text = engine.call("POST", url, json.dumps(body).encode(), headers, 60.0)
+    return status, text
+
+
+def load(engine: Any, name: str, path: Path) -> None:
+    status, text = post(engine, "load", lora_name=name, lora_path=str(path))
+    assert status == 200, text
+    assert "added successfully" in text
+
+
+def held(engine: Any) -> int:
+    """Bytes of the adapters by the worker's last report."""
+    (entry,) = (e for e in engine.status()["ledger"] if e["owner"] == "lora_adapters")
+    assert entry["bytes"] <= entry["bound"]
+    return int(entry["bytes"])
+
+
+def text(engine: Any, model: str, number: int = 3) -> str:
+    return str(engine.stream(number, 48, False, model=model).text)
+
+
+def names(engine: Any) -> list[str]:
+    return [model.id for model in engine.client.models.list().data]
+
+
+def test_adapters_are_loaded_used_and_unloaded(start_engine: Any, adapters: Any) -> None:
+    engine = start_engine("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8").wait_ready()
+    assert names(engine) == ["tiny"]
+    base = text(engine, "tiny")
+    for name, path in adapters.items():
+        load(engine, name, path)
+    assert names(engine) == ["tiny", "first", "second"]
+    card = engine.client.models.retrieve("first").model_dump()
+    assert (card["parent"], card["root"]) == ("tiny", str(adapters["first"]))
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(lambda model: text(engine, model), ("tiny", "first", "second")))
+    assert together[0] == base
+    assert len(set(together)) == 3
+    chat = engine.client.chat.completions.create(
+        model="second", messages=[{"role": "user", "content": "Sail"}], max_tokens=4
+    )
+    assert chat.model == "second"
+    assert engine.status()["load"]["adapters_total"] == 2
+    engine.until(lambda: held(engine) > 0, "bytes of adapters")
+
+    status, error = post(engine, "load", lora_name="third", lora_path=str(adapters["first"]))
+    assert (status, json.loads(error)["error"]["param"]) == (400, "lora_name")
+    assert "--max-loras 2" in error
+    assert post(engine, "unload", lora_name="third")[0] == 404
+    for name in adapters:
+        assert post(engine, "unload", lora_name=name)[0] == 200
+    with pytest.raises(openai.NotFoundError, match="'first' does not exist"):
+        text(engine, "first")
+    assert names(engine) == ["tiny"]
+    engine.clean()
+    engine.until(lambda: held(engine) == 0, "bytes back")
+    assert text(engine, "tiny") == base
+
+
+def test_bad_loads_are_refused_and_leave_nothing(
+    start_engine: Any, adapters: Any, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("none\n")  # the test client's
+    engine = start_engine(
+        "--enable-lora", "--max-lora-rank", "4", "--api-key-file", str(keys)
+    ).wait_ready()
+    for verb in ("load", "unload"):
+        assert post(engine, verb, key="wrong", lora_name="x", lora_path="/")[0] == 401
+    for name, path, param, why in (
+        ("big", str(adapters["first"]), "lora_path", "field r: 8 is above --max-lora-rank 4"),
+        ("lost", str(tmp_path / "none"), "lora_path", "no such folder"),
+        ("long", f"/{'x' * 300}", "lora_path", "name too long"),
+        ("hub", "organisation/name", "lora_path", "whole path of a folder"),
+        ("tiny", str(adapters["first"]), "lora_name", "name of the model itself"),
+    ):
+        status, text = post(engine, "load", lora_name=name, lora_path=path)
+        error = json.loads(text)["error"]
+        assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
+        assert why in error["message"]
+    status, text = post(engine, "load", lora_name="x", lora_path="/", load="y")
+    assert (status, json.loads(text)["error"]["param"]) == (400, "load")
+    assert names(engine) == ["tiny"]
+    engine.clean()
+    assert engine.status()["worker_starts"] == 1
+
+
+def test_a_stream_with_an_adapter_outlives_restarts_and_its_unloading(
+    start_engine: Any, adapters: Any
+) -> None:
+    engine = start_engine(
+        "--enable-lora", "--lora-modules", *(f"{n}={p}" for n, p in adapters.items())
+    ).wait_ready()
+    whole = engine.stream(3, TOKENS, False, model="first")
+    first = threading.Barrier(2)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(engine.stream, 3, TOKENS, False, first, model="first")
+        first.wait(60)
+        engine.begin("restart", "one")
+        operation = engine.finish("one", 60)
+        assert (operation["state"], operation["carried_requests"]) == ("succeeded", 1)
+        assert names(engine) == ["tiny", "first", "second"]
+        assert post(engine, "unload", lora_name="first")[0] == 200
+        assert names(engine) == ["tiny", "second"]
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            text(engine, "first")
+        engine.begin("restart", "two")  # the successor needs it for the stream alone
+        operation = engine.finish("two", 60)
+        assert (operation["state"], operation["carried_requests"]) == ("succeeded", 1)
+        starts = engine.status()["worker_starts"]
+        os.kill(engine.worker_pid(), signal.SIGKILL)
+        engine.until(
+            lambda: engine.status()["worker_starts"] > starts and engine.get("/ready")[0] == 200,
+            "worker after a crash",
+        )
+        assert not running.done()
+        seen = running.result(120)
+    assert seen.text == whole.text
+    assert seen.usage == whole.usage
+    assert engine.status()["load"]["adapters_total"] == 2, "two were loaded in this epoch"
+    engine.clean()
+    assert held(engine) > 0
+    assert post(engine, "unload", lora_name="second")[0] == 200
+    engine.until(lambda: held(engine) == 0, "bytes back")
+    engine.clean()
+
+
+def test_an_adapter_lost_over_a_restart_ends_its_requests_alone(
+    start_engine: Any, adapters: Any, tmp_path: Path
+) -> None:
+    gone = write_tiny_adapter(tmp_path / "gone", 0)
+    engine = start_engine("--enable-lora").wait_ready()
+    load(engine, "gone", gone)
+    load(engine, "second", adapters["second"])
+    whole = text(engine, "second")
+    first = threading.Barrier(2)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(engine.stream, 3, 4000, False, first, model="gone")
+        first.wait(60)
+        (gone / "adapter_model.safetensors").unlink()
+        engine.begin("restart", "one")
+        assert engine.finish("one", 60)["state"] == "succeeded"
+        with pytest.raises(openai.APIError, match="adapter is not loaded"):
+            running.result(120)
+    engine.until(lambda: names(engine) == ["tiny", "second"], "list without it")
+    assert text(engine, "second") == whole
+    engine.clean()
+
+
+def test_without_the_flag_nothing_is_there(engine: Any, adapters: Any) -> None:
+    assert post(engine, "load", lora_name="first", lora_path=str(adapters["first"]))[0] == 404
+    assert "lora_adapters" not in {entry["owner"] for entry in engine.status()["ledger"]}
+    assert engine.status()["load"].get("adapters_total") is None
+
+
+def test_a_wrong_module_ends_the_start(start_engine: Any, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    engine = start_engine("--enable-lora", "--lora-modules", f"empty={empty}")
+    try:
+        assert engine.process.wait(120) == 1
+    except subprocess.TimeoutExpired:
+        pytest.fail(engine.log_tail())
+    assert "--lora-modules empty=" in engine.log_tail()
+    assert "adapter_config.json: no such file" in engine.log_tail()
