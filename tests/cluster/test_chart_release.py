@@ -20,12 +20,13 @@ ROOT = Path(__file__).parents[2]
 CRDS = ("inferenceservices.plimsoll.dev", "leakincidents.plimsoll.dev")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def own(cluster: Lab) -> Iterator[Lab]:
-    """A control plane for this file alone: definitions that are deleted may take minutes to go, and
-    other tests need theirs. ``cluster`` says where something is missing for one."""
+    """A control plane for one test, without our definitions: they would be in the way of an
+    installation that brings them, and such as are deleted may take minutes to go. ``cluster`` says
+    where something is missing for one."""
     lab = new_lab(node=False)
-    lab.start()
+    lab.start(crds=False)
     try:
         yield lab
     finally:
@@ -38,8 +39,6 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
     kube("create", "namespace", kube.namespace)
     kube("label", "namespace", kube.namespace, "pod-security.kubernetes.io/enforce=restricted")
     release = Helm(helm, kube)
-    # The lab's own definitions are in the way of an installation that brings them.
-    kube("delete", "crd", *CRDS, "--timeout=60s")
     try:
         said = release("install", RELEASE, str(CHART), values={"image": {"tag": "one"}})
         assert "helm -n" in said
@@ -74,15 +73,11 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
         assert kube.get("plinf", "tiny"), "crds.keep keeps services"
     finally:
         release("uninstall", RELEASE, "--ignore-not-found")
-        kube.run("delete", "crd", *CRDS, "--timeout=60s")
-        kube.run("delete", "namespace", kube.namespace, "--wait=false")
-        own.install_crds()
 
 
 def test_the_operator_waits_for_its_definitions(own: Lab, tmp_path: Path) -> None:
     """Applied in any order: without its kinds it is up, not ready, and says why."""
     account = operator_kubeconfig(own.kube, tmp_path / "kubeconfig")
-    own.kube("delete", "crd", *CRDS, "--timeout=60s")
     operator = Operator(account, "default", ready=False)
     try:
         eventually(operator.healthy, "the operator is up")
@@ -92,7 +87,6 @@ def test_the_operator_waits_for_its_definitions(own: Lab, tmp_path: Path) -> Non
         eventually(operator.ready, "the operator goes on")
         said = [json.loads(line) for line in operator.log.read_text().splitlines()]
     finally:
-        own.install_crds()
         assert operator.stop() == 0, operator.log.read_text()
     waiting = [line["message"] for line in said if "waiting for" in line["message"]]
     assert waiting[0].startswith(f"waiting for {CRDS[0]} and {CRDS[1]}: apply the CRDs")

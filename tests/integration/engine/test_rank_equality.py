@@ -50,7 +50,7 @@ def llama(folder: Path) -> None:
 MODELS = {"qwen3": write_checkpoint, "llama": llama}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("llama", marks=pytest.mark.long)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     MODELS[request.param](folder)
