@@ -39,40 +39,37 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
     kube("create", "namespace", kube.namespace)
     kube("label", "namespace", kube.namespace, "pod-security.kubernetes.io/enforce=restricted")
     release = Helm(helm, kube)
-    try:
-        said = release("install", RELEASE, str(CHART), values={"image": {"tag": "one"}})
-        assert "helm -n" in said
-        assert image(kube).endswith(":one")
-        eventually(lambda: kube.list("pods", "app.kubernetes.io/component=operator"), "a pod")
-        kube.established("inferenceservices.plimsoll.dev")
-        service = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
-        eventually(lambda: applied(kube, service), "our kinds are served")
-        account = f"system:serviceaccount:{kube.namespace}:{RELEASE}"
-        for right in (
-            "list inferenceservices",
-            "create deployments.apps",
-            "create leases.coordination.k8s.io",
-        ):
-            assert may(kube, account, *right.split()), right
-        assert not may(kube, account, "list", "secrets")
+    said = release("install", RELEASE, str(CHART), values={"image": {"tag": "one"}})
+    assert "helm -n" in said
+    assert image(kube).endswith(":one")
+    eventually(lambda: kube.list("pods", "app.kubernetes.io/component=operator"), "a pod")
+    kube.established("inferenceservices.plimsoll.dev")
+    service = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
+    eventually(lambda: applied(kube, service), "our kinds are served")
+    account = f"system:serviceaccount:{kube.namespace}:{RELEASE}"
+    for right in (
+        "list inferenceservices",
+        "create deployments.apps",
+        "create leases.coordination.k8s.io",
+    ):
+        assert may(kube, account, *right.split()), right
+    assert not may(kube, account, "list", "secrets")
 
-        values = {"image": {"tag": "two"}, "replicas": 2}
-        release("upgrade", RELEASE, str(CHART), values=values)
-        assert image(kube).endswith(":two")
-        assert kube.get("pdb", RELEASE)
+    values = {"image": {"tag": "two"}, "replicas": 2}
+    release("upgrade", RELEASE, str(CHART), values=values)
+    assert image(kube).endswith(":two")
+    assert kube.get("pdb", RELEASE)
 
-        release("rollback", RELEASE, "1")
-        assert image(kube).endswith(":one")
-        assert kube.get("pdb", RELEASE) is None
-        assert kube.get("plinf", "tiny"), "services live through all of it"
+    release("rollback", RELEASE, "1")
+    assert image(kube).endswith(":one")
+    assert kube.get("pdb", RELEASE) is None
+    assert kube.get("plinf", "tiny"), "services live through all of it"
 
-        release("uninstall", RELEASE)
-        assert kube.get("deployment", RELEASE) is None
-        assert kube.get("validatingadmissionpolicy", "incidents-of-own-pod.plimsoll.dev") is None
-        assert kube.get("clusterrole", RELEASE) is None
-        assert kube.get("plinf", "tiny"), "crds.keep keeps services"
-    finally:
-        release("uninstall", RELEASE, "--ignore-not-found")
+    release("uninstall", RELEASE)
+    assert kube.get("deployment", RELEASE) is None
+    assert kube.get("validatingadmissionpolicy", "incidents-of-own-pod.plimsoll.dev") is None
+    assert kube.get("clusterrole", RELEASE) is None
+    assert kube.get("plinf", "tiny"), "crds.keep keeps services"
 
 
 def test_the_operator_waits_for_its_definitions(own: Lab, tmp_path: Path) -> None:

@@ -98,11 +98,8 @@ class Runner(Forward):
         ending = [chunk.request for chunk in chunks if chunk.ends]
         made = plan([request.row() for request in ending])
         inputs = collect(chunks, self.block_size)
-        if self._leader is None:
+        with self._together(messages.Step(inputs)):
             sampled = self._next_tokens(inputs, chunks, made)
-        else:
-            with self._leader.together(messages.Step(inputs)):
-                sampled = self._next_tokens(inputs, chunks, made)
         if sampled is None:
             return Flight([], None, None)
         for row, request in enumerate(ending):

@@ -71,7 +71,7 @@ def resolve(
 ) -> Settings:
     """Fill in what was not asked for. Call it after the weights were loaded. ``positions`` is the
     model's longest context in tokens, ``pool_bytes`` the KV pool where there is one already,
-    ``free`` the device memory that every rank has at least; null asks the device."""
+    ``free`` the device memory that every rank has at least, None on a CPU."""
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
     ):  # fmt: skip
@@ -94,8 +94,6 @@ def resolve(
     if pool_bytes is not None:
         num_blocks = pool_bytes // (kv.bytes_per_token(dtype) * block_size)
     elif num_blocks is None:
-        if cuda and free is None:
-            free = torch.cuda.mem_get_info(device)[0]
         room = CPU_KV_BYTES if free is None else int(free * CUDA_KV_FRACTION)
         num_blocks = min(room // (kv.bytes_per_token(dtype) * block_size), useful)
     if num_blocks * block_size < max_model_len:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,9 +25,9 @@ LIBRARY_STEP = 256
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 
-def _whole(plan: StepPlan) -> list[int]:
+def _whole(plan: StepPlan) -> tuple[int, ...]:
     """The rows of the prompts that are the library's, the last ones of the step."""
-    return [rows for rows in plan.fresh if rows >= LIBRARY_ROWS]
+    return plan.fresh[bisect_left(plan.fresh, LIBRARY_ROWS) :]
 
 
 def _padded(rows: int) -> int:
@@ -132,7 +133,7 @@ class FusedOps:
                 query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
                 scale, window, out,
             )  # fmt: skip
-        whole = _whole(plan) if window is None else []
+        whole = _whole(plan) if window is None else ()
         end = len(plan.contexts) - len(whole)
         if plan.decodes < end:
             prefill_attention(
@@ -142,7 +143,8 @@ class FusedOps:
         first = len(query) - sum(whole)
         fresh: Fresh = plan.derived
         if whole:
-            query = fresh.query if fresh.query is not None else _with_tail(query, _tail(plan) or 0)
+            tail = fresh.pairs.shape[1] - len(query)
+            query = fresh.query if fresh.query is not None else _with_tail(query, tail)
         for rows, equal in groupby(whole):
             count = len(list(equal))
             part = out[first : first + count * rows].unflatten(0, (count, rows))

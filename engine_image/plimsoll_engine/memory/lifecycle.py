@@ -116,8 +116,7 @@ class Lifecycle:
                 if lent is not None and self._lease is not None:
                     self._model = lent
                     loader.bind(lent, self._lease.tensors())
-                    if self.device.type == "cuda":
-                        self._pool = self._lease.pool()
+                    self.borrow_pool()
                 else:
                     self._model = loader.load_model(
                         folder, self._model_config, dtype, self.device, self.member.shard
@@ -189,9 +188,9 @@ class Lifecycle:
                 self.member.frozen()
             return self.engine
 
-    def borrow_pool(self, nbytes: int) -> torch.Tensor | None:
-        """The holder's memory for this rank's KV pool, made with ``nbytes`` where it has none yet;
-        None where the pool is made here."""
+    def borrow_pool(self, nbytes: int = 0) -> torch.Tensor | None:
+        """The holder's memory for this rank's KV pool, made with ``nbytes`` where it has none yet
+        (not with 0); None where the pool is made here."""
         assert self.device is not None
         if self._lease is not None and self._pool is None and self.device.type == "cuda":
             self._pool = self._lease.pool(nbytes)

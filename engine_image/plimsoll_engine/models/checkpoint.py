@@ -16,6 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+FLOATS = ("F32", "BF16", "F16", "F64")
+"""Types of a checkpoint's tensors, by safetensors' names, that are converted to the model's. Whole
+numbers and 8-bit floats mean something only with scales that a plain model has not."""
 
 
 class LoadError(Exception):
@@ -75,6 +78,16 @@ def complain(folder: Path, **wrong: Collection[str]) -> None:
         if names := sorted(found):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
+
+
+def unfit(name: str, found: Any, expected: tuple[int, ...]) -> str | None:
+    """What is wrong with a tensor ``found`` in a file, a slice of safetensors; None where it can be
+    copied to one of ``expected`` shape."""
+    if tuple(found.get_shape()) != expected:
+        return shapes(name, found.get_shape(), expected)
+    if found.get_dtype() not in FLOATS:
+        return f"{name} is {found.get_dtype()}, none of {', '.join(FLOATS)}"
+    return None
 
 
 def shapes(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:

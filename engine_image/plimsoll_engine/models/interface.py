@@ -41,8 +41,9 @@ class StepPlan:
     int32 [sequences + 1] its first row. The first ``decodes`` sequences have one row each;
     ``longest`` is the most rows of any other. ``fresh`` are the rows of the last sequences, those
     whose whole context is in the step, shortest first. ``derived`` is the backend's own: what it
-    computes once a step. ``attended`` holds for each sequence what its rows attend to beside the
-    pool, in models with an encoder for that. ``adapters`` are those of its requests, if any.
+    computes once a step, or has of a layer's rows until it attends to them. ``attended`` holds for
+    each sequence what its rows attend to beside the pool, in models with an encoder for that;
+    ``adapters`` are those of its requests, if any.
     """
 
     keys: torch.Tensor

@@ -20,7 +20,7 @@ from plimsoll_engine.models.checkpoint import (
     complain,
     opened,
     placed,
-    shapes,
+    unfit,
     weight_files,
 )
 from plimsoll_engine.models.checkpoint import LoadError as LoadError
@@ -30,9 +30,6 @@ from plimsoll_engine.models.interface import Model
 from plimsoll_engine.ranks.group import FLAG, WHOLE, Shard
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FLOATS = ("F32", "BF16", "F16", "F64")
-"""Types of a checkpoint's tensors, by safetensors' names, that are converted to the model's. Whole
-numbers and 8-bit floats mean something only with scales that a plain model has not."""
 NOT_READ = (".rotary_emb.inv_freq", ".embeddings.position_ids")
 """Names' ends in old checkpoints that hold what the config says."""
 NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
@@ -200,15 +197,10 @@ def fill(model: OwnModel, folder: Path) -> None:
                     continue
                 missing.discard(ours)
                 target, part = targets[ours]
-                expected = part.whole(tuple(target.shape))
                 found = file.get_slice(name)
-                shape = tuple(found.get_shape())
-                if shape != expected:
-                    mismatched.append(shapes(f"{name} in {path.name}", shape, expected))
-                elif found.get_dtype() not in FLOATS:
-                    mismatched.append(
-                        f"{name} in {path.name} is {found.get_dtype()}, none of {', '.join(FLOATS)}"
-                    )
+                expected = part.whole(tuple(target.shape))
+                if why := unfit(f"{name} in {path.name}", found, expected):
+                    mismatched.append(why)
                 elif part.split is None or part.shard == WHOLE:
                     target.copy_(file.get_tensor(name))
                 else:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch.nn import functional
 
-from plimsoll_engine.models.checkpoint import LoadError, complain, opened, shapes
+from plimsoll_engine.models.checkpoint import LoadError, complain, opened, unfit
 from plimsoll_engine.models.decoder_parts import Part
 
 CONFIG = "adapter_config.json"
@@ -25,7 +25,6 @@ PREFIX = "base_model.model."
 """Before the model's own names, in PEFT's files."""
 MAX_CONFIG_BYTES = 1 << 20
 """Hundreds of times what PEFT writes."""
-FLOATS = ("F32", "BF16", "F16", "F64")
 
 
 class Target(NamedTuple):
@@ -222,10 +221,8 @@ def read(
             a = half.startswith("A")
             expected = (config.r, target.columns) if a else (target.rows, config.r)
             found = file.get_slice(name)
-            if tuple(found.get_shape()) != expected:
-                mismatched.append(shapes(name, found.get_shape(), expected))
-            elif found.get_dtype() not in FLOATS:
-                mismatched.append(f"{name} is {found.get_dtype()}, none of {', '.join(FLOATS)}")
+            if why := unfit(name, found, expected):
+                mismatched.append(why)
             elif not mismatched and not unexpected:
                 tensor = file.get_tensor(name)
                 if not a:

@@ -109,7 +109,7 @@ class ProcessGroup(Group):
         if not dist.is_initialized():
             return
         if lost:
-            # Whoever waits for a rank that is gone waits no more, kernels included.
+            # Who waits on a CPU for a rank that is gone waits no more. NCCL's kernels may go on.
             with contextlib.suppress(RuntimeError):
                 assert dist.group.WORLD is not None
                 dist.group.WORLD.abort()

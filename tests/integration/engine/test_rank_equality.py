@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from plimsoll_engine.core.engine import Engine
 from plimsoll_engine.ipc import Sampling, Submit
@@ -20,6 +20,7 @@ from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.models.tiny import write_checkpoint
 from plimsoll_engine.ranks.leader import RanksLost
 from plimsoll_engine.zygote_ipc import WorkerConfig
+from tests.random_model import random_model
 from tests.ranks import started
 
 REQUESTS, NEW_TOKENS, VOCABULARY = 16, 64, 256
@@ -33,18 +34,7 @@ def llama(folder: Path) -> None:
         eos_token_id=1, pad_token_id=0, attention_bias=True, mlp_bias=True,
         tie_word_embeddings=True,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(8)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
-                parameter.add_(0.2 * noise)
-            else:
-                # The newest token alone must not decide: a text would soon be a loop.
-                gain = 0.1 if "embed" in name else 2.0
-                parameter.copy_(gain * noise / parameter.shape[-1] ** 0.5)
-    model.save_pretrained(folder)
+    random_model(config).save_pretrained(folder)
 
 
 MODELS = {"qwen3": write_checkpoint, "llama": llama}

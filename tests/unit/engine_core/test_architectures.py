@@ -26,6 +26,7 @@ from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.transformers_model import TransformersModel
 from tests.logits import recorded
+from tests.random_model import random_model
 
 VOCABULARY, NEW_TOKENS, REQUESTS = 256, 64, 32
 BLOCK, BUDGET, SEQS = 4, 24, 8
@@ -69,18 +70,7 @@ def write(folder: Path, fields: dict[str, Any]) -> None:
     """A checkpoint in several files, every tensor random: norms and biases count as well."""
     asked = SIZES | fields
     config = AutoConfig.for_model(**asked)
-    generator = torch.Generator().manual_seed(8)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
-                parameter.add_(0.2 * noise)
-            else:
-                # The newest token alone must not decide: a text would soon be a loop.
-                gain = 0.1 if "embed" in name else 2.0
-                parameter.copy_(gain * noise / parameter.shape[-1] ** 0.5)
-    model.save_pretrained(folder, max_shard_size="60KB")
+    random_model(config).save_pretrained(folder, max_shard_size="60KB")
 
 
 def prompts() -> list[list[int]]:
