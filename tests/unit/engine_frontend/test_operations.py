@@ -22,6 +22,11 @@ async def nothing(recorder: Recorder) -> None:
         await asyncio.sleep(0)
 
 
+async def ended(operations: Operations) -> None:
+    while operations.current is not None:
+        await asyncio.sleep(0)
+
+
 def test_the_same_id_is_the_same_operation_also_in_a_later_epoch() -> None:
     async def run() -> None:
         epochs = Epochs("boot")
@@ -32,7 +37,7 @@ def test_the_same_id_is_the_same_operation_also_in_a_later_epoch() -> None:
 
         first = operations.begin("a", "restart", "boot:0", restart)
         assert operations.begin("a", "restart", "boot:0", restart) is first
-        await asyncio.sleep(0.01)
+        await ended(operations)
         assert first.state is OperationState.SUCCEEDED
         assert (first.epoch_before, first.epoch_after) == ("boot:0", "boot:1")
         assert operations.begin("a", "restart", "boot:0", restart) is first
@@ -59,7 +64,7 @@ def test_one_at_a_time() -> None:
         await operations.cancel()
         assert first.state is OperationState.FAILED
         assert operations.begin("b", "trim", "boot:0", nothing).state is OperationState.RUNNING
-        await asyncio.sleep(0.01)
+        await ended(operations)
 
     asyncio.run(run())
 
@@ -73,7 +78,7 @@ def test_a_failure_is_the_operations_own() -> None:
                 raise OperationFailed("no worker")
 
         operation = operations.begin("a", "trim", "boot:0", fails)
-        await asyncio.sleep(0.01)
+        await ended(operations)
         assert (operation.state, operation.error) == (OperationState.FAILED, "no worker")
         assert [step.name for step in operation.steps] == ["tries"]
         assert operations.current is None
@@ -86,7 +91,7 @@ def test_history_is_bounded() -> None:
         operations = Operations(Epochs("boot"))
         for number in range(HISTORY + 5):
             operations.begin(f"op-{number}", "trim", "boot:0", nothing)
-            await asyncio.sleep(0.001)
+            await ended(operations)
         assert operations.get("op-4") is None
         assert operations.get("op-5") is not None
 
