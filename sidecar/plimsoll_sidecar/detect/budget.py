@@ -14,6 +14,7 @@ from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.assessment import BudgetState, Kind, Segment, Suspicion
 from plimsoll_sidecar.detect.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.growth import Growth
+from plimsoll_sidecar.detect.rise import Rise
 from plimsoll_sidecar.detect.trend import Point, Trend
 
 SUSPECT_RATIO = 0.25
@@ -70,9 +71,9 @@ class BudgetWatch:
         self._warmup_s = warmup_s
         self._warmup = Warmup(warmup_s, self._growth_bytes, interval_s)
         self._interval_s = interval_s
-        self._min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
-        self._series = Growth(interval_s, self._min_rise)
-        self._segments: dict[Segment, Growth] = {}
+        min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
+        self._series = Growth(interval_s, min_rise)
+        self._segments: dict[Segment, Rise] = {}
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
         self._growths: deque[tuple[float, int]] = deque(maxlen=MAX_RECENT)
         self._window = SlidingLeast(budget.window_s if budget else 0.0)
@@ -166,18 +167,19 @@ class BudgetWatch:
     def _feed(self, point: Point, sizes: dict[Segment, int]) -> None:
         self._series.add(point)
         for segment, size in sizes.items():
-            series = self._segments.get(segment)
-            if series is None:
-                series = self._segments[segment] = Growth(self._interval_s, self._min_rise)
-            series.add(Point(point.t, size, 0, point.load, point.requests))
+            rise = self._segments.get(segment)
+            if rise is None:
+                rise = self._segments[segment] = Rise(self._interval_s)
+            rise.add(Point(point.t, size))
 
     def _become_warm(self, floor: Point, climbing: bool) -> None:
         self.baseline = Baseline(floor)
         self._window.begin(floor.t)
         if not climbing:
             # The climb of the warm-up is no evidence of growth after it.
-            for series in (self._series, *self._segments.values()):
-                series.forget_rises()
+            self._series.forget_rises()
+            for rise in self._segments.values():
+                rise.forget()
 
     def _judge(self, point: Point, floor: Point) -> None:
         assert self.baseline is not None
@@ -279,8 +281,8 @@ class BudgetWatch:
 
     def _worst_segment(self) -> Segment | None:
         """The segment that rose the most since its oldest floor that is kept."""
-        rises = {segment: series.rise() for segment, series in self._segments.items()}
-        return max(rises, key=lambda segment: rises[segment], default=None)
+        segments = self._segments
+        return max(segments, key=lambda segment: segments[segment].bytes, default=None)
 
 
 class SlidingLeast:

@@ -24,15 +24,38 @@ SWING_DECAY = 0.995
 SILENT_BUCKETS = 3
 
 
+def widths(interval_s: float) -> list[float]:
+    """The widths of the buckets for samples that are ``interval_s`` apart, the narrowest first."""
+    return sorted({max(width, interval_s) for width in WIDTHS_S})
+
+
+class Bucket:
+    """The bucket of one width that is open. Its floor is its smallest size."""
+
+    def __init__(self, width_s: float) -> None:
+        self.width_s = width_s
+        self._open: Point | None = None
+        self._number: int | None = None
+
+    def add(self, point: Point) -> Point | None:
+        """Takes a sample in; the floor of the bucket before, where the sample is the first of a
+        new one."""
+        number = int(point.t // self.width_s)
+        done = self._open if self._number is not None and number != self._number else None
+        if self._open is None or number != self._number or point.bytes < self._open.bytes:
+            self._open = point
+        self._number = number
+        return done
+
+
 class Horizon:
-    """The floors of the last buckets of one width. A floor is a bucket's smallest size."""
+    """The floors of the last buckets of one width."""
 
     def __init__(self, width_s: float) -> None:
         self.width_s = width_s
         self.floors: deque[Point] = deque(maxlen=BUCKETS)
         self.swing = 0.0
-        self._open: Point | None = None
-        self._number: int | None = None
+        self._bucket = Bucket(width_s)
 
     @property
     def span_s(self) -> float:
@@ -40,14 +63,10 @@ class Horizon:
 
     def add(self, point: Point) -> bool:
         """Takes a sample in; true when it completed a bucket."""
-        number = int(point.t // self.width_s)
-        done = self._open if self._number is not None and number != self._number else None
-        if done is not None:
-            self._close(done)
-        if self._open is None or number != self._number or point.bytes < self._open.bytes:
-            self._open = point
-        self._number = number
-        return done is not None
+        floor = self._bucket.add(point)
+        if floor is not None:
+            self._close(floor)
+        return floor is not None
 
     def trend(self, min_rise: float) -> Trend | None:
         """The trend of the buckets that are not older than one and a half spans."""
@@ -69,10 +88,9 @@ class Growth:
     """All horizons of one series. ``min_rise`` is the smallest rise in bytes that matters."""
 
     def __init__(self, interval_s: float, min_rise: float) -> None:
-        widths = sorted({max(width, interval_s) for width in WIDTHS_S})
-        self.horizons = [Horizon(width) for width in widths]
+        self.horizons = [Horizon(width) for width in widths(interval_s)]
         self.min_rise = min_rise
-        self._trends: list[Trend | None] = [None] * len(widths)
+        self._trends: list[Trend | None] = [None] * len(self.horizons)
 
     def add(self, point: Point) -> None:
         for index in range(len(self.horizons) - 1, -1, -1):
@@ -96,12 +114,6 @@ class Growth:
         for horizon in self.horizons:
             horizon.floors.clear()
         self._trends = [None] * len(self.horizons)
-
-    def rise(self) -> int:
-        """Unexplained growth from the oldest floor that is kept to the newest; for attribution."""
-        oldest = next((h.floors[0] for h in reversed(self.horizons) if h.floors), None)
-        newest = self.horizons[0].floors[-1] if self.horizons[0].floors else None
-        return unexplained(oldest, newest) if oldest is not None and newest is not None else 0
 
     def _forget(self, point: Point) -> None:
         """Between two floors a trend ends when its series fell by half of the rise, or went silent.

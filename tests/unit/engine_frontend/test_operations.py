@@ -23,8 +23,11 @@ async def nothing(recorder: Recorder) -> None:
 
 
 async def ended(operations: Operations) -> None:
-    while operations.current is not None:
+    for _ in range(1000):
+        if operations.current is None:
+            return
         await asyncio.sleep(0)
+    raise AssertionError(f"{operations.current} goes on")
 
 
 def test_the_same_id_is_the_same_operation_also_in_a_later_epoch() -> None:
