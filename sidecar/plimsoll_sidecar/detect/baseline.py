@@ -146,6 +146,7 @@ class Baseline:
         self.growth = 0
         self.explained = 0
         self.base = floor.bytes
+        self.since = floor.t
         self._bases = {_class(floor.load): floor}
         self._entering: tuple[int, float, Point] | None = None
 

@@ -34,16 +34,23 @@ CLEAR_LEAST_S = 60.0
 SMOOTH_S = 60.0
 """Growth is averaged over this time before it clears a suspicion: a low floor alone is noise."""
 MIN_CONFIDENCE = 0.65
-BELIEF_FACTOR, BELIEF_RATIO = 2.0, 0.6
-"""A growth is believed once it has become this multiple of what raised the suspicion, or has spent
-this share of the budget: what an allocator keeps after a burst does neither."""
+BELIEF_RATIO = 0.8
+"""Whatever a growth may be: one that has spent this share of the budget is believed."""
+BELIEF_FACTOR = 2.0
+"""Before that it must become this multiple of what raised the suspicion: what an allocator keeps
+after a burst does not."""
 COLLECTION_ROUNDS = 2
 """Full collections that a growth must outlast."""
 OUTLAST_FACTOR = 1.25
 """A slow trend that outlasted them is believed when it became this multiple of what it was."""
-BELIEF_LEAST = 0.45
+BELIEF_LEAST = 0.48
 """Heat after a restart, graphs that are captured late, pools that follow the load: what is bounded
 and undeclared ends below this share of a budget that was set with thought."""
+LIFE_SHARE = 0.5
+"""A defect leaks from the begin. Growth whose present pace explains less than this share of the
+engine's life began later: most of that is work which ends, such as a batch or a profile."""
+REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
+"""What an allocator holds unused, and gives back or uses again in the end."""
 CLEAN_FACTOR, CLEAN_TAU, CLEAN_SPAN_S, CLEAN_RATIO = 40.0, 0.95, 2400.0, 0.085
 """A trend that is straight for long, without noise and without steps, is believed earlier, if the
 budget would not last for its window."""
@@ -242,11 +249,20 @@ class BudgetWatch:
             return f"garbage, unless it outlasts {COLLECTION_ROUNDS} collections ({rounds} so far)"
         slow = rounds is not None and latch.trend.span_s >= SLOW_SPAN_S
         needed = OUTLAST_FACTOR * latch.begun_smooth if slow else BELIEF_FACTOR * latch.begun
-        if held * growth < needed:
+        if held * growth < needed or self._worst_segment() in REUSABLE:
             return "memory that an allocator keeps, unless it goes on"
-        if spent >= BELIEF_LEAST or self._straight(latch.trend):
+        if not self._lifelong(latch, growth):
+            return "work that began later and ends, unless it goes on"
+        grows = self.state.bytes_per_s is not None
+        if (grows and spent >= BELIEF_LEAST) or self._straight(latch.trend):
             return None
         return "a warm-up or a cache that is not full yet, unless it goes on"
+
+    def _lifelong(self, latch: _Latch, growth: int) -> bool:
+        """Whether the growth, at its present pace, has gone on for most of the engine's life."""
+        assert self.baseline is not None
+        lived = latch.looked_at - self.baseline.since
+        return growth >= LIFE_SHARE * latch.trend.bytes_per_s * lived
 
     def _straight(self, trend: Trend) -> bool:
         """Whether a trend is too straight to end soon, and too steep for the budget."""

@@ -12,10 +12,12 @@ class Rise:
     """From the oldest floor of the widest buckets that are full to the newest of the narrowest."""
 
     def __init__(self, interval_s: float) -> None:
-        self._buckets = [Bucket(width) for width in widths(interval_s)]
+        self._widths = widths(interval_s)
+        self._buckets: list[Bucket] = []
         self._widest = -1
         self._oldest: deque[Point] = deque(maxlen=BUCKETS)
         self._newest: Point | None = None
+        self.forget()
 
     def add(self, point: Point) -> None:
         for index, bucket in enumerate(self._buckets):
@@ -32,7 +34,8 @@ class Rise:
                 self._oldest.append(floor)
 
     def forget(self) -> None:
-        """Begins anew with the next floors."""
+        """Begins anew with the next sample."""
+        self._buckets = [Bucket(width) for width in self._widths]
         self._widest = -1
         self._oldest.clear()
         self._newest = None
