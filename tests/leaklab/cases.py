@@ -8,15 +8,19 @@ No mechanism is in two splits: a family such as "garbage collection" has another
 from __future__ import annotations
 
 import math
+import random
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any
 
 from series import (
     EIGHT,
     GIB,
     MIB,
+    Curve,
     Series,
     bursty,
     diurnal,
@@ -105,8 +109,6 @@ LEAKS = {
         Mechanism("fragmentation", "torch_reserved_unused", "DeviceGrowth"),
         Mechanism("logit_masks", "torch_allocated", "DeviceGrowth"),
         Mechanism("foreign_runtime", "anonymous_other", malloc=False),
-    ),
-    Split.TEST: (
         Mechanism("aborted_slots", "malloc_in_use", noises=(18 * MIB,)),
         Mechanism("trace_spans", "python_objects", role="frontend", noises=(10 * MIB,)),
         Mechanism("pinned_transfers", "anonymous_other", noises=(28 * MIB,)),
@@ -115,6 +117,18 @@ LEAKS = {
         Mechanism("stream_pools", "torch_reserved_unused", "DeviceGrowth", noises=(38 * MIB,)),
         Mechanism("draft_states", "torch_allocated", "DeviceGrowth", noises=(22 * MIB,)),
         Mechanism("foreign_connector", "anonymous_other", malloc=False, noises=(32 * MIB,)),
+    ),
+    Split.TEST: (
+        Mechanism("tokenizer_clones", "malloc_in_use", noises=(20 * MIB,)),
+        Mechanism("response_store", "python_objects", role="frontend", noises=(12 * MIB,)),
+        Mechanism("compile_workers", "anonymous_other", noises=(30 * MIB,)),
+        Mechanism("plasma_objects", "shared", noises=(44 * MIB,)),
+        Mechanism("virtual_mappings", "non_torch", "DeviceGrowth", noises=(36 * MIB,)),
+        Mechanism("odd_sizes", "torch_reserved_unused", "DeviceGrowth", noises=(26 * MIB,)),
+        Mechanism("prompt_logprobs", "torch_allocated", "DeviceGrowth", noises=(9 * MIB,)),
+        Mechanism(
+            "foreign_router", "anonymous_other", role="frontend", malloc=False, noises=(17 * MIB,)
+        ),
     ),
 }
 _SPENT_S = {
@@ -126,18 +140,18 @@ _SPENT_S = {
 SPENT_S = {
     Split.DEVELOPMENT: _SPENT_S,
     Split.SEEN: _SPENT_S,
-    Split.TEST: {"fast": 105.0, "minutes": 2800.0, "hours": 3.5 * HOUR, "slow": 15 * HOUR},
+    Split.TEST: {"fast": 115.0, "minutes": 1700.0, "hours": 5 * HOUR, "slow": 13 * HOUR},
 }
 """Time from a leak's begin until it has spent its budget, by name of the rate."""
-BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (13, 0.12)}
+BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (6, 0.35)}
 """Pulses until the budget is spent, and the share of the time that each takes."""
-SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (1, 18, 4)}
+SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (3, 13, 9)}
 """Requests in flight at low and high load, and how often they alternate."""
 _SHAPES = ("steady", "load", "bursty", "late")
 SHAPES = {
     Split.DEVELOPMENT: _SHAPES,
-    Split.SEEN: (*_SHAPES, "quickening"),
-    Split.TEST: (*_SHAPES, "slowing", "waves"),
+    Split.SEEN: (*_SHAPES, "quickening", "slowing", "waves"),
+    Split.TEST: (*_SHAPES, "lumps", "ratchet"),
 }
 
 
@@ -185,6 +199,11 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
             series.leak = lambda t: budget * math.log1p(4 * max(0.0, t - starts) / spent) / LOG_5
         case "waves":
             series.leak = lambda t: budget * _in_waves(max(0.0, t - starts) / spent)
+        case "lumps":
+            lumps = _in_lumps(series.seed)
+            series.leak = lambda t: budget * lumps((t - starts) / spent)
+        case "ratchet":
+            series.leak = lambda t: budget * _by_ratchet(max(0.0, t - starts) / spent)
         case _:
             series.leak = steady(per_s, starts)
     name = f"{mechanism.name}-{rate}-{shape}-{seed}"
@@ -200,6 +219,29 @@ def _in_waves(x: float) -> float:
     """Three waves until one is reached, of a rate between nearly nothing and twice the mean."""
     wave = 6 * math.pi
     return x - 0.9 * math.sin(wave * x) / wave
+
+
+LUMPS = 14
+
+
+def _in_lumps(seed: int) -> Curve:
+    """Rare events that each leak at once, at uneven times and of uneven sizes, the same again
+    after one is reached."""
+    rng = random.Random(seed)
+    times = [(number + rng.random()) / LUMPS for number in range(LUMPS)]
+    totals = [0.0, *accumulate(rng.uniform(0.3, 1.7) for _ in times)]
+
+    def curve(x: float) -> float:
+        whole = max(0, math.floor(x))
+        return whole + totals[bisect_right(times, x - whole)] / totals[-1]
+
+    return curve
+
+
+def _by_ratchet(x: float) -> float:
+    """A clean-up comes 11 times until one is reached, and finds two fifths of what came since."""
+    whole, part = divmod(11.5 * x, 1.0)
+    return (whole + part / 0.6) / (11 + 0.5 / 0.6)
 
 
 def named(split: Split) -> list[Case]:

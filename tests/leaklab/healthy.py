@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import healthy_known
+import seen_device
+import seen_host
 import seen_memory
+import seen_service
 import seen_silence
 import seen_work
 import unseen_device
@@ -16,6 +19,9 @@ FAMILIES: dict[Split, dict[str, Build]] = {
     Split.SEEN: healthy_known.SEEN
     | seen_memory.FAMILIES
     | seen_work.FAMILIES
-    | seen_silence.FAMILIES,
+    | seen_silence.FAMILIES
+    | seen_host.FAMILIES
+    | seen_device.FAMILIES
+    | seen_service.FAMILIES,
     Split.TEST: unseen_host.FAMILIES | unseen_device.FAMILIES | unseen_service.FAMILIES,
 }

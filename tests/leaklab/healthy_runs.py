@@ -5,6 +5,7 @@ Long runs are sampled each 30 s for two days, fast mechanisms each second for an
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable
@@ -42,6 +43,15 @@ def summed(curve: Curve) -> Curve:
     """Its integral over two days, in steps of :data:`STEP_S`; nothing before the start."""
     totals = [0.0, *accumulate(STEP_S * curve(STEP_S * n) for n in range(int(2 * DAY / STEP_S)))]
     return lambda t: totals[max(0, int(t / STEP_S))]
+
+
+def wandering(rng: random.Random, tau: float) -> Curve:
+    """Noise of mean nought and deviation one over two days that forgets itself in ``tau``."""
+    decay = math.exp(-STEP_S / tau)
+    path = [rng.gauss(0, 1)]
+    while len(path) * STEP_S < 2 * DAY:
+        path.append(decay * path[-1] + rng.gauss(0, 1) * math.sqrt(1 - decay * decay))
+    return lambda t: path[int(t / STEP_S)]
 
 
 Span = tuple[float, float]

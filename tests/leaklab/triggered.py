@@ -50,23 +50,6 @@ def switching(rate: float, length: float, rng: random.Random) -> Curve:
     return curve
 
 
-def waning(rate: float, length: float, rng: random.Random) -> Curve:
-    """A total that comes in campaigns: each begins at once and dies down, over a quiet ground."""
-    campaigns = [
-        (rng.uniform(0.0, 0.95) * length, rng.uniform(0.02, 0.12) * length, rng.uniform(0.3, 1.7))
-        for _ in range(rng.randint(7, 14))
-    ]
-    share = 0.75 * rate * length / len(campaigns)
-
-    def curve(t: float) -> float:
-        come = sum(
-            size * (1 - math.exp(-(t - at) / lasts)) for at, lasts, size in campaigns if t > at
-        )
-        return 0.25 * rate * t + share * come
-
-    return curve
-
-
 def in_shifts(rate: float, length: float, rng: random.Random) -> Curve:
     """A total that comes in shifts, by a timetable of its own; between them there is little."""
     period, share = rng.uniform(0.07, 0.3) * length, rng.uniform(0.2, 0.6)
@@ -75,10 +58,28 @@ def in_shifts(rate: float, length: float, rng: random.Random) -> Curve:
     return lambda t: quiet * rate * t + shifts(t + began) - shifts(began)
 
 
+DRIFTS = 600
+
+
+def drifting(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total whose rate drifts all the time: its logarithm walks at random, and is drawn back."""
+    step, decay = length / DRIFTS, math.exp(-1 / rng.uniform(15, 60))
+    walk, totals = rng.gauss(0, 0.8), [0.0]
+    for _ in range(DRIFTS):
+        totals.append(totals[-1] + step * rate * math.exp(walk - 0.32))
+        walk = decay * walk + rng.gauss(0, 0.8) * math.sqrt(1 - decay * decay)
+
+    def curve(t: float) -> float:
+        place = min(DRIFTS - 1, int(t / step))
+        return totals[place] + (totals[place + 1] - totals[place]) * (t / step - place)
+
+    return curve
+
+
 VARYING: dict[Split, Callable[[float, float, random.Random], Curve]] = {
     Split.DEVELOPMENT: switching,
-    Split.SEEN: waning,
-    Split.TEST: in_shifts,
+    Split.SEEN: in_shifts,
+    Split.TEST: drifting,
 }
 
 

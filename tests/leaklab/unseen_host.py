@@ -8,189 +8,213 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
+from itertools import accumulate
 
 from cases import DAY, HOUR, Build
-from healthy_runs import Spells, ledgered, long, short
+from healthy_runs import Spells, long, summed
 from series import GIB, MIB, Series, diurnal
 
 
-def _purged_when_idle(seed: int) -> Series:
-    """An allocator that gives back what a burst has left, a little each second."""
+def _forked_child(seed: int) -> Series:
+    """A child is forked to write a dump: what its parent changes meanwhile is there twice."""
     rng = random.Random(seed)
-    those = Spells(rng, (HOUR, 4 * HOUR), (300, 1200))
-    height, tau = rng.uniform(150, 280) * MIB, rng.uniform(300, 1200)
+    children = Spells(rng, (4 * HOUR, 11 * HOUR), (600, 2700))
+    height, tau = rng.uniform(240, 420) * MIB, rng.uniform(300, 1500)
+    return long(
+        seed,
+        other=lambda t: height * (1 - math.exp(-children.since(t) / tau)) * children.on(t),
+        other_in="anonymous_other",
+        load=diurnal(5, 20),
+    )
+
+
+def _recycled_workers(seed: int) -> Series:
+    """Processes that each end after so many requests, more or less, and begin anew: at first all
+    are of the same age."""
+    rng = random.Random(seed)
+    count, every = rng.randint(3, 6), rng.uniform(1.5, 5) * HOUR
+    height = rng.uniform(200, 380) * MIB / count
+    begins = [
+        [0.0, *accumulate(every * rng.uniform(0.75, 1.25) for _ in range(60))] for _ in range(count)
+    ]
+
+    def grown(t: float) -> float:
+        return sum(t - those[bisect_right(those, t) - 1] for those in begins) / every
+
+    return long(
+        seed, other=lambda t: height * grown(t), other_in="anonymous_other", load=lambda t: 14
+    )
+
+
+THREADS = 32
+
+
+def _executor_threads(seed: int) -> Series:
+    """A pool starts a thread where none is idle, up to its bound, and never ends one; each keeps
+    its stack and what its heap once held."""
+    rng = random.Random(seed)
+    each, usual = rng.uniform(4, 6.8) * MIB, rng.uniform(4, 9)
+    times = list(accumulate(rng.expovariate(1 / 1500) for _ in range(300)))
+    started = list(
+        accumulate((min(THREADS, 1 + int(rng.expovariate(1 / usual))) for _ in times), max)
+    )
+
+    def threads(t: float) -> int:
+        met = bisect_right(times, t)
+        return started[met - 1] if met else 0
+
+    return long(
+        seed, other=lambda t: each * threads(t), other_in="anonymous_other", load=diurnal(3, 16)
+    )
+
+
+def _pinned_heap_top(seed: int) -> Series:
+    """A small block above all that a burst has freed: the heap cannot shrink until it is gone."""
+    rng = random.Random(seed)
+    pins = [
+        (at, at + rng.uniform(0.3, 5) * HOUR, rng.uniform(60, 320) * MIB)
+        for at in accumulate(rng.uniform(HOUR, 9 * HOUR) for _ in range(20))
+    ]
 
     def kept(t: float) -> float:
-        since = those.since(t)
-        return height * (min(1.0, since / 60) if those.on(t) else math.exp(-since / tau))
-
-    return long(seed, other=kept, other_in="retained", load=lambda t: 8 + 32 * those.on(t))
-
-
-LABELS = 120
-
-
-def _label_sets(seed: int) -> Series:
-    """Metrics keep a child for each set of labels; some tenants are met on the second day first."""
-    rng = random.Random(seed)
-    power, height = rng.uniform(0.9, 1.4), rng.uniform(140, 230) * MIB
-    rarest = 2.5 / rng.uniform(16 * HOUR, 36 * HOUR)
-    rates = [rarest * (LABELS / rank) ** power for rank in range(1, LABELS + 1)]
-
-    def met(t: float) -> float:
-        return 1 - sum(math.exp(-rate * t) for rate in rates) / LABELS
-
-    return long(
-        seed, other=lambda t: height * met(t), other_in="python_objects", load=diurnal(4, 24)
-    )
-
-
-def _profiled(seed: int) -> Series:
-    """Someone profiles: events fill a ring of fixed size, and are freed when they are written."""
-    rng = random.Random(seed)
-    sessions = Spells(rng, (7 * HOUR, 15 * HOUR), (1800, 7200))
-    ring, fills = rng.uniform(200, 330) * MIB, rng.uniform(900, 3600)
-    return long(
-        seed, other=lambda t: ring * min(1.0, sessions.since(t) / fills) if sessions.on(t) else 0.0
-    )
-
-
-def _reloaded_tokenizer(seed: int) -> Series:
-    """The new one is read beside the old, which goes with its last request; the heap keeps some."""
-    rng = random.Random(seed)
-    reloads = Spells(rng, (3 * HOUR, 9 * HOUR), (120, 600))
-    size, hole = rng.uniform(70, 130) * MIB, rng.uniform(15, 40) * MIB
-    return long(
-        seed,
-        other=lambda t: size * reloads.on(t) + hole * (reloads.since(t) < t),
-        load=lambda t: 10,
-    )
-
-
-def _swapped_at_night(seed: int) -> Series:
-    """What nobody touches goes to the swap by night, and is all back soon after the first users."""
-    rng = random.Random(seed)
-    evening, morning = rng.uniform(19, 23) * HOUR, rng.uniform(5, 9) * HOUR
-    height, tau = rng.uniform(180, 280) * MIB, rng.uniform(200, 900)
-    night = (morning - evening) % DAY
-
-    def swapped(t: float) -> float:
-        since = (t - evening) % DAY
-        gone = 1 - math.exp(-min(since, night) / (3 * HOUR))
-        return height * gone * math.exp(-max(0.0, since - night) / tau)
+        held = (size * min(1.0, (t - at) / 90) for at, until, size in pins if at <= t < until)
+        return max(held, default=0.0)
 
     return long(
         seed,
-        other=lambda t: height - swapped(t),
-        other_in="anonymous_other",
-        load=lambda t: 1 if (t - evening) % DAY < night else 15,
+        other=kept,
+        other_in="retained",
+        load=lambda t: 40 if any(at <= t < at + 240 for at, _, _ in pins) else 9,
     )
 
 
-def _deferred_frees(seed: int) -> Series:
-    """What was unlinked is freed at the next moment at which no thread can still hold it."""
+def _timed_collections(seed: int) -> Series:
+    """The collector is off; a timer calls it, and what it finds is as much as there was work."""
     rng = random.Random(seed)
-    moments = Spells(rng, (0.5 * HOUR, 5 * HOUR), (0.5 * HOUR, 5 * HOUR))
-    rate = rng.uniform(25, 45) * MIB / HOUR
-    return long(seed, other=lambda t: rate * moments.since(t))
-
-
-def _pinned_pool(seed: int) -> Series:
-    """Pinned buffers are rounded up to powers of two, cached, and never unpinned: each larger
-    transfer than any before adds as much as all before it."""
-    rng = random.Random(seed)
-    first = rng.uniform(5, 7.5) * MIB
-    larger = sorted(rng.uniform(0.005, 0.9) * 2 * DAY for _ in range(5))
+    every, high = rng.uniform(0.7, 2.5) * HOUR, rng.uniform(16, 30)
+    load = diurnal(2, high)
+    worked, each = summed(load), rng.uniform(120, 330) * MIB / (every * high)
     return long(
         seed,
-        other=lambda t: first * (2 ** sum(at <= t for at in larger) - 1),
-        other_in="anonymous_other",
-        load=diurnal(5, 18),
-    )
-
-
-def _bounded_by_count(seed: int) -> Series:
-    """A cache of so many entries, whose size follows what the day's users ask."""
-    rng = random.Random(seed)
-    height, tau = rng.uniform(120, 170) * MIB, rng.uniform(0.5, 2) * HOUR
-    slow, quick = rng.uniform(11, 17) * HOUR, rng.uniform(2, 5) * HOUR
-    phase = rng.uniform(0, 2 * math.pi)
-
-    def mix(t: float) -> float:
-        wave = 2 * math.pi * t
-        return 1 + 0.2 * math.sin(wave / slow + phase) + 0.08 * math.sin(wave / quick)
-
-    return long(
-        seed,
-        other=lambda t: height * (1 - math.exp(-t / tau)) * mix(t),
+        other=lambda t: each * (worked(t) - worked(t - t % every)),
         other_in="python_objects",
+        collects=every,
+        load=load,
     )
 
 
-def _prompt_cache(seed: int) -> Series:
-    """It is read from a store at the start; when full, its oldest sixth goes at once."""
+def _radix_tree(seed: int) -> Series:
+    """Its nodes get more until the KV pool is full; a change of the weights empties it."""
     rng = random.Random(seed)
-    bound, fills = rng.uniform(0.8, 1.1) * GIB, rng.uniform(1200, 4200)
-    turns = rng.uniform(900, 4000)
+    load = diurnal(4, 24)
+    worked, fills = summed(load), rng.uniform(0.7, 4) * HOUR * 14
+    height = rng.uniform(130, 225) * MIB
+    flushes = [0.0, *accumulate(rng.uniform(5, 17) * HOUR for _ in range(12))]
+
+    def nodes(t: float) -> float:
+        since = worked(t) - worked(flushes[bisect_right(flushes, t) - 1])
+        return height * (1 - math.exp(-since / fills))
+
+    return long(seed, other=nodes, other_in="python_objects", load=load)
+
+
+def _lazily_freed(seed: int) -> Series:
+    """Pages that an allocator has let go count as its own until the kernel needs them."""
+    rng = random.Random(seed)
+    pressure = Spells(rng, (2 * HOUR, 7 * HOUR), (120, 900))
+    height, tau = rng.uniform(200, 330) * MIB, rng.uniform(1, 4) * HOUR
+    return long(
+        seed,
+        malloc=False,
+        other=lambda t: (
+            0.0 if pressure.on(t) else height * (1 - math.exp(-pressure.since(t) / tau))
+        ),
+        load=lambda t: 11,
+    )
+
+
+def _paced_collector(seed: int) -> Series:
+    """A runtime that collects whenever its heap is twice what was alive: by day more is."""
+    rng = random.Random(seed)
+    load, each = diurnal(4, 24), rng.uniform(2.5, 4.8) * MIB
+    # Its period is none of the samples' interval: they meet the heap at any height.
+    every = rng.uniform(97, 610)
+    return long(
+        seed, malloc=False, other=lambda t: each * load(t) * (1 + t % every / every), load=load
+    )
+
+
+def _chunked_tier(seed: int) -> Series:
+    """A tier that takes whole chunks and keeps them; its ledger says what they hold."""
+    rng = random.Random(seed)
+    bound, chunk = rng.uniform(0.7, 1.2) * GIB, rng.choice((64, 96, 128)) * MIB
+    tau, turns = rng.uniform(1, 7) * HOUR, rng.uniform(1.5, 6) * HOUR
 
     def filled(t: float) -> float:
-        return t / fills if t < fills else 5 / 6 + (t - fills) % turns / turns / 6
+        return bound * (1 - math.exp(-t / tau))
 
-    return ledgered(long, seed, lambda t: bound * filled(t), bound, load=diurnal(6, 22))
+    def used(t: float) -> float:
+        return filled(t) * (0.96 + 0.04 * math.cos(2 * math.pi * t / turns))
 
-
-def _late_accounts(seed: int) -> Series:
-    """A cache that counts itself at times only: its ledger is up to an hour old."""
-    rng = random.Random(seed)
-    rate, every = rng.uniform(40, 85) * MIB / HOUR, rng.uniform(1200, 3600)
-    bound = rng.uniform(600, 900) * MIB
-
-    def cached(t: float) -> float:
-        return min(bound, rate * t)
-
-    return long(seed, other=cached, ledger=lambda t: cached(t - t % every), ledger_bound=int(bound))
-
-
-def _pink_noise(seed: int) -> Series:
-    """As unsteady over hours as over minutes."""
-    rng = random.Random(seed)
-    waves = [
-        (rng.uniform(12, 20) * MIB, 2 * math.pi / (rng.uniform(100, 140) * 2**octave), rng.random())
-        for octave in range(9)
-    ]
     return long(
         seed,
-        other=lambda t: sum(h * math.sin(wave * t + 2 * math.pi * at) for h, wave, at in waves),
-        noise=12 * MIB,
+        other=lambda t: chunk * math.ceil(filled(t) / chunk),
+        other_in="anonymous_other",
+        ledger=used,
+        ledger_bound=int(bound),
+        load=diurnal(5, 22),
     )
 
 
-def _large_requests(seed: int) -> Series:
-    """Few requests hold most of the memory: sizes by a power law, each for up to a minute."""
+def _split_huge_pages(seed: int) -> Series:
+    """Half used huge pages are made in the background, and split as soon as memory is short."""
     rng = random.Random(seed)
-    at, those = 0.0, []
-    while at < HOUR:
-        at += rng.expovariate(1 / 60)
-        size = min(220 * MIB, 20 * MIB / max(0.01, rng.random()) ** 0.7)
-        those.append((at, at + rng.uniform(5, 60), size))
+    made = Spells(rng, (0.4 * HOUR, 7 * HOUR), (0.7 * HOUR, 6 * HOUR))
+    height, rise = rng.uniform(110, 230) * MIB, rng.uniform(600, 4800)
+    return long(
+        seed,
+        other=lambda t: height * min(1.0, made.since(t) / rise) * made.on(t),
+        other_in="anonymous_other",
+        load=diurnal(4, 18),
+    )
 
-    def held(t: float) -> float:
-        return min(350 * MIB, sum(size for at, until, size in those if at <= t < until))
 
-    return short(seed, other=held, noise=15 * MIB)
+def _staged_downloads(seed: int) -> Series:
+    """Weights come into a file system in memory, and go when they are read; the parts of a download
+    that failed lie there until they are tidied up."""
+    rng = random.Random(seed)
+    tidied, at, files = rng.uniform(3, 6) * HOUR, 0.0, []
+    while at < 2 * DAY:
+        at += rng.uniform(1, 6) * HOUR
+        takes, size = rng.uniform(120, 1200), rng.uniform(90, 420) * MIB
+        if rng.random() < 0.3:
+            failed = rng.uniform(0.2, 0.8)
+            whole = at + failed * takes
+            files.append((at, whole, failed * size, tidied * math.ceil(whole / tidied)))
+        else:
+            files.append((at, at + takes, size, at + takes + rng.uniform(60, 400)))
+
+    def staged(t: float) -> float:
+        return sum(
+            size * min(1.0, (t - at) / (whole - at))
+            for at, whole, size, gone in files
+            if at <= t < gone
+        )
+
+    return long(seed, other=staged, other_in="shared", load=lambda t: 10)
 
 
 FAMILIES: dict[str, Build] = {
-    "purged when idle": _purged_when_idle,
-    "label sets": _label_sets,
-    "profiled": _profiled,
-    "reloaded tokenizer": _reloaded_tokenizer,
-    "swapped at night": _swapped_at_night,
-    "deferred frees": _deferred_frees,
-    "pinned pool": _pinned_pool,
-    "bounded by count": _bounded_by_count,
-    "prompt cache": _prompt_cache,
-    "late accounts": _late_accounts,
-    "pink noise": _pink_noise,
-    "large requests": _large_requests,
+    "forked child": _forked_child,
+    "recycled workers": _recycled_workers,
+    "executor threads": _executor_threads,
+    "pinned heap top": _pinned_heap_top,
+    "timed collections": _timed_collections,
+    "radix tree": _radix_tree,
+    "lazily freed": _lazily_freed,
+    "paced collector": _paced_collector,
+    "chunked tier": _chunked_tier,
+    "split huge pages": _split_huge_pages,
+    "staged downloads": _staged_downloads,
 }

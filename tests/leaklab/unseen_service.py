@@ -7,166 +7,235 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import accumulate
+from bisect import bisect_right
+from itertools import accumulate, pairwise
 
 from cases import DAY, HOUR, Build
-from healthy_runs import Spells, long, short, summed
+from healthy_runs import Spells, long, short, summed, wandering
 from series import MIB, Series, diurnal
 
 
-def _sessions(seed: int) -> Series:
-    """Each is forgotten some hours after its last use: memory follows an office's day, late."""
+def _daily_accounts(seed: int) -> Series:
+    """What each key has used is kept by request, and written off once a day."""
     rng = random.Random(seed)
-    opens, closes = rng.uniform(6, 9) * HOUR, rng.uniform(16, 20) * HOUR
-    kept_s, high = rng.uniform(1.5, 4) * HOUR, rng.uniform(15, 25)
-    height = rng.uniform(150, 230) * MIB
-
-    def load(t: float) -> float:
-        return high if opens <= t % DAY < closes else 0.15 * high
-
-    begun = summed(load)
+    load, closes = diurnal(3, 22), rng.uniform(0, 1) * DAY
+    worked, each = summed(load), rng.uniform(150, 225) * MIB / (12.5 * DAY)
     return long(
         seed,
-        other=lambda t: height * (begun(t) - begun(t - kept_s)) / (kept_s * high),
+        other=lambda t: each * (worked(t) - worked(t - (t - closes) % DAY)),
         other_in="python_objects",
         load=load,
     )
 
 
-def _batch_results(seed: int) -> Series:
-    """The answers of a job that runs for hours are kept until it is fetched whole."""
+def _exporter_queue(seed: int) -> Series:
+    """Who collects the traces is away: they queue, to the queue's bound, and go when it is back."""
     rng = random.Random(seed)
-    lasts, fetched = rng.uniform(1, 2.5) * HOUR, rng.uniform(0.2, 1.2) * HOUR
-    height = rng.uniform(230, 360) * MIB
-    jobs = Spells(rng, (4 * HOUR, 8 * HOUR), (lasts, lasts))
+    outages = Spells(rng, (5 * HOUR, 16 * HOUR), (0.5 * HOUR, 5 * HOUR))
+    bound, fills = rng.uniform(110, 235) * MIB, rng.uniform(300, 2700)
+    drains = rng.uniform(120, 1200)
 
-    def kept(t: float) -> float:
-        since = jobs.since(t)
-        if jobs.on(t):
-            return height * since / lasts
-        return height if since < min(t, fetched) else 0.0
+    def queued(t: float) -> float:
+        since = outages.since(t)
+        if outages.on(t):
+            return bound * min(1.0, since / fills)
+        return bound * max(0.0, 1 - since / drains) if since < t else 0.0
 
-    return long(seed, other=kept, load=lambda t: 6 + 20 * jobs.on(t))
+    return long(seed, other=queued, other_in="python_objects", load=diurnal(5, 20))
 
 
-def _backlog(seed: int) -> Series:
-    """More comes in than is done, for an hour or three: what waits holds its prompt."""
+DECODERS = 4
+
+
+def _decoder_processes(seed: int) -> Series:
+    """Videos are decoded by processes that are started when needed, and leave when long idle."""
     rng = random.Random(seed)
-    rushes = Spells(rng, (7 * HOUR, 14 * HOUR), (HOUR, 3 * HOUR))
-    deepest, drains, each = rng.uniform(900, 2200), rng.uniform(1.5, 3) * HOUR, 0.16 * MIB
+    each, idle_s = rng.uniform(55, 85) * MIB, rng.uniform(600, 2400)
+    begins = list(accumulate(rng.expovariate(1 / 2400) for _ in range(200)))
+    videos = [(at, at + rng.uniform(60, 500)) for at in begins if at % DAY > 7 * HOUR]
 
-    def waiting(t: float) -> float:
-        since = rushes.since(t)
-        if rushes.on(t):
-            return deepest * min(1.0, since / HOUR)
-        return deepest * max(0.0, 1 - since / drains) if since < t else 0.0
+    def processes(t: float) -> int:
+        return min(DECODERS, sum(at <= t < until + idle_s for at, until in videos))
 
     return long(
         seed,
-        other=lambda t: each * waiting(t),
-        load=lambda t: 32 if waiting(t) else 12,
+        other=lambda t: each * processes(t),
+        other_in="anonymous_other",
+        load=lambda t: 8 + 3 * sum(at <= t < until for at, until in videos),
+    )
+
+
+def _failover(seed: int) -> Series:
+    """Another region is down: its load comes within minutes, and leaves after hours."""
+    rng = random.Random(seed)
+    outages = Spells(rng, (5 * HOUR, 16 * HOUR), (HOUR, 5 * HOUR))
+    day, more, moves = diurnal(4, 20), rng.uniform(1.2, 2.5), rng.uniform(60, 400)
+
+    def moved(t: float) -> float:
+        part = min(1.0, outages.since(t) / moves)
+        return part if outages.on(t) else (1 - part) * (outages.since(t) < t)
+
+    return long(
+        seed, load=lambda t: day(t) * (1 + more * moved(t)), per_request=rng.uniform(3, 4.5) * MIB
+    )
+
+
+def _heavy_tails(seed: int) -> Series:
+    """Agents that work for minutes or for half a day: the load has no scale of its own."""
+    rng = random.Random(seed)
+    tail, edges = rng.uniform(1.2, 1.6), []
+    for _ in range(rng.randint(40, 80)):
+        at, works = rng.uniform(-DAY, 0.0), 1
+        while at < 2 * DAY:
+            edges.append((at, works))
+            at += (240 if works > 0 else 400) * min(150.0, rng.paretovariate(tail))
+            works = -works
+    edges.sort()
+    times, working = [at for at, _ in edges], [0, *accumulate(works for _, works in edges)]
+    return long(
+        seed,
+        load=lambda t: working[bisect_right(times, t)],
+        per_request=rng.uniform(3, 6) * MIB,
+    )
+
+
+def _stormy_days(seed: int) -> Series:
+    """Memory is as unsteady as there is work: still at night, and rough by day."""
+    rng = random.Random(seed)
+    load, deviation = diurnal(1, 28), rng.uniform(30, 55) * MIB
+    rough = wandering(rng, rng.uniform(300, 2400))
+    return long(
+        seed,
+        other=lambda t: load(t) / 28 * max(0.0, 90 * MIB + deviation * rough(t)),
+        noise=10 * MIB,
+        load=load,
+    )
+
+
+def _retry_storm(seed: int) -> Series:
+    """Clients that were refused come back all at once, in rounds that are ever further apart."""
+    rng = random.Random(seed)
+    storms = Spells(rng, (250, 900), (60, 200), HOUR)
+    crowd, each = rng.uniform(25, 60), rng.uniform(2, 4) * MIB
+
+    def load(t: float) -> float:
+        into_round = math.log2(1 + storms.since(t) / 5) % 1
+        return 8 + crowd * storms.on(t) * (into_round < 0.4)
+
+    return short(
+        seed,
+        load=load,
+        per_request=each,
         counters={
-            "waiting": waiting,
-            "inflight": lambda t: waiting(t) + (32 if waiting(t) else 12),
+            "errors_total": summed(lambda t: 0.05 + 6 * storms.on(t)),
+            "aborted_total": summed(lambda t: 0.3 + 2 * storms.on(t)),
         },
     )
 
 
-def _long_conversations(seed: int) -> Series:
-    """As many requests at five as at nine, but each with all that was said since."""
+def _recompilations(seed: int) -> Series:
+    """A shape that no kernel fits: the step waits for a compiler, which needs much for seconds.
+    That is rarer from time to time, and what was made stays."""
     rng = random.Random(seed)
-    opens, lasts = rng.uniform(5, 9) * HOUR, rng.uniform(7, 11) * HOUR
-    height = rng.uniform(130, 210) * MIB
+    met = sorted(40 * (HOUR / 40) ** rng.random() for _ in range(rng.randint(9, 16)))
+    times = [at for before, at in pairwise([0.0, *met]) if at - before > 35]
+    takes, scratch = rng.uniform(6, 24), rng.uniform(120, 320) * MIB
+    code = rng.uniform(3, 9) * MIB
 
-    def said(t: float) -> float:
-        since = (t - opens) % DAY
-        return since / lasts if since < lasts else max(0.0, 1 - (since - lasts) / 5000)
+    def since(t: float) -> float:
+        done = bisect_right(times, t)
+        return t - times[done - 1] if done else math.inf
 
-    return long(
+    def held(t: float) -> float:
+        needed = scratch * since(t) / takes if since(t) < takes else 0.0
+        return code * bisect_right(times, t) + needed
+
+    return short(
         seed,
-        other=lambda t: height * said(t),
-        load=lambda t: 14 if (t - opens) % DAY < lasts else 4,
-        counters={"prompt_tokens_total": summed(lambda t: 1500 * (1 + 5 * said(t)))},
+        paused=lambda t: since(t) < takes,
+        other=held,
+        load=diurnal(4, 15, 2200),
     )
 
 
-def _autoscaled(seed: int) -> Series:
-    """Replicas come and go some minutes late: the load of each climbs, and falls at once."""
+def _straggler(seed: int) -> Series:
+    """One rank of many is slow for some minutes, and all wait for it, again and again."""
     rng = random.Random(seed)
-    total, wanted = diurnal(12, rng.uniform(120, 220)), rng.uniform(18, 28)
-    late, each = rng.uniform(300, 1500), rng.uniform(3, 5) * MIB
-    return long(
+    slow = Spells(rng, (300, 1100), (60, 420), HOUR)
+    every = rng.uniform(12, 40)
+    waits = rng.uniform(0.3, 0.7) * every
+    return short(
         seed,
-        load=lambda t: total(t) / max(1, math.ceil(total(max(0.0, t - late)) / wanted)),
-        per_request=each,
+        paused=lambda t: slow.on(t) and slow.since(t) % every < min(waits, 20.0),
+        load=lambda t: 22 if slow.on(t) else 12,
     )
 
 
-def _new_version(seed: int) -> Series:
-    """After a roll-out the engine needs more than the old version did, and gets warm in its own
-    time."""
+def _status_in_step(seed: int) -> Series:
+    """Who answers for the status waits for the step to end: long prompts are never seen."""
     rng = random.Random(seed)
-    at, loads_s = rng.uniform(6, 34) * HOUR, rng.uniform(120, 400)
-    old, new = rng.uniform(40, 90) * MIB, rng.uniform(180, 240) * MIB
-    tau = rng.uniform(300, 4000)
-
-    def kept(t: float) -> float:
-        age = max(0.0, (t if t < at else t - at) - loads_s)
-        return (old if t < at else new) * (1 - math.exp(-age / tau))
-
-    return long(
-        seed, epoch=lambda t: 1 + (t >= at), ready_at=loads_s, other=kept, load=diurnal(5, 20)
+    prompts = Spells(rng, (60, 400), (4, 22), HOUR)
+    workspace, late = rng.uniform(100, 240) * MIB, rng.uniform(0, 8)
+    return short(
+        seed,
+        paused=prompts.on,
+        silent=lambda t: prompts.on(t) or prompts.since(t) < min(t, late),
+        other=lambda t: workspace * prompts.on(t),
+        counters={"prompt_tokens_total": summed(lambda t: 600 + 5000 * prompts.on(t))},
     )
 
 
-def _failed_starts(seed: int) -> Series:
-    """It dies some times before it is ready, for a file that is not there yet, and then starts."""
+def _short_certificates(seed: int) -> Series:
+    """A new certificate each quarter of an hour or so: new frontends start, nobody is answered for
+    seconds, clients come again, and the old frontends end with their last stream."""
     rng = random.Random(seed)
-    loads_s, height = rng.uniform(150, 330), rng.uniform(150, 240) * MIB
-    tries = rng.randint(2, 5)
-    starts = [0.0, *accumulate(rng.uniform(0.3, 0.9) * loads_s for _ in range(tries))]
+    every, gap = rng.uniform(600, 1500), rng.uniform(2, 8)
+    silent, drains = gap + rng.uniform(5, 50), rng.uniform(60, 400)
+    size = rng.uniform(60, 120) * MIB
+
+    def since(t: float) -> float:
+        return t % every if t >= every else math.inf
+
+    return short(
+        seed,
+        deaf=lambda t: since(t) < gap,
+        silent=lambda t: since(t) < silent,
+        other=lambda t: size * (since(t) < drains),
+        other_in="anonymous_other",
+        load=lambda t: 13 * min(1.0, since(t) / 30),
+    )
+
+
+def _restored_snapshot(seed: int) -> Series:
+    """It starts from a snapshot of a warm engine, in seconds: pages come when they are touched."""
+    rng = random.Random(seed)
+    starts = [0.0, *accumulate(rng.uniform(4, 15) * HOUR for _ in range(14))]
+    height, tau = rng.uniform(150, 235) * MIB, rng.uniform(600, 5400)
 
     def age(t: float) -> float:
-        return t - max(at for at in starts if at <= t)
+        return t - starts[bisect_right(starts, t) - 1]
 
-    return short(
+    return long(
         seed,
-        epoch=lambda t: sum(at <= t for at in starts),
-        ready_at=loads_s,
-        deaf=lambda t: age(t) < 0.1 * loads_s,
-        load=lambda t: 0 if age(t) < loads_s else 11,
-        other=lambda t: height * min(1.0, age(t) / loads_s),
+        epoch=lambda t: bisect_right(starts, t),
+        ready_at=rng.uniform(4, 25),
+        other=lambda t: height * (1 - math.exp(-age(t) / tau)),
+        other_in="anonymous_other",
+        load=diurnal(4, 17),
     )
-
-
-def _live_migrations(seed: int) -> Series:
-    """The machine moves to another host: all is slow at first, and stands still for seconds."""
-    rng = random.Random(seed)
-    moves = Spells(rng, (400, 1200), (8, 14), HOUR)
-    still = rng.uniform(2, 6)
-    return short(
-        seed,
-        paused=moves.on,
-        deaf=lambda t: moves.on(t) and moves.since(t) < still,
-        load=diurnal(5, 18, 2500),
-    )
-
-
-def _lost_scrapes(seed: int) -> Series:
-    """A status port that others ask too often: one answer in three or so is late, at random."""
-    rng = random.Random(seed)
-    lost = Spells(rng, (30, rng.uniform(150, 400)), (20, 110))
-    return long(seed, silent=lost.on, load=diurnal(2, 26), per_request=3 * MIB)
 
 
 FAMILIES: dict[str, Build] = {
-    "sessions": _sessions,
-    "batch results": _batch_results,
-    "backlog": _backlog,
-    "long conversations": _long_conversations,
-    "autoscaled": _autoscaled,
-    "new version": _new_version,
-    "failed starts": _failed_starts,
-    "live migrations": _live_migrations,
-    "lost scrapes": _lost_scrapes,
+    "daily accounts": _daily_accounts,
+    "exporter queue": _exporter_queue,
+    "decoder processes": _decoder_processes,
+    "failover": _failover,
+    "heavy tails": _heavy_tails,
+    "stormy days": _stormy_days,
+    "retry storm": _retry_storm,
+    "recompilations": _recompilations,
+    "straggler": _straggler,
+    "status in step": _status_in_step,
+    "short-lived certificates": _short_certificates,
+    "restored snapshot": _restored_snapshot,
 }
