@@ -43,7 +43,7 @@ COLLECTION_ROUNDS = 2
 """Full collections that a growth must outlast."""
 OUTLAST_FACTOR = 1.25
 """A slow trend that outlasted them is believed when it became this multiple of what it was."""
-BELIEF_LEAST = 0.48
+BELIEF_LEAST = 0.47
 """Heat after a restart, graphs that are captured late, pools that follow the load: what is bounded
 and undeclared ends below this share of a budget that was set with thought."""
 LIFE_SHARE = 0.5
@@ -51,11 +51,15 @@ LIFE_SHARE = 0.5
 engine's life began later: most of that is work which ends, such as a batch or a profile."""
 REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
 """What an allocator holds unused, and gives back or uses again in the end."""
-CLEAN_FACTOR, CLEAN_TAU, CLEAN_SPAN_S, CLEAN_RATIO = 40.0, 0.95, 2400.0, 0.085
+CLEAN_FACTOR, CLEAN_TAU, CLEAN_SPAN_S, CLEAN_RATIO = 50.0, 0.95, 2400.0, 0.085
 """A trend that is straight for long, without noise and without steps, is believed earlier, if the
 budget would not last for its window."""
-URGENT_S = 150.0
-"""A budget that is spent sooner leaves no time for doubt."""
+BELIEF_FADING, FADED = 0.65, 1.5
+"""The same for growth that gets slower, within its trend or by this factor since the begin: it
+fills something up."""
+URGENT_S, URGENT_LEAST_S = 150.0, 30.0
+"""A budget that is spent sooner leaves no time for doubt, once the growth has lasted this long:
+a few large requests need much memory, but for seconds."""
 PACE = 0.3
 """A forecast is urgent only while the last seconds keep up this share of the trend's pace."""
 FLOOR_S = 5.0
@@ -87,6 +91,7 @@ class BudgetWatch:
         self._smooth, self._smoothed_at = 0.0, 0.0
         self._suspected: _Latch | None = None
         self._proven_at = -math.inf
+        self._in_long_step = False
 
     def resume(self, bases: list[Point], t: float) -> None:
         """Measure from ``bases``, which an earlier detector found in this epoch. Until a trend can
@@ -102,9 +107,16 @@ class BudgetWatch:
         """Whether growth is known, and that there is none would be known too."""
         return self.baseline is not None and (self._suspected is not None or t >= self._proven_at)
 
-    def update(self, point: Point, sizes: dict[Segment, int], ready: bool | None = None) -> None:
+    def update(
+        self,
+        point: Point,
+        sizes: dict[Segment, int],
+        ready: bool | None = None,
+        in_long_step: bool = False,
+    ) -> None:
         """Takes in a sample's total and the sizes of its segments; ``ready`` is what the engine
         says of itself, None where it says nothing."""
+        self._in_long_step = in_long_step
         self._first_requests(point)
         if self.baseline is None:
             self.state = BudgetState(current=point.bytes)
@@ -142,7 +154,7 @@ class BudgetWatch:
             return None
         exhaustion, ratio = state.exhaustion_s, state.consumed_ratio
         near = exhaustion is not None and exhaustion <= REACTION_S and ratio >= REACTION_RATIO
-        near = near and self._keeps_pace()
+        near = near and self._urgent(latch)
         trend, doubt = latch.trend, self._doubt(latch)
         return Suspicion(
             kind=self.kind,
@@ -240,9 +252,7 @@ class BudgetWatch:
         # A single floor is noise: what the last minute held on average counts.
         held = min(1.0, self._smooth / growth)
         spent = held * (self.state.consumed_ratio or 0.0)
-        exhaustion = self.state.exhaustion_s
-        urgent = exhaustion is not None and exhaustion <= URGENT_S
-        if urgent or spent >= BELIEF_RATIO:
+        if self._urgent(latch) or spent >= BELIEF_RATIO:
             return None
         rounds = latch.rounds
         if rounds is not None and rounds < COLLECTION_ROUNDS:
@@ -251,18 +261,32 @@ class BudgetWatch:
         needed = OUTLAST_FACTOR * latch.begun_smooth if slow else BELIEF_FACTOR * latch.begun
         if held * growth < needed or self._worst_segment() in REUSABLE:
             return "memory that an allocator keeps, unless it goes on"
-        if not self._lifelong(latch, growth):
+        if latch.trend.busier:
+            return "load that rose with it, unless it goes on"
+        life = self._life(latch, growth)
+        if life < LIFE_SHARE:
             return "work that began later and ends, unless it goes on"
+        fades = latch.trend.fades or life > FADED
+        enough = BELIEF_FADING if fades else BELIEF_LEAST
         grows = self.state.bytes_per_s is not None
-        if (grows and spent >= BELIEF_LEAST) or self._straight(latch.trend):
+        if (grows and spent >= enough) or self._straight(latch.trend):
             return None
         return "a warm-up or a cache that is not full yet, unless it goes on"
 
-    def _lifelong(self, latch: _Latch, growth: int) -> bool:
-        """Whether the growth, at its present pace, has gone on for most of the engine's life."""
+    def _urgent(self, latch: _Latch) -> bool:
+        """Whether the budget goes so fast that there is no time for doubt. What one long step needs
+        for itself is no growth yet."""
+        exhaustion = self.state.exhaustion_s
+        if exhaustion is None or exhaustion > URGENT_S or self._in_long_step:
+            return False
+        return latch.lasted_s >= URGENT_LEAST_S and self._keeps_pace()
+
+    def _life(self, latch: _Latch, growth: int) -> float:
+        """How much of the engine's life the growth explains at its present pace: 1 for a steady
+        leak, less for what began later or quickens, more for what gets slower."""
         assert self.baseline is not None
         lived = latch.looked_at - self.baseline.since
-        return growth >= LIFE_SHARE * latch.trend.bytes_per_s * lived
+        return growth / max(1.0, latch.trend.bytes_per_s * lived)
 
     def _straight(self, trend: Trend) -> bool:
         """Whether a trend is too straight to end soon, and too steep for the budget."""
@@ -342,6 +366,10 @@ class _Latch:
         self.seen_at = self.looked_at = point.t
         self.rounds = None if point.collections is None else 0
         self._collections = point.collections
+
+    @property
+    def lasted_s(self) -> float:
+        return self.looked_at - self.since
 
     def collected(self, point: Point) -> None:
         """Counts the full collections since the suspicion; one that is unknown counts for none."""

@@ -181,7 +181,7 @@ class _Epoch:
     def _take(
         self, watch: BudgetWatch, sample: Sample, point: Point, sizes: dict[Segment, int]
     ) -> None:
-        watch.update(point, sizes, self.ready)
+        watch.update(point, sizes, self.ready, self.stall.in_long_step)
         if watch.budget is not None and sample.scrape_ok:
             undeclared = point.bytes - point.declared
             self.triggers[watch.kind].add(point.t, undeclared, point.load, sample.load)

@@ -17,6 +17,9 @@ from plimsoll_sidecar.trace import Sample, SampleLoad
 MARGIN_S = 4.0
 """Beyond the longest pause of the history; with sampling and a round of doubt within 10 s."""
 FRONTEND_FACTOR = 2.0
+LONG_STEP_S = 3.0
+"""Steps take milliseconds, or a second with a large prompt: one that takes longer compiles, moves
+much at once, or hangs."""
 MAX_STEP_INTERVALS = 5.0
 """The longest gap between two samples that counts as time seen, in intervals."""
 UNANSWERED_S = 8.0
@@ -67,6 +70,11 @@ class StallWatch:
             self._begin(under_way, taken_in)
         self._progress = progress
         return self._suspicion()
+
+    @property
+    def in_long_step(self) -> bool:
+        """Whether a step is under way that takes unusually long; False where steps are unknown."""
+        return self._frozen_s >= LONG_STEP_S
 
     def _begin(self, under_way: int, taken_in: int | None) -> None:
         self._frozen_s, self._demand, self._prompt_tokens = 0.0, Demand(under_way), taken_in

@@ -22,6 +22,11 @@ THIRD_SHARE = 0.2
 """The middle and the last third of a trend each bring at least this share of its rise."""
 MIN_CONCLUSIVE = 0.3
 """Confidence is scaled down where a smaller share of the pairs has comparable load."""
+FADING = 0.7
+"""What fills something up brings less in the later half than this share of the earlier."""
+BUSIER_TAU, BUSIER_LEAST = 0.45, 0.5
+"""Kendall's tau of the load from which it climbs, over the pairs that differ, if enough do: a load
+that climbs slowly is comparable from each point to the next, and not in the end."""
 _LOAD_SLACK = 1.1
 
 
@@ -43,7 +48,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A rise over ``span_s``. ``confidence`` is between 0 and 1."""
+    """A rise over ``span_s``. ``confidence`` is between 0 and 1; ``busier`` says that the load rose
+    with it, ``fades`` that its end was slower than its begin."""
 
     bytes_per_s: float
     rise: float
@@ -51,6 +57,8 @@ class Trend:
     confidence: float
     noise: float
     bytes_per_request: float | None
+    busier: bool = False
+    fades: bool = False
 
 
 def not_busier(later: int | None, earlier: int | None) -> bool:
@@ -75,10 +83,13 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
     first, last = points[0], points[-1]
     if max(p.bytes for p in points) - min(p.bytes for p in points) < min_rise:
         return None
-    slopes, score, pairs = [], 0, 0
+    slopes, score, pairs, busier, differ = [], 0, 0, 0, 0
     for j, later in enumerate(points):
         for earlier in points[:j]:
             pairs += 1
+            if earlier.load is not None and later.load is not None:
+                busier += (later.load > earlier.load) - (later.load < earlier.load)
+                differ += later.load != earlier.load
             difference = unexplained(earlier, later)
             rises = difference > 0
             if rises and not not_busier(later.load, earlier.load):
@@ -95,7 +106,9 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
         return None
     levels = [unexplained(first, p) for p in points]
     noise = _deviation(points, levels, slope)
-    if rise < NOISE_FACTOR * noise or not _every_third_rises(levels, rise):
+    begin, middle, end = _thirds(levels)
+    first_half, second_half = middle - begin, end - middle
+    if rise < NOISE_FACTOR * noise or min(first_half, second_half) < THIRD_SHARE * rise:
         return None
     conclusive = min(1.0, len(slopes) / pairs / MIN_CONCLUSIVE)
     return Trend(
@@ -105,6 +118,8 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
         confidence=tau * conclusive,
         noise=noise,
         bytes_per_request=_per_request(first, last, rise),
+        busier=busier >= BUSIER_TAU * max(differ, BUSIER_LEAST * pairs),
+        fades=second_half < FADING * first_half,
     )
 
 
@@ -115,14 +130,9 @@ def _deviation(points: Sequence[Point], levels: Sequence[int], slope: float) -> 
     return median(abs(rest - middle) for rest in rests)
 
 
-def _every_third_rises(levels: Sequence[int], rise: float) -> bool:
+def _thirds(levels: Sequence[int]) -> tuple[float, float, float]:
     third = max(1, len(levels) // 3)
-    begin, middle, end = (
-        median(levels[:third]),
-        median(levels[third:-third]),
-        median(levels[-third:]),
-    )
-    return middle - begin >= THIRD_SHARE * rise and end - middle >= THIRD_SHARE * rise
+    return median(levels[:third]), median(levels[third:-third]), median(levels[-third:])
 
 
 def _per_request(first: Point, last: Point, rise: float) -> float | None:

@@ -96,6 +96,52 @@ def test_a_climb_that_has_stopped_is_not_believed_for_a_step() -> None:
     assert confirmed(series) == []
 
 
+def test_what_fills_up_is_believed_later_than_what_goes_on_at_its_pace() -> None:
+    """Pages of a snapshot that come when they are touched: ever fewer, to .6 of the budget."""
+    pages = saturating(310 * MIB, 3000.0, 60.0)
+    series = Series(duration=5 * HOUR, interval=10, other=pages, per_request=0.0)
+    assert confirmed(series) == []
+    steady_one = Series(duration=3 * HOUR, interval=10, leak=steady(310 * MIB / 3000, 60.0))
+    assert confirmed(steady_one)
+
+
+def test_growth_with_a_load_that_climbs_slowly_is_not_believed() -> None:
+    """A controller raises the batch by a little each minute, and the workspace with it."""
+
+    def climb(t: float) -> float:
+        return min(1.0, t / (1.5 * HOUR))
+
+    series = Series(
+        duration=4 * HOUR, interval=10, noise=1 * MIB, per_request=0.0,
+        other=lambda t: 330 * MIB * climb(t), load=lambda t: 5 + 20 * climb(t),
+    )  # fmt: skip
+    assert confirmed(series) == []
+
+
+@pytest.mark.parametrize("long_step", [True, False])
+def test_what_a_long_step_needs_for_itself_is_no_leak(long_step: bool) -> None:
+    """A compiler takes 400 MiB within 40 s; the same growth while steps go on is a fast leak."""
+    begins, lasts = 600.0, 40.0
+
+    def compiles(t: float) -> bool:
+        return begins <= t < begins + lasts
+
+    series = Series(
+        duration=900.0,
+        other=lambda t: 400 * MIB * (t - begins) / lasts if compiles(t) else 0.0,
+        paused=compiles if long_step else lambda t: False,
+    )
+    found = [line for line in confirmed(series) if line.kind == "HostGrowth"]
+    assert (found == []) is long_step
+
+
+def test_a_burst_of_seconds_is_not_urgent() -> None:
+    def burst(t: float) -> float:
+        return 260 * MIB * (t % 300) / 22 if t > 200 and t % 300 < 22 else 0.0
+
+    assert confirmed(Series(duration=1800.0, other=burst)) == []
+
+
 def test_without_a_count_of_collections_it_must_double() -> None:
     detector = Detector(POLICY, 60.0, 10.0)
 
