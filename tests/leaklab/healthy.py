@@ -6,9 +6,12 @@ import healthy_known
 import seen_device
 import seen_host
 import seen_memory
+import seen_operations
+import seen_processes
 import seen_service
 import seen_silence
 import seen_work
+import seen_workspaces
 import unseen_device
 import unseen_host
 import unseen_service
@@ -22,6 +25,9 @@ FAMILIES: dict[Split, dict[str, Build]] = {
     | seen_silence.FAMILIES
     | seen_host.FAMILIES
     | seen_device.FAMILIES
-    | seen_service.FAMILIES,
+    | seen_service.FAMILIES
+    | seen_processes.FAMILIES
+    | seen_workspaces.FAMILIES
+    | seen_operations.FAMILIES,
     Split.TEST: unseen_host.FAMILIES | unseen_device.FAMILIES | unseen_service.FAMILIES,
 }

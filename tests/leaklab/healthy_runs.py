@@ -54,6 +54,20 @@ def wandering(rng: random.Random, tau: float) -> Curve:
     return lambda t: path[int(t / STEP_S)]
 
 
+def path(points: list[tuple[float, float]]) -> Curve:
+    """Straight lines from point to point, each a time and a height; level after the last."""
+    times = [at for at, _ in points]
+
+    def curve(t: float) -> float:
+        place = bisect_right(times, t) - 1
+        if place + 1 >= len(points):
+            return points[-1][1]
+        (began, low), (until, high) = points[place], points[place + 1]
+        return low + (high - low) * (t - began) / (until - began)
+
+    return curve
+
+
 Span = tuple[float, float]
 """The least and the most of a time."""
 

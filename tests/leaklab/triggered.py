@@ -58,28 +58,31 @@ def in_shifts(rate: float, length: float, rng: random.Random) -> Curve:
     return lambda t: quiet * rate * t + shifts(t + began) - shifts(began)
 
 
-DRIFTS = 600
+CASCADES = (8, 30)
+"""The least and the most of them in a run."""
 
 
-def drifting(rate: float, length: float, rng: random.Random) -> Curve:
-    """A total whose rate drifts all the time: its logarithm walks at random, and is drawn back."""
-    step, decay = length / DRIFTS, math.exp(-1 / rng.uniform(15, 60))
-    walk, totals = rng.gauss(0, 0.8), [0.0]
-    for _ in range(DRIFTS):
-        totals.append(totals[-1] + step * rate * math.exp(walk - 0.32))
-        walk = decay * walk + rng.gauss(0, 0.8) * math.sqrt(1 - decay * decay)
+def in_cascades(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total that comes in cascades at any time, of very unequal sizes: each is quick at first and
+    dies away in a time of its own. One part comes evenly, between them too."""
+    even = rng.uniform(0.05, 0.3)
+    times = [rng.uniform(-0.2, 1.0) * length for _ in range(rng.randint(*CASCADES))]
+    cascades = [
+        (at, rng.paretovariate(1.5), rng.uniform(0.01, 0.08) * length) for at in sorted(times)
+    ]
 
-    def curve(t: float) -> float:
-        place = min(DRIFTS - 1, int(t / step))
-        return totals[place] + (totals[place + 1] - totals[place]) * (t / step - place)
+    def come(t: float) -> float:
+        return sum(size * (1 - math.exp((at - t) / tau)) for at, size, tau in cascades if at < t)
 
-    return curve
+    before = come(0.0)
+    each = (1 - even) * rate * length / (come(length) - before)
+    return lambda t: even * rate * t + each * (come(t) - before)
 
 
 VARYING: dict[Split, Callable[[float, float, random.Random], Curve]] = {
     Split.DEVELOPMENT: switching,
     Split.SEEN: in_shifts,
-    Split.TEST: drifting,
+    Split.TEST: in_cascades,
 }
 
 

@@ -11,148 +11,138 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from cases import DAY, HOUR, Build
-from healthy_runs import Spells, long, summed, wandering
+from healthy_runs import Spells, long, summed
 from series import MIB, Series, diurnal
 
 
-def _expert_rebalancing(seed: int) -> Series:
-    """The experts in demand get replicas elsewhere: those that move are there twice for a minute or
-    two, and then the device has some more of them than before, or less."""
+def _tensors_in_cycles(seed: int) -> Series:
+    """A request that failed leaves its traceback in a cycle, and its tensors on the device, until
+    the next full collection; they fail in flocks."""
     rng = random.Random(seed)
-    moves = list(accumulate(rng.uniform(0.7, 4) * HOUR for _ in range(80)))
-    replicas = [rng.uniform(0, 200) * MIB for _ in range(81)]
-    takes, twice = rng.uniform(30, 140), rng.uniform(250, 600) * MIB
-
-    def experts(t: float) -> float:
-        done = bisect_right(moves, t)
-        return replicas[done] + twice * (done > 0 and t - moves[done - 1] < takes)
-
+    outages = Spells(rng, (1.5 * HOUR, 6 * HOUR), (300, 1500))
+    every, each = rng.uniform(0.7, 2.8) * HOUR, rng.uniform(1, 2.5) * MIB
+    errors = summed(lambda t: 0.05 if outages.on(t) else 0.003)
     return long(
         seed,
         device=True,
-        device_other=experts,
+        device_other=lambda t: each * (int(errors(t)) - int(errors(t - t % every))),
         device_other_in="torch_allocated",
-        load=diurnal(6, 24),
+        collects=every,
+        load=diurnal(4, 19),
+        counters={"errors_total": errors},
     )
 
 
-def _penalty_tensors(seed: int) -> Series:
-    """Counts of each token for each place of the batch: while any request asks for penalties."""
+def _rollouts(seed: int) -> Series:
+    """A trainer's batch: its sequences end one after another, and what is to be learned from them
+    is kept, until the last has ended and the trainer has learned: the engine waits for it."""
     rng = random.Random(seed)
-    asked = Spells(rng, (20, 2400), (10, rng.uniform(300, 1500)))
-    places, vocabulary = rng.choice((128, 192, 256)), rng.choice((128_256, 151_936, 163_840))
+    times, heights = [0.0], [0.0]
+    lasts, learns = rng.uniform(500, 2200), rng.uniform(60, 300)
+    height, sequences = rng.uniform(200, 390) * MIB, rng.choice((32, 48, 64))
+    while times[-1] < 2 * DAY:
+        times.append(times[-1] + lasts * rng.uniform(0.7, 1.4) + learns)
+        heights.append(height * rng.uniform(0.8, 1.15))
+
+    def ended(t: float) -> float:
+        """The share of the batch's sequences: few soon, the longest late."""
+        turn = bisect_right(times, t)
+        x = (t - times[turn - 1]) / (times[turn] - times[turn - 1] - learns)
+        return 1 - (1 - x) ** 0.6 if x < 1 else 1.0
+
+    def kept(t: float) -> float:
+        return heights[bisect_right(times, t)] * ended(t)
+
     return long(
         seed,
         device=True,
-        device_other=lambda t: 8 * places * vocabulary * asked.on(t),
+        device_other=kept,
         device_other_in="torch_allocated",
-        load=diurnal(3, 20),
+        load=lambda t: sequences * (1 - ended(t)),
+        per_request=MIB,
     )
 
 
-def _prefill_peers(seed: int) -> Series:
-    """Buffers for each peer that sends KV blocks: peers are as many as the day needs, are replaced
-    at times, and are known to be gone only after a while."""
+def _image_embeddings(seed: int) -> Series:
+    """What an encoder has made of each picture stays until its place is needed: the places are all
+    taken after the first hours with pictures, or on the second day."""
     rng = random.Random(seed)
-    load, each = diurnal(3, 24), rng.uniform(14, 24) * MIB
-    wanted, kept_s = rng.uniform(2.8, 4), rng.uniform(900, 3600)
-    replaced = Spells(rng, (5 * HOUR, 14 * HOUR), (kept_s, kept_s))
-
-    def peers(t: float) -> int:
-        return math.ceil(load(max(0.0, t)) / wanted)
-
+    pictured = Spells(rng, (0.5 * HOUR, 6 * HOUR), (0.3 * HOUR, 3 * HOUR))
+    each, places = rng.choice((2.25, 4.5, 9.0)) * MIB, rng.uniform(140, 235) * MIB
+    rate = rng.uniform(0.1, 1) * places / each / (3 * HOUR)
+    images = summed(lambda t: rate * pictured.on(t))
     return long(
         seed,
         device=True,
-        device_other=lambda t: each * (max(peers(t), peers(t - kept_s)) + replaced.on(t)),
+        device_other=lambda t: each * min(places // each, int(images(t))),
+        device_other_in="torch_allocated",
+        load=diurnal(3, 17),
+        counters={"images_total": images},
+    )
+
+
+def _library_workspaces(seed: int) -> Series:
+    """The library of matrix products takes 32 MiB for each stream from which it is first called:
+    those of overlapped copies, of another batch size, of an adapter."""
+    rng = random.Random(seed)
+    called = sorted(40 * (2 * DAY / 40) ** rng.random() for _ in range(rng.randint(3, 7)))
+    return long(
+        seed,
+        device=True,
+        device_other=lambda t: 32 * MIB * bisect_right(called, t),
+        device_other_in="torch_allocated",
+        load=diurnal(5, 20),
+    )
+
+
+def _sampled_profiles(seed: int) -> Series:
+    """A profiler of the whole fleet looks in for a minute or two, each hour or so: it has buffers
+    on device and host meanwhile, and keeps the symbols that it has met."""
+    rng = random.Random(seed)
+    looks = Spells(rng, (1800, 5000), (40, 200))
+    device, host = rng.uniform(64, 320) * MIB, rng.uniform(40, 150) * MIB
+    symbols, tau = rng.uniform(50, 110) * MIB, rng.uniform(3, 12) * HOUR
+    return long(
+        seed,
+        other=lambda t: host * looks.on(t) + symbols * (1 - math.exp(-t / tau)),
+        other_in="anonymous_other",
+        device=True,
+        device_other=lambda t: device * looks.on(t),
         device_other_in="non_torch",
-        load=load,
+        load=diurnal(4, 21),
     )
 
 
-def _lazy_modules(seed: int) -> Series:
-    """The driver loads a kernel when it is first run, the rare ones on the second day; for one it
-    needs a larger stack for every thread of the device."""
+def _new_communicators(seed: int) -> Series:
+    """When a peer is lost the ranks make new rings without it: those of before stay until the last
+    who waits on them has given up, and the new are larger or smaller."""
     rng = random.Random(seed)
-    times = sorted(120 * (2 * DAY / 120) ** rng.random() for _ in range(rng.randint(24, 40)))
-    totals = [0.0, *accumulate(rng.uniform(1, 6) * MIB for _ in times)]
-    at, stack = rng.uniform(0.5, 30) * HOUR, rng.uniform(40, 90) * MIB
+    lost = list(accumulate(rng.uniform(3, 14) * HOUR for _ in range(20)))
+    rings = [rng.uniform(150, 230) * MIB for _ in range(21)]
+    gives_up, joins = rng.uniform(600, 2400), rng.uniform(30, 120)
+
+    def since(t: float) -> float:
+        done = bisect_right(lost, t)
+        return t - lost[done - 1] if done else math.inf
+
+    def held(t: float) -> float:
+        made = bisect_right(lost, t)
+        return rings[made] + (rings[made - 1] if since(t) < gives_up else 0.0) - rings[0]
+
     return long(
         seed,
         device=True,
-        device_other=lambda t: totals[bisect_right(times, t)] + stack * (t >= at),
+        device_other=held,
         device_other_in="non_torch",
-        load=diurnal(2, 14),
-    )
-
-
-def _ragged_pools(seed: int) -> Series:
-    """What is unused of the pools depends on how the sizes of the moment fit into their blocks."""
-    rng = random.Random(seed)
-    mean, deviation = rng.uniform(120, 200) * MIB, rng.uniform(30, 60) * MIB
-    fit = wandering(rng, rng.uniform(600, 6000))
-    return long(
-        seed,
-        device=True,
-        device_other=lambda t: max(0.0, mean + deviation * fit(t)),
-        load=diurnal(4, 22),
-    )
-
-
-def _additive_increase(seed: int) -> Series:
-    """A controller raises the batch by a little each minute, and halves it when answers get late:
-    the workspace is as large as the batch may be."""
-    rng = random.Random(seed)
-    rate = rng.uniform(70, 160) * MIB / HOUR
-    cuts = [(0.0, 0.0)]
-    while cuts[-1][0] < 2 * DAY:
-        began, level = cuts[-1]
-        lasts = (rng.uniform(240, 420) * MIB - level) / rate
-        cuts.append((began + lasts, (level + rate * lasts) / 2))
-    times = [at for at, _ in cuts]
-
-    def workspace(t: float) -> float:
-        began, level = cuts[bisect_right(times, t) - 1]
-        return level + rate * (t - began)
-
-    return long(
-        seed,
-        device=True,
-        device_other=workspace,
-        device_other_in="torch_allocated",
-        load=lambda t: 5 + workspace(t) / (25 * MIB),
-    )
-
-
-def _role_changes(seed: int) -> Series:
-    """A planner makes a decoder a prefiller for some hours: it is drained, and has another
-    workspace and other queues then."""
-    rng = random.Random(seed)
-    prefills = Spells(rng, (2 * HOUR, 8 * HOUR), (0.7 * HOUR, 5 * HOUR))
-    workspace, queues = rng.uniform(180, 380) * MIB, rng.uniform(40, 100) * MIB
-    drains = rng.uniform(30, 120)
-
-    def load(t: float) -> float:
-        if prefills.since(t) < min(t, drains):
-            return 0
-        return 5 if prefills.on(t) else 18
-
-    return long(
-        seed,
-        other=lambda t: queues * prefills.on(t),
-        device=True,
-        device_other=lambda t: workspace * prefills.on(t),
-        load=load,
-        counters={"prompt_tokens_total": summed(lambda t: 9000 if prefills.on(t) else 40)},
+        load=lambda t: 0 if since(t) < joins else 16,
     )
 
 
 FAMILIES: dict[str, Build] = {
-    "expert rebalancing": _expert_rebalancing,
-    "penalty tensors": _penalty_tensors,
-    "prefill peers": _prefill_peers,
-    "lazy modules": _lazy_modules,
-    "ragged pools": _ragged_pools,
-    "additive increase": _additive_increase,
-    "role changes": _role_changes,
+    "tensors in cycles": _tensors_in_cycles,
+    "rollouts": _rollouts,
+    "image embeddings": _image_embeddings,
+    "library workspaces": _library_workspaces,
+    "sampled profiles": _sampled_profiles,
+    "new communicators": _new_communicators,
 }

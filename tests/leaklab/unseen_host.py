@@ -12,209 +12,220 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from cases import DAY, HOUR, Build
-from healthy_runs import Spells, long, summed
-from series import GIB, MIB, Series, diurnal
+from healthy_runs import Spells, ledgered, long, path, summed
+from series import GIB, MIB, Series, diurnal, flat, sawtooth
 
 
-def _forked_child(seed: int) -> Series:
-    """A child is forked to write a dump: what its parent changes meanwhile is there twice."""
+def _incremental_collector(seed: int) -> Series:
+    """A collector that goes through the heap in small parts: garbage grows until its pass comes by,
+    goes bit by bit, and no full collection is ever counted."""
     rng = random.Random(seed)
-    children = Spells(rng, (4 * HOUR, 11 * HOUR), (600, 2700))
-    height, tau = rng.uniform(240, 420) * MIB, rng.uniform(300, 1500)
+    points, height = [(0.0, 0.0)], rng.uniform(140, 280) * MIB
+    while points[-1][0] < 2 * DAY:
+        grown = points[-1][0] + rng.uniform(0.5, 3) * HOUR
+        points.append((grown, height * rng.uniform(0.7, 1.1)))
+        points.append((grown + rng.uniform(0.2, 1.2) * HOUR, height * rng.uniform(0, 0.15)))
     return long(
         seed,
-        other=lambda t: height * (1 - math.exp(-children.since(t) / tau)) * children.on(t),
+        other=path(points),
+        other_in="python_objects",
+        collects=math.inf,
+        load=diurnal(6, 18),
+    )
+
+
+def _resized_pod(seed: int) -> Series:
+    """The pod is given CPUs as it has work, without a restart: the thread pools follow, each thread
+    with scratch memory of its own."""
+    rng = random.Random(seed)
+    load, cores = diurnal(3, rng.uniform(22, 32)), 8
+    late, each = rng.uniform(300, 4000), rng.uniform(4, 9) * MIB
+    return long(
+        seed,
+        other=lambda t: each * cores * math.ceil(load(max(0.0, t - late)) / cores),
         other_in="anonymous_other",
-        load=diurnal(5, 20),
+        load=load,
     )
 
 
-def _recycled_workers(seed: int) -> Series:
-    """Processes that each end after so many requests, more or less, and begin anew: at first all
-    are of the same age."""
+def _suffix_trees(seed: int) -> Series:
+    """Speculation from what a request has said so far: its tree grows with each token, for an hour
+    of reasoning, and goes with it."""
     rng = random.Random(seed)
-    count, every = rng.randint(3, 6), rng.uniform(1.5, 5) * HOUR
-    height = rng.uniform(200, 380) * MIB / count
-    begins = [
-        [0.0, *accumulate(every * rng.uniform(0.75, 1.25) for _ in range(60))] for _ in range(count)
+    begins = accumulate(rng.expovariate(1 / 1100) for _ in range(250))
+    those = [
+        (at, at + rng.uniform(600, 5000), rng.uniform(30, 75) * MIB / HOUR)
+        for at in begins
+        if at % DAY > 6 * HOUR or rng.random() < 0.3
+    ]
+    return long(
+        seed,
+        other=lambda t: sum(rate * (t - at) for at, until, rate in those if at <= t < until),
+        load=lambda t: 5 + sum(at <= t < until for at, until, _ in those),
+    )
+
+
+def _unshared_pages(seed: int) -> Series:
+    """Workers that were forked from a warm parent: a page is copied when its worker first writes to
+    it, be it a count of references, and again for the worker that comes after."""
+    rng = random.Random(seed)
+    count = rng.randint(3, 6)
+    shared = rng.uniform(130, 235) * MIB / count
+    workers = [
+        (
+            rng.uniform(0.5, 7) * HOUR,
+            [0.0, *accumulate(rng.uniform(8, 40) * HOUR for _ in range(6))],
+        )
+        for _ in range(count)
     ]
 
-    def grown(t: float) -> float:
-        return sum(t - those[bisect_right(those, t) - 1] for those in begins) / every
+    def copied(t: float) -> float:
+        ages = ((tau, t - begins[bisect_right(begins, t) - 1]) for tau, begins in workers)
+        return shared * sum(1 - math.exp(-age / tau) for tau, age in ages)
 
-    return long(
-        seed, other=lambda t: height * grown(t), other_in="anonymous_other", load=lambda t: 14
-    )
-
-
-THREADS = 32
+    return long(seed, other=copied, other_in="anonymous_other", load=diurnal(4, 15))
 
 
-def _executor_threads(seed: int) -> Series:
-    """A pool starts a thread where none is idle, up to its bound, and never ends one; each keeps
-    its stack and what its heap once held."""
+def _raised_threshold(seed: int) -> Series:
+    """The C library maps large blocks by themselves, until it has raised the size from which it
+    does: what the bursts take lies in the heap from then on, and stays there after them."""
     rng = random.Random(seed)
-    each, usual = rng.uniform(4, 6.8) * MIB, rng.uniform(4, 9)
-    times = list(accumulate(rng.expovariate(1 / 1500) for _ in range(300)))
-    started = list(
-        accumulate((min(THREADS, 1 + int(rng.expovariate(1 / usual))) for _ in times), max)
-    )
-
-    def threads(t: float) -> int:
-        met = bisect_right(times, t)
-        return started[met - 1] if met else 0
-
-    return long(
-        seed, other=lambda t: each * threads(t), other_in="anonymous_other", load=diurnal(3, 16)
-    )
-
-
-def _pinned_heap_top(seed: int) -> Series:
-    """A small block above all that a burst has freed: the heap cannot shrink until it is gone."""
-    rng = random.Random(seed)
-    pins = [
-        (at, at + rng.uniform(0.3, 5) * HOUR, rng.uniform(60, 320) * MIB)
-        for at in accumulate(rng.uniform(HOUR, 9 * HOUR) for _ in range(20))
-    ]
+    bursts = Spells(rng, (HOUR, 5 * HOUR), (120, 900))
+    raised, height = rng.uniform(5, 36) * HOUR, rng.uniform(140, 235) * MIB
 
     def kept(t: float) -> float:
-        held = (size * min(1.0, (t - at) / 90) for at, until, size in pins if at <= t < until)
-        return max(held, default=0.0)
+        ended = not bursts.on(t) and t - bursts.since(t) >= raised
+        return height if ended else 0.0
 
     return long(
         seed,
         other=kept,
         other_in="retained",
-        load=lambda t: 40 if any(at <= t < at + 240 for at, _, _ in pins) else 9,
+        load=lambda t: 8 + 30 * bursts.on(t),
+        per_request=height / 30,
     )
 
 
-def _timed_collections(seed: int) -> Series:
-    """The collector is off; a timer calls it, and what it finds is as much as there was work."""
+def _settling_heap(seed: int) -> Series:
+    """Holes between blocks that live for long: ever fewer are made, some close in quiet hours."""
     rng = random.Random(seed)
-    every, high = rng.uniform(0.7, 2.5) * HOUR, rng.uniform(16, 30)
-    load = diurnal(2, high)
-    worked, each = summed(load), rng.uniform(120, 330) * MIB / (every * high)
+    power, height = rng.uniform(0.3, 0.65), rng.uniform(150, 230) * MIB
+    load, closes = diurnal(4, 22), rng.uniform(0.03, 0.12)
     return long(
         seed,
-        other=lambda t: each * (worked(t) - worked(t - t % every)),
-        other_in="python_objects",
-        collects=every,
+        other=lambda t: height * (t / (2 * DAY)) ** power * (1 - closes * (1 - load(t) / 22)),
+        other_in="retained",
         load=load,
     )
 
 
-def _radix_tree(seed: int) -> Series:
-    """Its nodes get more until the KV pool is full; a change of the weights empties it."""
+def _spilled_objects(seed: int) -> Series:
+    """A store of results in shared memory: at four fifths of its bound it writes the oldest to a
+    disk, many at once."""
     rng = random.Random(seed)
-    load = diurnal(4, 24)
-    worked, fills = summed(load), rng.uniform(0.7, 4) * HOUR * 14
-    height = rng.uniform(130, 225) * MIB
-    flushes = [0.0, *accumulate(rng.uniform(5, 17) * HOUR for _ in range(12))]
+    full, load = rng.uniform(260, 390) * MIB, diurnal(5, 22)
+    spilled = full * rng.uniform(0.4, 0.7)
+    worked, each = summed(load), spilled / (rng.uniform(0.5, 2.5) * HOUR * 13)
 
-    def nodes(t: float) -> float:
-        since = worked(t) - worked(flushes[bisect_right(flushes, t) - 1])
-        return height * (1 - math.exp(-since / fills))
+    def stored(t: float) -> float:
+        put = each * worked(t)
+        return put if put < full else full - spilled + (put - full) % spilled
 
-    return long(seed, other=nodes, other_in="python_objects", load=load)
+    return long(seed, other=stored, other_in="shared", load=load)
 
 
-def _lazily_freed(seed: int) -> Series:
-    """Pages that an allocator has let go count as its own until the kernel needs them."""
+def _metric_files(seed: int) -> Series:
+    """Each process that counts has a file in memory, and leaves it when it ends; a job each night
+    adds up those of the dead, and removes them."""
     rng = random.Random(seed)
-    pressure = Spells(rng, (2 * HOUR, 7 * HOUR), (120, 900))
-    height, tau = rng.uniform(200, 330) * MIB, rng.uniform(1, 4) * HOUR
+    each, night = rng.uniform(1.5, 4) * MIB, rng.uniform(0, DAY)
+    ends = list(accumulate(rng.expovariate(1 / rng.uniform(1700, 3200)) for _ in range(200)))
+
+    def files(t: float) -> int:
+        return bisect_right(ends, t) - bisect_right(ends, t - (t - night) % DAY)
+
+    return long(seed, other=lambda t: each * files(t), other_in="shared", load=diurnal(3, 14))
+
+
+def _touched_lazily(seed: int) -> Series:
+    """A pool that its ledger counts whole from the start: the kernel gives its pages when they are
+    first written, hours later."""
+    rng = random.Random(seed)
+    load, size = diurnal(3, 16), rng.uniform(150, 245) * MIB
+    worked, touches = summed(load), rng.uniform(1, 9) * HOUR * 9
     return long(
         seed,
-        malloc=False,
-        other=lambda t: (
-            0.0 if pressure.on(t) else height * (1 - math.exp(-pressure.since(t) / tau))
-        ),
-        load=lambda t: 11,
-    )
-
-
-def _paced_collector(seed: int) -> Series:
-    """A runtime that collects whenever its heap is twice what was alive: by day more is."""
-    rng = random.Random(seed)
-    load, each = diurnal(4, 24), rng.uniform(2.5, 4.8) * MIB
-    # Its period is none of the samples' interval: they meet the heap at any height.
-    every = rng.uniform(97, 610)
-    return long(
-        seed, malloc=False, other=lambda t: each * load(t) * (1 + t % every / every), load=load
-    )
-
-
-def _chunked_tier(seed: int) -> Series:
-    """A tier that takes whole chunks and keeps them; its ledger says what they hold."""
-    rng = random.Random(seed)
-    bound, chunk = rng.uniform(0.7, 1.2) * GIB, rng.choice((64, 96, 128)) * MIB
-    tau, turns = rng.uniform(1, 7) * HOUR, rng.uniform(1.5, 6) * HOUR
-
-    def filled(t: float) -> float:
-        return bound * (1 - math.exp(-t / tau))
-
-    def used(t: float) -> float:
-        return filled(t) * (0.96 + 0.04 * math.cos(2 * math.pi * t / turns))
-
-    return long(
-        seed,
-        other=lambda t: chunk * math.ceil(filled(t) / chunk),
+        other=lambda t: size * (1 - math.exp(-worked(t) / touches)),
         other_in="anonymous_other",
-        ledger=used,
-        ledger_bound=int(bound),
-        load=diurnal(5, 22),
+        ledger=flat(size),
+        ledger_bound=int(size),
+        load=load,
     )
 
 
-def _split_huge_pages(seed: int) -> Series:
-    """Half used huge pages are made in the background, and split as soon as memory is short."""
+def _hosted_blocks(seed: int) -> Series:
+    """A store of all engines puts its blocks where there is room: here, where hardly anybody asks
+    for anything. They go when their leases end."""
     rng = random.Random(seed)
-    made = Spells(rng, (0.4 * HOUR, 7 * HOUR), (0.7 * HOUR, 6 * HOUR))
-    height, rise = rng.uniform(110, 230) * MIB, rng.uniform(600, 4800)
+    points = [(0.0, 0.0)]
+    while points[-1][0] < 2 * DAY:
+        at = points[-1][0] + rng.uniform(0.2, 4) * HOUR
+        points.append((at, rng.uniform(0.05, 0.95) * GIB))
+    return ledgered(
+        long, seed, path(points), GIB, other_in="anonymous_other", load=lambda t: 2 * (t % 900 < 90)
+    )
+
+
+CPUS, UNCOUNTED = 72, 9 * MIB
+"""A CPU may keep twice as many pages of 64 KiB to itself as there are CPUs."""
+
+
+def _uncounted_pages(seed: int) -> Series:
+    """The kernel counts a process's pages on each CPU and adds them up at times: what is read is
+    wrong by what the CPUs have not told, as threads move between them."""
+    rng = random.Random(seed)
+    told, untold = [rng.uniform(-1, 1) for _ in range(CPUS)], [0.0]
+    times = list(accumulate(rng.expovariate(1 / rng.uniform(20, 90)) for _ in range(9000)))
+    for _ in times:
+        cpu, now = rng.randrange(CPUS), rng.uniform(-1, 1)
+        untold.append(untold[-1] + UNCOUNTED * (now - told[cpu]))
+        told[cpu] = now
     return long(
         seed,
-        other=lambda t: height * min(1.0, made.since(t) / rise) * made.on(t),
+        other=lambda t: untold[bisect_right(times, t)],
         other_in="anonymous_other",
+        noise=12 * MIB,
         load=diurnal(4, 18),
     )
 
 
-def _staged_downloads(seed: int) -> Series:
-    """Weights come into a file system in memory, and go when they are read; the parts of a download
-    that failed lie there until they are tidied up."""
+def _beating_collectors(seed: int) -> Series:
+    """The ranks of one engine collect in nearly the same time: they begin together, drift apart,
+    and meet again after hours."""
     rng = random.Random(seed)
-    tidied, at, files = rng.uniform(3, 6) * HOUR, 0.0, []
-    while at < 2 * DAY:
-        at += rng.uniform(1, 6) * HOUR
-        takes, size = rng.uniform(120, 1200), rng.uniform(90, 420) * MIB
-        if rng.random() < 0.3:
-            failed = rng.uniform(0.2, 0.8)
-            whole = at + failed * takes
-            files.append((at, whole, failed * size, tidied * math.ceil(whole / tidied)))
-        else:
-            files.append((at, at + takes, size, at + takes + rng.uniform(60, 400)))
-
-    def staged(t: float) -> float:
-        return sum(
-            size * min(1.0, (t - at) / (whole - at))
-            for at, whole, size, gone in files
-            if at <= t < gone
-        )
-
-    return long(seed, other=staged, other_in="shared", load=lambda t: 10)
+    count, period = rng.choice((4, 8)), rng.uniform(300, 1000)
+    height = rng.uniform(160, 300) * MIB / count
+    ranks = [sawtooth(height, period * rng.uniform(0.97, 1.03)) for _ in range(count)]
+    return long(
+        seed,
+        other=lambda t: sum(garbage(t) for garbage in ranks),
+        other_in="python_objects",
+        collects=1.03 * period,
+        load=flat(12),
+    )
 
 
 FAMILIES: dict[str, Build] = {
-    "forked child": _forked_child,
-    "recycled workers": _recycled_workers,
-    "executor threads": _executor_threads,
-    "pinned heap top": _pinned_heap_top,
-    "timed collections": _timed_collections,
-    "radix tree": _radix_tree,
-    "lazily freed": _lazily_freed,
-    "paced collector": _paced_collector,
-    "chunked tier": _chunked_tier,
-    "split huge pages": _split_huge_pages,
-    "staged downloads": _staged_downloads,
+    "incremental collector": _incremental_collector,
+    "resized pod": _resized_pod,
+    "suffix trees": _suffix_trees,
+    "unshared pages": _unshared_pages,
+    "raised threshold": _raised_threshold,
+    "settling heap": _settling_heap,
+    "spilled objects": _spilled_objects,
+    "metric files": _metric_files,
+    "touched lazily": _touched_lazily,
+    "hosted blocks": _hosted_blocks,
+    "uncounted pages": _uncounted_pages,
+    "beating collectors": _beating_collectors,
 }
