@@ -61,7 +61,7 @@ class Engine:
                 f"# TYPE vllm:num_requests_running gauge\n"
                 f"vllm:num_requests_running{label} {self.running}.0\n"
                 f"vllm:num_requests_waiting{label} 0.0\n"
-                f"vllm:kv_cache_usage_perc{label} 0.5\n"
+                f"vllm:kv_cache_usage_perc{label} {self.running / 4}\n"
                 f"vllm:generation_tokens_total{label} {steps}.0\n"
                 f"vllm:generation_tokens_created{label} 1.7e+09\n"
                 f"vllm:iteration_tokens_total_count{label} {steps}.0\n"
@@ -70,7 +70,7 @@ class Engine:
         return (
             f"sglang:num_running_reqs{label} {self.running}.0\n"
             f"sglang:num_queue_reqs{label} 0.0\n"
-            f"sglang:token_usage{label} 0.5\n"
+            f"sglang:token_usage{label} {self.running / 4}\n"
         )
 
 

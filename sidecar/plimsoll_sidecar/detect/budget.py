@@ -58,8 +58,8 @@ BELIEF_FADING, FADED = 0.65, 1.5
 """The same for growth that gets slower, within its trend or by this factor since the begin: it
 fills something up."""
 URGENT_S, URGENT_LEAST_S = 150.0, 30.0
-"""A budget that is spent sooner leaves no time for doubt, once the growth has lasted this long:
-a few large requests need much memory, but for seconds."""
+"""A budget that is spent sooner leaves no time for doubt, once the growth has lasted this long or
+has spent most of it: a few large requests need much memory, but for seconds."""
 PACE = 0.3
 """A forecast is urgent only while the last seconds keep up this share of the trend's pace."""
 FLOOR_S = 5.0
@@ -276,10 +276,11 @@ class BudgetWatch:
     def _urgent(self, latch: _Latch) -> bool:
         """Whether the budget goes so fast that there is no time for doubt. What one long step needs
         for itself is no growth yet."""
-        exhaustion = self.state.exhaustion_s
+        exhaustion, ratio = self.state.exhaustion_s, self.state.consumed_ratio or 0.0
         if exhaustion is None or exhaustion > URGENT_S or self._in_long_step:
             return False
-        return latch.lasted_s >= URGENT_LEAST_S and self._keeps_pace()
+        lasted = latch.lasted_s >= URGENT_LEAST_S or ratio >= REACTION_RATIO
+        return lasted and self._keeps_pace()
 
     def _life(self, latch: _Latch, growth: int) -> float:
         """How much of the engine's life the growth explains at its present pace: 1 for a steady

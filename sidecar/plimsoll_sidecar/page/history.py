@@ -30,14 +30,16 @@ class Point:
 class History:
     """Written by one thread, read by others.
 
-    When it is full every other point goes and the spacing doubles: the whole run stays visible.
+    When it is full every other point goes and the spacing doubles: the whole run stays visible. All
+    memory is taken at the begin: arrays that grow and shrink leave holes in the heap, for years.
     """
 
     def __init__(self, points: int = POINTS) -> None:
         self._points = points
         self._every, self._skipped = 1, 0
-        self._times = array("d")
-        self._values = array("q")
+        self._count = 0
+        self._times = array("d", [0.0]) * points
+        self._values = array("q", [UNKNOWN]) * (points * WIDTH)
         self._lock = threading.Lock()
 
     def add(self, at: float, seen: Assessment) -> None:
@@ -50,24 +52,26 @@ class History:
         row += [_baseline(seen.host), _baseline(seen.device)]
         row += [_growth(seen.host), _growth(seen.device)]
         with self._lock:
-            self._times.append(at)
-            self._values.extend(row)
-            if len(self._times) >= self._points:
+            self._times[self._count] = at
+            self._values[self._count * WIDTH : (self._count + 1) * WIDTH] = array("q", row)
+            self._count += 1
+            if self._count == self._points:
                 self._halve()
 
     def points(self) -> list[Point]:
         """All points, oldest first."""
         with self._lock:
-            times, values = list(self._times), list(self._values)
-        rows = [values[start : start + WIDTH] for start in range(0, len(values), WIDTH)]
+            times, values = self._times[: self._count], self._values[: self._count * WIDTH]
+        rows = (values[start : start + WIDTH].tolist() for start in range(0, len(values), WIDTH))
         return [_point(at, row) for at, row in zip(times, rows, strict=True)]
 
     def _halve(self) -> None:
-        kept = range(0, len(self._times), 2)  # the begin of the run stays
-        self._values = array(
-            "q", [v for i in kept for v in self._values[i * WIDTH : (i + 1) * WIDTH]]
-        )
-        self._times = array("d", [self._times[i] for i in kept])
+        self._count = (self._count + 1) // 2  # the begin of the run stays
+        for to in range(self._count):
+            self._times[to] = self._times[2 * to]
+            self._values[to * WIDTH : (to + 1) * WIDTH] = self._values[
+                2 * to * WIDTH : (2 * to + 1) * WIDTH
+            ]
         self._every *= 2
 
 

@@ -135,6 +135,12 @@ def test_what_a_long_step_needs_for_itself_is_no_leak(long_step: bool) -> None:
     assert (found == []) is long_step
 
 
+def test_a_budget_that_is_spent_in_seconds_is_not_waited_for() -> None:
+    leak = steady(64 * MIB, 200.0)
+    (line,) = confirmed(Series(duration=250.0, interval=0.25, leak=leak))[:1]
+    assert line.t - 200.0 <= 20.0
+
+
 def test_a_burst_of_seconds_is_not_urgent() -> None:
     def burst(t: float) -> float:
         return 260 * MIB * (t % 300) / 22 if t > 200 and t % 300 < 22 else 0.0
