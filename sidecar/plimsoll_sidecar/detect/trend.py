@@ -20,6 +20,8 @@ NOISE_FACTOR = 4.0
 """A rise counts from this multiple of the median deviation from the line."""
 THIRD_SHARE = 0.2
 """The middle and the last third of a trend each bring at least this share of its rise."""
+SLOW_SPAN_S = 1200.0
+"""A trend that held for so long is a slow one."""
 MIN_CONCLUSIVE = 0.3
 """Confidence is scaled down where a smaller share of the pairs has comparable load."""
 FADING = 0.7
