@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 FILE = "journal.sqlite"
 KEPT_INCIDENTS = 200
 BUSY_S = 5.0
+CACHE_KIB = 64
+"""Of the file in memory; by default SQLite keeps up to 2 MiB of it, page by page."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS incidents (
@@ -181,6 +183,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
