@@ -68,6 +68,11 @@ def path(points: list[tuple[float, float]]) -> Curve:
     return curve
 
 
+def last(times: list[float], t: float) -> float:
+    """The last of ``times``, which begin at nought and are in order, that has come at ``t``."""
+    return times[bisect_right(times, t) - 1]
+
+
 Span = tuple[float, float]
 """The least and the most of a time."""
 
@@ -88,4 +93,4 @@ class Spells:
 
     def since(self, t: float) -> float:
         """Seconds since the last one began or ended; at first since the start."""
-        return t - self._edges[bisect_right(self._edges, t) - 1]
+        return t - last(self._edges, t)

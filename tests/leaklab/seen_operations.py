@@ -11,7 +11,7 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 
 from cases import DAY, HOUR, Build
-from healthy_runs import Spells, long, short, summed, wandering
+from healthy_runs import Spells, last, long, short, summed, wandering
 from series import MIB, Series, diurnal
 
 
@@ -213,7 +213,7 @@ def _restored_snapshot(seed: int) -> Series:
     height, tau = rng.uniform(150, 235) * MIB, rng.uniform(600, 5400)
 
     def age(t: float) -> float:
-        return t - starts[bisect_right(starts, t) - 1]
+        return t - last(starts, t)
 
     return long(
         seed,

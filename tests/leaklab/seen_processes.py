@@ -11,7 +11,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from cases import DAY, HOUR, Build
-from healthy_runs import Spells, long, summed
+from healthy_runs import Spells, last, long, summed
 from series import GIB, MIB, Series, diurnal
 
 
@@ -39,7 +39,7 @@ def _recycled_workers(seed: int) -> Series:
     ]
 
     def grown(t: float) -> float:
-        return sum(t - those[bisect_right(those, t) - 1] for those in begins) / every
+        return sum(t - last(those, t) for those in begins) / every
 
     return long(
         seed, other=lambda t: height * grown(t), other_in="anonymous_other", load=lambda t: 14
@@ -112,7 +112,7 @@ def _radix_tree(seed: int) -> Series:
     flushes = [0.0, *accumulate(rng.uniform(5, 17) * HOUR for _ in range(12))]
 
     def nodes(t: float) -> float:
-        since = worked(t) - worked(flushes[bisect_right(flushes, t) - 1])
+        since = worked(t) - worked(last(flushes, t))
         return height * (1 - math.exp(-since / fills))
 
     return long(seed, other=nodes, other_in="python_objects", load=load)

@@ -10,7 +10,7 @@ import random
 from itertools import accumulate
 
 from cases import DAY, HOUR, Build
-from healthy_runs import Spells, long, short, summed
+from healthy_runs import Spells, last, long, short, summed
 from series import MIB, Series, diurnal
 
 
@@ -127,7 +127,7 @@ def _failed_starts(seed: int) -> Series:
     starts = [0.0, *accumulate(rng.uniform(0.3, 0.9) * loads_s for _ in range(tries))]
 
     def age(t: float) -> float:
-        return t - max(at for at in starts if at <= t)
+        return t - last(starts, t)
 
     return short(
         seed,

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from cases import DAY, HOUR, Build
-from healthy_runs import Spells, ledgered, long, path, summed
+from healthy_runs import Spells, last, ledgered, long, path, summed
 from series import GIB, MIB, Series, diurnal, flat, sawtooth
 
 
@@ -80,7 +80,7 @@ def _unshared_pages(seed: int) -> Series:
     ]
 
     def copied(t: float) -> float:
-        ages = ((tau, t - begins[bisect_right(begins, t) - 1]) for tau, begins in workers)
+        ages = ((tau, t - last(begins, t)) for tau, begins in workers)
         return shared * sum(1 - math.exp(-age / tau) for tau, age in ages)
 
     return long(seed, other=copied, other_in="anonymous_other", load=diurnal(4, 15))

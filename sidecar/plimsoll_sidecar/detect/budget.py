@@ -80,11 +80,12 @@ class BudgetWatch:
         self,
         point: Point,
         sizes: dict[Segment, int],
-        ready: bool | None = None,
-        in_long_step: bool = False,
+        ready: bool | None,
+        in_long_step: bool,
     ) -> None:
         """Takes in a sample's total and the sizes of its segments; ``ready`` is what the engine
-        says of itself, None where it says nothing."""
+        says of itself, None where it says nothing, and ``in_long_step`` that one step of it takes
+        unusually long."""
         self._in_long_step = in_long_step
         self._first_requests(point)
         if self.baseline is None:

@@ -59,8 +59,8 @@ class Trend:
     confidence: float
     noise: float
     bytes_per_request: float | None
-    busier: bool = False
-    fades: bool = False
+    busier: bool
+    fades: bool
 
 
 def not_busier(later: int | None, earlier: int | None) -> bool:
