@@ -98,7 +98,7 @@ class DecodeGraphs:
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
             known = ops.take(ids, sources, self._newest)
             logits = model.logits(model.forward(known, positions, step))
-            return logits.argmax(dim=-1), logits
+            return ops.argmax(logits), logits
 
         # Only padding: the rows of a trial write nothing to the pool.
         self._inputs.zero_()

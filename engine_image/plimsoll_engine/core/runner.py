@@ -111,8 +111,8 @@ class Runner(Forward):
         if logits is None:
             return None
         sampled = sample(logits, made) if tokens is None or not made.greedy else Sampled(tokens)
-        # A copy, because the next step may write where these are.
-        self.newest = self.group.broadcast(sampled.tokens.clone())
+        # A graph's own memory, maybe: whoever reads it is launched before the next replay is.
+        self.newest = self.group.broadcast(sampled.tokens)
         return sampled
 
     def _take_off(self, ending: list[Request], sampled: Sampled) -> Flight:

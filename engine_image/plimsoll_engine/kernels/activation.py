@@ -6,12 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+
 
 @triton.jit
-def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
+    let_next(OVERLAP)
+    after_last(OVERLAP)
     gate = tl.load(gate_up + row * 2 * size + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * size + column, mask=inside, other=0.0).to(tl.float32)
     product = gate / (1.0 + tl.exp(-gate)) * up
@@ -23,5 +27,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     block = min(triton.next_power_of_2(size), 2048)
-    _silu_mul[(rows, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=4)
+    _silu_mul[(rows, triton.cdiv(size, block))](
+        gate_up, out, size, BLOCK=block, num_warps=4, **overlap(gate_up.device)
+    )
     return out

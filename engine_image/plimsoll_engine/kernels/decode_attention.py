@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+
 NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
 TILE = 64
@@ -31,9 +33,10 @@ def _decode_attention(
     query, keys, values, tables, contexts, out, lse, scale, window, width,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    let_next(OVERLAP)
     context = tl.load(contexts + sequence)
     lowest = tl.maximum(context - window, 0)
     base = lowest // TILE * TILE
@@ -46,6 +49,7 @@ def _decode_attention(
     head = kv_head * GROUP + group
     here = (group[:, None] < GROUP) & (dims[None, :] < DIM)
     row = sequence * KV_HEADS * GROUP + head
+    after_last(OVERLAP)  # contexts and tables are older than the step's first kernel
     q = tl.load(query + row[:, None] * DIM + dims[None, :], mask=here, other=0.0)
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
@@ -81,7 +85,10 @@ def _decode_attention(
 @triton.jit
 def _join(
     parts, lse, out, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
+    let_next(OVERLAP)
+    after_last(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dims = tl.arange(0, DIM_PAD)
@@ -134,9 +141,10 @@ def decode_attention(
         GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), DIM=dim, DIM_PAD=dim_pad,
         PAGE=page, TILE=TILE, SPLITS=splits,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=3, **overlap(query.device),
     )  # fmt: skip
     if splits > 1:
         _join[(sequences * heads,)](
-            parts, lse, out, DIM=dim, DIM_PAD=dim_pad, SPLITS=splits, num_warps=2
-        )
+            parts, lse, out, DIM=dim, DIM_PAD=dim_pad, SPLITS=splits, num_warps=2,
+            **overlap(query.device),
+        )  # fmt: skip

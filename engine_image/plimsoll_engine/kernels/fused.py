@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from plimsoll_engine.kernels import activation, norm, rotary
+from plimsoll_engine.kernels import activation, argmax, norm, rotary
 from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
 from plimsoll_engine.kernels.prefill_attention import prefill_attention
@@ -148,7 +148,10 @@ class FusedOps:
         for rows, equal in groupby(whole):
             count = len(list(equal))
             part = out[first : first + count * rows].unflatten(0, (count, rows))
-            part.copy_(_causal(query, fresh.pairs, first, count, rows, scale))
+            found = _causal(query, fresh.pairs, first, count, rows, scale)
+            # One prompt's rows lie together on both sides: a plain copy, at the memory's speed.
+            for to, prompt in zip(part, found, strict=True):
+                to.copy_(prompt)
             first += count * rows
         return out
 
@@ -163,6 +166,9 @@ class FusedOps:
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return project(x, weight, bias, norm, eps, silu, into)
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return argmax.argmax(logits)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return activation.silu_mul(gate_up)

@@ -79,6 +79,10 @@ class Ops(Protocol):
         ``norm``; with ``silu`` then :meth:`silu_mul`. Added to ``into`` in place where given."""
         ...
 
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """int64 [rows]: the best column of each row, of equal ones the first."""
+        ...
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(first half) x second half of ``gate_up`` [rows, 2 * size]; [rows, size]."""
         ...

@@ -6,16 +6,21 @@ import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+
 
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x, residual, weight, out, rows, size, eps,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < size)
     at = row.to(tl.int64) * size + column
+    scale = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
+    let_next(OVERLAP)
+    after_last(OVERLAP)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
@@ -23,7 +28,6 @@ def _rms_norm(
         tl.store(residual + at, rounded, mask=inside)
         value = rounded.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, axis=1) / size + eps)[:, None]
-    scale = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
     tl.store(out + at, (value * inverse * scale).to(out.dtype.element_ty), mask=inside)
 
 
@@ -42,6 +46,6 @@ def rms_norm(
     _rms_norm[(triton.cdiv(rows, at_once),)](
         x, x if residual is None else residual, weight, out, rows, size, eps,
         ADD=residual is not None, ROWS=at_once, BLOCK=block,
-        num_warps=8 if block * at_once > 2048 else 4,
+        num_warps=8 if block * at_once > 2048 else 4, **overlap(x.device),
     )  # fmt: skip
     return out

@@ -11,13 +11,16 @@ import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+
 
 @triton.jit(do_not_specialize=["rows"])
 def _project(
     x, norm, weight, bias, out, rows, eps,
     COLUMNS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
+    let_next(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < rows
     total = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -29,16 +32,18 @@ def _project(
         inside = column < COLUMNS
         at = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
         both = here[:, None] & inside[None, :]
-        part = tl.load(weight + at, mask=both, other=0.0).to(tl.float32)
+        part = tl.load(weight + at, mask=both, other=0.0)
+        if SILU:
+            up = tl.load(weight + tl.cast(rows, tl.int64) * COLUMNS + at, mask=both, other=0.0)
+        if start == 0:
+            after_last(OVERLAP)
         value = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
         if NORM:
             squares += value * value
             value *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
-        total += part * value[None, :]
+        total += part.to(tl.float32) * value[None, :]
         if SILU:
-            up = weight + tl.cast(rows, tl.int64) * COLUMNS
-            part = tl.load(up + at, mask=both, other=0.0).to(tl.float32)
-            second += part * value[None, :]
+            second += up.to(tl.float32) * value[None, :]
     inverse = 1.0
     if NORM:
         inverse = tl.rsqrt(tl.sum(squares, axis=0) / COLUMNS + eps)
@@ -77,6 +82,6 @@ def project(
     _project[(triton.cdiv(rows, at_once),)](
         x, x if norm is None else norm, weight, x if bias is None else bias, out, rows, eps,
         COLUMNS=columns, NORM=norm is not None, BIAS=bias is not None, SILU=silu,
-        ADD=into is not None, ROWS=at_once, BLOCK=block, num_warps=4,
+        ADD=into is not None, ROWS=at_once, BLOCK=block, num_warps=4, **overlap(x.device),
     )  # fmt: skip
     return out

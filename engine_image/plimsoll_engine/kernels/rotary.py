@@ -10,13 +10,17 @@ import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])
-def _table(positions, inverse, out, half, BLOCK: tl.constexpr):
+def _table(positions, inverse, out, half, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < half
     frequency = tl.load(inverse + column, mask=inside, other=0.0)
+    let_next(OVERLAP)
+    after_last(OVERLAP)
     angle = tl.load(positions + token).to(tl.float32) * frequency
     tl.store(out + token * 2 * half + column, tl.cos(angle), mask=inside)
     tl.store(out + (token * 2 + 1) * half + column, tl.sin(angle), mask=inside)
@@ -24,16 +28,18 @@ def _table(positions, inverse, out, half, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rotated(
-    source, weight, cos, sin, eps, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr,
+    source, weight, cos, sin, eps, limit, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Both halves, rotated, of COUNT heads that begin at ``source``; with where they are."""
+    """Both halves, rotated, of COUNT heads that begin at ``source``; with where they are. Columns
+    from ``limit`` on count as zeros."""
     head = tl.arange(0, COUNT_PAD)[:, None]
     column = tl.arange(0, HALF_PAD)[None, :]
     inside = (head < COUNT) & (column < HALF)
     at = head * (2 * HALF) + column
-    left = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(source + at + HALF, mask=inside, other=0.0).to(tl.float32)
+    known = inside & (column < limit)
+    left = tl.load(source + at, mask=known, other=0.0).to(tl.float32)
+    right = tl.load(source + at + HALF, mask=known, other=0.0).to(tl.float32)
     if NORM:
         square = tl.sum(left * left + right * right, axis=1) / (2 * HALF)
         inverse = tl.rsqrt(square + eps)[:, None]
@@ -43,45 +49,50 @@ def _rotated(
     return left * cos - right * sin, right * cos + left * sin, at, inside
 
 
-@triton.jit(do_not_specialize=["second"], do_not_specialize_on_alignment=["slots"])
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
 def _rotate_and_store(
-    qkv, rotary, q_norm, k_norm, slots, query, keys, values, fresh, second, eps,
-    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr,
+    qkv, rotary, q_norm, k_norm, slots, query, keys, values, fresh_keys, fresh_values, tokens,
+    eps, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr,
     KV_HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
-    FRESH: tl.constexpr,
+    FRESH: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     dim: tl.constexpr = 2 * HALF
+    let_next(OVERLAP)
+    after_last(OVERLAP)
+    limit = tl.where(token < tokens, HALF, 0)  # a row of the tail is zeros
     source = qkv + token * (HEADS + 2 * KV_HEADS) * dim
     column = tl.arange(0, HALF_PAD)[None, :]
-    cos = tl.load(rotary + token * dim + column, mask=column < HALF, other=0.0)
-    sin = tl.load(rotary + token * dim + HALF + column, mask=column < HALF, other=0.0)
+    cos = tl.load(rotary + token * dim + column, mask=column < limit, other=0.0)
+    sin = tl.load(rotary + token * dim + HALF + column, mask=column < limit, other=0.0)
     left, right, at, inside = _rotated(
-        source, q_norm, cos, sin, eps, HEADS, HEADS_PAD, HALF, HALF_PAD, NORM
+        source, q_norm, cos, sin, eps, limit, HEADS, HEADS_PAD, HALF, HALF_PAD, NORM
     )
     to = query + token * HEADS * dim + at
     tl.store(to, left.to(query.dtype.element_ty), mask=inside)
     tl.store(to + HALF, right.to(query.dtype.element_ty), mask=inside)
-    slot = tl.load(slots + token).to(tl.int64)
+    slot = tl.load(slots + tl.minimum(token, tokens - 1)).to(tl.int64)
+    source += HEADS * dim
     left, right, at, inside = _rotated(
-        source + HEADS * dim, k_norm, cos, sin, eps, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
+        source, k_norm, cos, sin, eps, limit, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
     )
     left, right = left.to(keys.dtype.element_ty), right.to(keys.dtype.element_ty)
-    source += (HEADS + KV_HEADS) * dim
-    first = tl.load(source + at, mask=inside, other=0.0)
-    last = tl.load(source + at + HALF, mask=inside, other=0.0)
-    if slot >= 0:
+    source += KV_HEADS * dim
+    known = inside & (column < limit)
+    first = tl.load(source + at, mask=known, other=0.0)
+    last = tl.load(source + at + HALF, mask=known, other=0.0)
+    if (slot >= 0) & (token < tokens):
         place = slot * KV_HEADS * dim + at
         tl.store(keys + place, left, mask=inside)
         tl.store(keys + place + HALF, right, mask=inside)
         tl.store(values + place, first, mask=inside)
         tl.store(values + place + HALF, last, mask=inside)
     if FRESH:
-        own = fresh + token * KV_HEADS * dim + at
-        tl.store(own, left, mask=inside)
-        tl.store(own + HALF, right, mask=inside)
-        tl.store(own + second, first, mask=inside)
-        tl.store(own + second + HALF, last, mask=inside)
+        own = token * KV_HEADS * dim + at
+        tl.store(fresh_keys + own, left, mask=inside)
+        tl.store(fresh_keys + own + HALF, right, mask=inside)
+        tl.store(fresh_values + own, first, mask=inside)
+        tl.store(fresh_values + own + HALF, last, mask=inside)
 
 
 def table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -89,8 +100,9 @@ def table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     tokens, half = len(positions), len(inverse)
     out = torch.empty(tokens, 2 * half, dtype=torch.float32, device=positions.device)
     _table[(tokens,)](
-        positions, inverse, out, half, BLOCK=triton.next_power_of_2(half), num_warps=1
-    )
+        positions, inverse, out, half, BLOCK=triton.next_power_of_2(half), num_warps=1,
+        **overlap(positions.device),
+    )  # fmt: skip
     return out
 
 
@@ -113,19 +125,16 @@ def rotate_and_store(
     kv_heads, dim = keys.shape[1:]
     tokens = len(qkv)
     heads = qkv.shape[1] // dim - 2 * kv_heads
-    query = qkv.new_empty(tokens + (tail or 0), heads, dim)
-    fresh = None
-    if tail is not None:
-        fresh = keys.new_empty(2, tokens + tail, kv_heads, dim)
-        query[tokens:].zero_()
-        fresh[:, tokens:].zero_()
+    rows = tokens + (tail or 0)
+    query = qkv.new_empty(rows, heads, dim)
+    fresh = None if tail is None else keys.new_empty(2, rows, kv_heads, dim)
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
-    _rotate_and_store[(tokens,)](
+    _rotate_and_store[(rows,)](
         qkv, rotary, q_norm, k_norm, slots, query, keys, values,
-        keys if fresh is None else fresh, 0 if fresh is None else fresh.stride(0), eps,
+        *((keys, values) if fresh is None else fresh), tokens, eps,
         HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads),
         KV_HEADS=kv_heads, KV_HEADS_PAD=triton.next_power_of_2(kv_heads),
         HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norms is not None,
-        FRESH=fresh is not None, num_warps=4,
+        FRESH=fresh is not None, num_warps=4, **overlap(qkv.device),
     )  # fmt: skip
     return query, fresh

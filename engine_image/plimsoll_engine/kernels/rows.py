@@ -10,11 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+
 
 @triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["index"])
-def _rows(x, index, out, size, BLOCK: tl.constexpr):  # fmt: skip
+def _rows(x, index, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    let_next(OVERLAP)
+    after_last(OVERLAP)
     source = tl.load(index + row).to(tl.int64)
     value = tl.load(x + source * size + column, mask=column < size)
     tl.store(out + row * size + column, value, mask=column < size)
@@ -25,14 +29,20 @@ def rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     size = x.shape[1]
     out = x.new_empty(len(index), size)
     block = min(2048, triton.next_power_of_2(size))
-    _rows[(len(index), triton.cdiv(size, block))](x, index, out, size, BLOCK=block, num_warps=4)
+    _rows[(len(index), triton.cdiv(size, block))](
+        x, index, out, size, BLOCK=block, num_warps=4, **overlap(x.device)
+    )
     return out
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids", "sources"])
-def _take(ids, sources, newest, out, count, BLOCK: tl.constexpr):  # fmt: skip
+def _take(
+    ids, sources, newest, out, count, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
+):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
+    let_next(OVERLAP)
+    after_last(OVERLAP)
     source = tl.load(sources + at, mask=inside, other=-1)
     known = tl.load(ids + at, mask=inside, other=0).to(tl.int64)
     sampled = tl.load(newest + source, mask=source >= 0, other=0)
@@ -43,5 +53,7 @@ def take(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torc
     """``ids`` int32 [tokens], but ``newest`` int64 at ``sources`` int32 [tokens] where that is not
     negative; int64 [tokens]."""
     out = newest.new_empty(len(ids))
-    _take[(triton.cdiv(len(ids), 256),)](ids, sources, newest, out, len(ids), BLOCK=256)
+    _take[(triton.cdiv(len(ids), 256),)](
+        ids, sources, newest, out, len(ids), BLOCK=256, **overlap(ids.device)
+    )
     return out

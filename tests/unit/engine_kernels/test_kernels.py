@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from plimsoll_engine.kernels import decode_attention
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.interface import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -72,8 +73,10 @@ def plan_of(
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(17)
+    if DEVICE.type == "cpu":  # the interpreter runs one program after the other
+        monkeypatch.setattr(decode_attention, "PROGRAMS", 24)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
@@ -223,16 +226,30 @@ def test_whole_prompts_of_the_library(rotates: bool) -> None:
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
 def test_parts_of_a_context_are_joined(splits: int) -> None:
-    from plimsoll_engine.kernels.decode_attention import decode_attention
-
     plan = plan_of([(1, 1), (700, 1), (64, 1)], 2, 16, torch.float32)
     query = draw(3, 4, 16)
     found = torch.full_like(query, float("nan"))
-    decode_attention(
+    decode_attention.decode_attention(
         query, plan.keys[0], plan.values[0], plan.tables, plan.contexts, PAGE, 0.3, None, found,
         splits,
     )  # fmt: skip
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 7), (3, 4096), (2, 20_011)])
+def test_the_best_column(rows: int, columns: int) -> None:
+    x = draw(rows, columns, dtype=NARROW)
+    x[-1] = x[-1].round()  # many are equal: the first of them counts
+    assert torch.equal(FUSED.argmax(x), REFERENCE.argmax(x))
+
+
+def test_a_row_without_a_best_column_has_a_column() -> None:
+    x = torch.full((3, 9000), float("nan"), device=DEVICE)
+    x[1] = float("-inf")
+    x[2, 5000:] = 1.0
+    found = FUSED.argmax(x).tolist()
+    assert 0 <= min(found[:2]) <= max(found[:2]) < 9000
+    assert found[2] == 5000
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])

@@ -1,0 +1,40 @@
+"""One kernel begins while the one ahead of it ends: programmatic dependent launch, from Hopper on.
+
+Decoding one request is two hundred kernels of some microseconds each: what the device waits between
+them counts. A kernel that is launched so runs as soon as all programs of the one ahead have begun.
+It may read at once what never changes, the weights; then it waits until the kernel ahead has ended,
+and only after that does it read what others wrote, or write anything.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+HOPPER = (9, 0)
+
+
+@cache
+def overlap(device: torch.device) -> dict[str, bool]:
+    """How a kernel is launched on ``device``: it overlaps where the device can."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
+        return {}
+    return {"OVERLAP": True, "launch_pdl": True}
+
+
+@triton.jit
+def let_next(OVERLAP: tl.constexpr):
+    """The next kernel may begin."""
+    if OVERLAP:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def after_last(OVERLAP: tl.constexpr):
+    """The kernel ahead has ended, and all that it wrote is seen."""
+    if OVERLAP:
+        gdc_wait()
