@@ -107,7 +107,7 @@ def main() -> None:
         "report_p50_s": round(statistics.median(books.reports_s), 6),
         "audit_p50_s": round(statistics.median(books.audits_s), 6),
     }
-    bench.engine.close()
+    bench.close()
     samples = {"plain_s": plain, "kept_s": kept}
     if flags.scale == 1.0:
         publish(flags.name, figures, samples, folder=flags.out)
