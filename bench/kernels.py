@@ -79,6 +79,7 @@ def plan_of(sequences: int, context: int, new: int) -> StepPlan:
         starts=torch.arange(0, (sequences + 1) * new, new, dtype=torch.int32, device=DEVICE),
         decodes=sequences if new == 1 else 0,
         longest=new,
+        context_limit=context,
     )
 
 

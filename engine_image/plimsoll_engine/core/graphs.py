@@ -92,7 +92,7 @@ class DecodeGraphs:
         tables = self._inputs[FIELDS * size : (FIELDS + self._width) * size]
         step = StepPlan(
             keys, values, self._block_size, slots, tables.view(size, self._width), contexts,
-            self._starts[: size + 1], decodes=size,
+            self._starts[: size + 1], decodes=size, context_limit=self._width * self._block_size,
         )  # fmt: skip
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:

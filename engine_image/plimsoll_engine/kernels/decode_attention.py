@@ -25,9 +25,12 @@ TILE, WIDE_TILE = 64, 128
 WIDE_BYTES = 256
 """Of a row of keys: with longer ones two wide tiles do not fit into the memory of a processor."""
 MAX_SPLITS = 32
+SHORT = 8192
+"""Tokens that one program may walk alone while the others have ended: 4 MiB of them, at the some
+25 GB/s that one program reads, are .2 ms."""
 SOME, MANY = 256, 1024
 PROGRAMS = 1536
-"""Where there are few, so many are started at least, as far as the contexts allow it."""
+"""Otherwise so many are started at least, as far as the contexts allow it."""
 
 
 class Cut(NamedTuple):
@@ -37,18 +40,19 @@ class Cut(NamedTuple):
     splits: int
 
 
-def cut_for(sequences: int, kv_heads: int, row_bytes: int) -> Cut:
-    """The same for a captured batch size.
+def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
+    """The same for a captured batch size; ``limit`` is the most tokens of a context, 0 if unknown.
 
     By times on an H200, contexts of 300 to 1,700 tokens. From 128 sequences of 8 kv heads on, one
     program each is at 99 to 102 % of the copy bandwidth, parts cost 7 %. Fewer programs run all at
     once and end with the longest: wider tiles, two programs a processor instead of four, even that
-    out (64 sequences: 62 us, with parts of narrow ones 70). With few sequences latency counts.
+    out (64 sequences: 62 us, with parts of narrow ones 70). With few sequences latency counts, and
+    where one context may be a hundred times as long as the others, what it takes alone: parts.
     """
     programs = sequences * kv_heads
-    if programs >= MANY:
+    if 0 < limit <= SHORT and programs >= MANY:
         return Cut(TILE, 1)
-    if programs >= SOME and row_bytes <= WIDE_BYTES:
+    if 0 < limit <= SHORT and programs >= SOME and row_bytes <= WIDE_BYTES:
         return Cut(WIDE_TILE, 1 if 2 * programs >= MANY else 2)
     wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
     return Cut(TILE, min(MAX_SPLITS, int(wanted)))
@@ -142,15 +146,17 @@ def decode_attention(
     scale: float,
     window: int | None,
     out: torch.Tensor,
+    limit: int = 0,
     cut: Cut | None = None,
 ) -> None:
     """Write to ``out`` the attention of ``query`` [sequences, heads, dim] over ``keys`` and
     ``values`` [slots, kv heads, dim]. ``tables`` [sequences, width] are numbers of blocks of
-    ``page`` tokens, ``contexts`` [sequences] the tokens in them; a context of 0 gives zeros."""
+    ``page`` tokens, ``contexts`` [sequences] the tokens in them; a context of 0 gives zeros.
+    ``limit`` is :func:`cut_for`'s."""
     sequences, heads, dim = query.shape
     kv_heads = keys.shape[1]
     dim_pad = triton.next_power_of_2(dim)
-    tile, splits = cut or cut_for(sequences, kv_heads, dim_pad * keys.element_size())
+    tile, splits = cut or cut_for(sequences, kv_heads, dim_pad * keys.element_size(), limit)
     parts, lse = out, contexts
     if splits > 1:
         shape = sequences, heads, splits, dim

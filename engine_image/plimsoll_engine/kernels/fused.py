@@ -131,7 +131,7 @@ class FusedOps:
         if plan.decodes:
             decode_attention(
                 query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
-                scale, window, out,
+                scale, window, out, plan.context_limit,
             )  # fmt: skip
         whole = _whole(plan) if window is None else ()
         end = len(plan.contexts) - len(whole)

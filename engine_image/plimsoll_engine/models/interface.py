@@ -43,7 +43,8 @@ class StepPlan:
     whose whole context is in the step, shortest first. ``derived`` is the backend's own: what it
     computes once a step, or has of a layer's rows until it attends to them. ``attended`` holds for
     each sequence what its rows attend to beside the pool, in models with an encoder for that;
-    ``adapters`` are those of its requests, if any.
+    ``adapters`` are those of its requests, if any. ``context_limit`` is the most tokens that a
+    context of this engine may have, 0 where nobody has said.
     """
 
     keys: torch.Tensor
@@ -59,6 +60,7 @@ class StepPlan:
     derived: Any = None
     attended: list[tuple[int, torch.Tensor]] | None = None
     adapters: StepAdapters | None = None
+    context_limit: int = 0
 
 
 class Model(Protocol):

@@ -231,29 +231,32 @@ def test_parts_of_a_context_are_joined(cut: tuple[int, int]) -> None:
     found = torch.full_like(query, float("nan"))
     decode_attention.decode_attention(
         query, plan.keys[0], plan.values[0], plan.tables, plan.contexts, PAGE, 0.3, None, found,
-        decode_attention.Cut(*cut),
+        cut=decode_attention.Cut(*cut),
     )  # fmt: skip
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5
 
 
 @pytest.mark.parametrize(
-    ("sequences", "kv_heads", "row_bytes", "cut"),
+    ("sequences", "kv_heads", "row_bytes", "limit", "cut"),
     [
-        (1, 8, 256, (64, 32)),
-        (16, 8, 256, (64, 16)),
-        (32, 8, 256, (128, 2)),
-        (64, 8, 256, (128, 1)),
-        (64, 8, 512, (64, 4)),
-        (128, 8, 256, (64, 1)),
-        (256, 4, 512, (64, 1)),
+        (1, 8, 256, 4096, (64, 32)),
+        (16, 8, 256, 4096, (64, 16)),
+        (32, 8, 256, 4096, (128, 2)),
+        (64, 8, 256, 8192, (128, 1)),
+        (64, 8, 256, 8193, (64, 4)),
+        (64, 8, 256, 0, (64, 4)),
+        (64, 8, 512, 4096, (64, 4)),
+        (128, 8, 256, 4096, (64, 1)),
+        (128, 8, 256, 131_072, (64, 2)),
+        (256, 4, 512, 4096, (64, 1)),
     ],
 )
 def test_how_the_work_is_cut(
-    sequences: int, kv_heads: int, row_bytes: int, cut: tuple[int, int],
+    sequences: int, kv_heads: int, row_bytes: int, limit: int, cut: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(decode_attention, "PROGRAMS", 1536)
-    assert decode_attention.cut_for(sequences, kv_heads, row_bytes) == cut
+    assert decode_attention.cut_for(sequences, kv_heads, row_bytes, limit) == cut
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 7), (3, 4096), (2, 20_011)])
