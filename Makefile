@@ -40,7 +40,7 @@ lab: $(READY)
 
 test: $(READY) lab
 	$(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 25 -m 'not long'
-	TRITON_INTERPRET=1 $(PYTEST) tests/unit/engine_kernels
+	TRITON_INTERPRET=1 $(PYTEST) -n 3 tests/unit/engine_kernels
 
 test-unit: $(READY)
 	$(PYTEST) tests/unit
