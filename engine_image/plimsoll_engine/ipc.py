@@ -90,7 +90,8 @@ class Submit(msgspec.Struct, tag="submit"):
     tenants. ``arrived``: CLOCK_MONOTONIC seconds, one clock for all processes of a host; the
     request is dropped ``deadline_s`` seconds later. ``cache_salt``: only requests with an equal one
     share cached prefixes. ``media`` are in the order of the prompt; the receiver cache first lets
-    go of the keys in ``forget``. ``adapter`` is the number of a loaded one, 0 for none.
+    go of the keys in ``forget``. ``adapter`` is the number of a loaded one, 0 for none. ``attempt``
+    numbers the submissions of one request, and each of its tokens bears it.
     """
 
     request_id: str
@@ -105,6 +106,7 @@ class Submit(msgspec.Struct, tag="submit"):
     media: list[Media] = []
     forget: list[bytes] = []
     adapter: int = 0
+    attempt: int = 0
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -220,13 +222,15 @@ class Started(msgspec.Struct, array_like=True):
 
 class Token(msgspec.Struct, array_like=True):
     """One new token. ``finish_reason`` is ``stop`` or ``length`` on the last one. ``started``
-    comes with the first one that this worker makes."""
+    comes with the first one that this worker makes. ``attempt`` is the submission's: tokens of an
+    earlier one may still be under way when a request was taken back and submitted again."""
 
     request_id: str
     token_id: int
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
     started: Started | None = None
+    attempt: int = 0
 
 
 class Tokens(msgspec.Struct, tag="tokens"):

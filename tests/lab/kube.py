@@ -14,6 +14,8 @@ import yaml
 
 Document = dict[str, Any]
 T = TypeVar("T")
+RUN_S = 240
+"""More than any --timeout that kubectl is given: it says what it waited for, its end does not."""
 
 
 @dataclass
@@ -27,7 +29,7 @@ class Kube:
     def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         prefix = [*self.kubectl, f"--kubeconfig={self.kubeconfig}", f"-n={self.namespace}"]
         return subprocess.run(
-            [*prefix, *arguments], input=stdin, capture_output=True, text=True, timeout=120
+            [*prefix, *arguments], input=stdin, capture_output=True, text=True, timeout=RUN_S
         )
 
     def __call__(self, *arguments: str, stdin: str | None = None) -> str:

@@ -138,9 +138,10 @@ def namespace(kube: Kube, restricted: bool = False) -> Iterator[Kube]:
 
 
 def mounted(kube: Kube, claim: str, folder: Path) -> str:
-    """A read-only claim named ``claim`` on a folder of the node's host; its name.
+    """A read-only claim named ``claim`` on a folder of the node's host, bound; its name.
 
-    A PersistentVolume carries the hostPath: pods of a restricted namespace may not.
+    A PersistentVolume carries the hostPath: pods of a restricted namespace may not. A pod that comes
+    before its claim is bound may wait for the scheduler's next round for minutes.
     """
     volume = f"{kube.namespace}-{claim}"
     modes = ["ReadOnlyMany"]
@@ -171,6 +172,7 @@ def mounted(kube: Kube, claim: str, folder: Path) -> str:
             },
         },
     )
+    kube("wait", f"pvc/{claim}", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
     return claim
 
 

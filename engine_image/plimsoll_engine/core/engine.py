@@ -239,8 +239,9 @@ class Engine:
             request.append(token_id)
             self.counters.generation_tokens += 1
             reason = request.finish_reason(token_id, self.scheduler.max_model_len)
+            started, attempt = request.take_started(), request.attempt
             output.tokens.append(
-                Token(request.request_id, token_id, reason, logprobs, request.take_started())
+                Token(request.request_id, token_id, reason, logprobs, started, attempt)
             )
             if reason is not None:
                 self._end(request)

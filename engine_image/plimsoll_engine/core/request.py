@@ -52,6 +52,7 @@ class Request:
     pending: int = 0
     sampled_row: int = 0
     cached_tokens: int = 0
+    attempt: int = 0
     fetched: bool = False
     released: bool = False
 
@@ -70,6 +71,7 @@ class Request:
             media=submit.media,
             arrived=submit.arrived,
             deadline=None if submit.deadline_s is None else submit.arrived + submit.deadline_s,
+            attempt=submit.attempt,
         )
 
     def append(self, token_id: int) -> None:

@@ -287,6 +287,8 @@ class Engine:
             generation = self.requests.get(token.request_id)
             if generation is None or not generation.with_worker or generation.done:
                 continue  # released or parked while the token was under way
+            if token.attempt != generation.attempt:
+                continue  # parked and submitted again meanwhile: this one is made again
             if generation.started is None and token.started is not None:
                 generation.started = token.started
                 self.metrics.started(token.started)

@@ -72,8 +72,8 @@ class Generation:
 
     __slots__ = (
         "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "admission",
-        "ended", "finish_reason", "media", "output_ids", "parked", "prompt_ids", "request_id",
-        "sampling", "started", "times", "wake", "with_worker",
+        "attempt", "ended", "finish_reason", "media", "output_ids", "parked", "prompt_ids",
+        "request_id", "sampling", "started", "times", "wake", "with_worker",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +98,8 @@ class Generation:
         self.finish_reason: str | None = None
         self.parked = False
         self.with_worker = False  # the present worker was given it and has not ended it
+        self.attempt = 0
+        """The number of its last submission."""
         self.times = Times(arrived=time.monotonic())
         self.started: Started | None = None
         self._detokenizer = Detokenizer(decode)
@@ -166,7 +168,9 @@ class Generation:
         return delta
 
     def submission(self) -> Submit:
-        """What a worker must know to go on from here."""
+        """What a worker must know to go on from here, as a new attempt: tokens of an earlier one
+        are none of its own."""
+        self.attempt += 1
         return Submit(
             self.request_id,
             self.prompt_ids,
@@ -179,6 +183,7 @@ class Generation:
             cache_salt=self.admission.cache_salt,
             media=self.media,
             adapter=0 if self.admission.adapter is None else self.admission.adapter.number,
+            attempt=self.attempt,
         )
 
 

@@ -93,6 +93,27 @@ def test_drain_with_carry_parks_and_resume_goes_on(engine: Any, undisturbed: lis
     engine.clean()
 
 
+def test_tokens_of_before_a_park_are_not_taken_after_it(
+    engine: Any, undisturbed: list[Any]
+) -> None:
+    """The worker stands still in a step: it says that step's tokens once it goes on, and reads only
+    then that the requests were taken back and given to it again."""
+    worker = engine.worker_pid()
+    for number in range(5):
+        with engine.streams(STREAMS, TOKENS) as futures:
+            os.kill(worker, signal.SIGSTOP)
+            try:
+                engine.begin("drain", f"still-{number}", mode="carry")
+                engine.finish(f"still-{number}")
+                epoch = engine.status()["epoch"]
+                assert engine.admin("POST", "/resume", {"expected_epoch": epoch})[0] == 200
+            finally:
+                os.kill(worker, signal.SIGCONT)
+            found = [future.result(120) for future in futures]
+        assert_same(found, undisturbed)
+    engine.clean()
+
+
 @pytest.mark.parametrize("place", [0.25, 0.5, 0.75])
 def test_a_stop_string_over_the_seam(engine: Any, undisturbed: list[Any], place: float) -> None:
     """Held-back text and stop state live in the frontend, so a restart does not change the cut."""
