@@ -65,7 +65,7 @@ class Kube:
 
     def dump(self) -> str:
         """Pods, events and the ends of the logs of the namespace, for a failed test."""
-        parts = [self.run("get", "all,leases", "-o", "wide").stdout]
+        parts = [self.run("get", "all,leases,pvc", "-o", "wide").stdout]
         parts.append(self.run("get", "events", "--sort-by=.lastTimestamp").stdout[-6000:])
         for pod in self.run("get", "pods", "-o", "name").stdout.split():
             logs = self.run("logs", pod, "--all-containers", "--prefix", "--tail=60").stdout

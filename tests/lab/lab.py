@@ -140,8 +140,8 @@ def namespace(kube: Kube, restricted: bool = False) -> Iterator[Kube]:
 def mounted(kube: Kube, claim: str, folder: Path) -> str:
     """A read-only claim named ``claim`` on a folder of the node's host, bound; its name.
 
-    A PersistentVolume carries the hostPath: pods of a restricted namespace may not. A pod that comes
-    before its claim is bound may wait for the scheduler's next round for minutes.
+    A PersistentVolume carries the hostPath: pods of a restricted namespace may not. A pod that
+    comes before its claim is bound may wait for the scheduler's next round for minutes.
     """
     volume = f"{kube.namespace}-{claim}"
     modes = ["ReadOnlyMany"]
