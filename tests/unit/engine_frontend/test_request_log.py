@@ -68,11 +68,11 @@ def test_what_is_carried_is_what_runs() -> None:
     finished.push(ord("x"), "stop")
     failed.fail(RequestFailed("error", "why"))
     parked.parked = True
-    assert [g.submission() for g in carry.to_resubmit(log)] == [
-        Submit(
-            "a", [1, 2], Sampling(max_tokens=9, seed=4), [ord("x")], arrived=running.times.arrived
-        )
-    ]
+    sampling, arrived = Sampling(max_tokens=9, seed=4), running.times.arrived
+    for attempt in (1, 2):  # each submission has a number of its own
+        assert [g.submission() for g in carry.to_resubmit(log)] == [
+            Submit("a", [1, 2], sampling, [ord("x")], arrived=arrived, attempt=attempt)
+        ]
 
 
 def test_a_stop_string_over_two_tokens_ends_the_text_before_it() -> None:
