@@ -49,7 +49,6 @@ class Forward:
             self.kv.zero_()
         else:
             self.kv = memory.view(model.dtype).view(shape)
-        self._context_limit = 0
         self.newest: torch.Tensor | None = None
         """The tokens that the last step sampled, on the device; a request knows its row."""
 
@@ -70,7 +69,6 @@ class Forward:
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
         assert self.kv is not None
-        self._context_limit = max_blocks * self.block_size
         self.graphs = DecodeGraphs(self.model, self.kv, self.block_size, max_num_seqs, max_blocks)
         if not later:
             self.graphs.capture_first()
@@ -134,7 +132,7 @@ class Forward:
             longest=inputs.longest,
             fresh=inputs.fresh,
             adapters=adapters,
-            context_limit=self._context_limit,
+            context_limit=0 if self.graphs is None else self.graphs.context_limit,
         )
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)

@@ -58,6 +58,11 @@ class DecodeGraphs:
         self.nbytes = self._inputs.nbytes + self._starts.nbytes + self._newest.nbytes
 
     @property
+    def context_limit(self) -> int:
+        """The most tokens of a context that a captured step takes."""
+        return self._width * self._block_size
+
+    @property
     def missing(self) -> bool:
         return bool(self._missing)
 
@@ -92,7 +97,7 @@ class DecodeGraphs:
         tables = self._inputs[FIELDS * size : (FIELDS + self._width) * size]
         step = StepPlan(
             keys, values, self._block_size, slots, tables.view(size, self._width), contexts,
-            self._starts[: size + 1], decodes=size, context_limit=self._width * self._block_size,
+            self._starts[: size + 1], decodes=size, context_limit=self.context_limit,
         )  # fmt: skip
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:

@@ -50,9 +50,10 @@ def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
     where one context may be a hundred times as long as the others, what it takes alone: parts.
     """
     programs = sequences * kv_heads
-    if 0 < limit <= SHORT and programs >= MANY:
+    short = 0 < limit <= SHORT
+    if short and programs >= MANY:
         return Cut(TILE, 1)
-    if 0 < limit <= SHORT and programs >= SOME and row_bytes <= WIDE_BYTES:
+    if short and programs >= SOME and row_bytes <= WIDE_BYTES:
         return Cut(WIDE_TILE, 1 if 2 * programs >= MANY else 2)
     wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
     return Cut(TILE, min(MAX_SPLITS, int(wanted)))

@@ -17,6 +17,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FUSED: Ops = FusedOps()
 REFERENCE: Ops = ReferenceOps()
 PAGE = 16
+PROGRAMS = decode_attention.PROGRAMS
 TYPES = [
     pytest.param(torch.float32, 1e-5, id="float32"),
     pytest.param(torch.bfloat16, 8e-3, id="bfloat16"),
@@ -228,7 +229,7 @@ def test_whole_prompts_of_the_library(rotates: bool, monkeypatch: pytest.MonkeyP
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 8e-3
 
 
-@pytest.mark.parametrize("cut", [(64, 1), (64, 8), (128, 1), (128, 2)])
+@pytest.mark.parametrize("cut", [(64, 1), (64, 2), (64, 8), (64, 32), (128, 1), (128, 2)])
 def test_parts_of_a_context_are_joined(cut: tuple[int, int]) -> None:
     plan = plan_of([(1, 1), (700, 1), (64, 1)], 2, 16, torch.float32)
     query = draw(3, 4, 16)
@@ -259,7 +260,7 @@ def test_how_the_work_is_cut(
     sequences: int, kv_heads: int, row_bytes: int, limit: int, cut: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(decode_attention, "PROGRAMS", 1536)
+    monkeypatch.setattr(decode_attention, "PROGRAMS", PROGRAMS)
     assert decode_attention.cut_for(sequences, kv_heads, row_bytes, limit) == cut
 
 
