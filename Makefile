@@ -3,7 +3,8 @@
 #
 #   make demo       a leak, its incident and its cure on this machine: CPU, no cluster
 #   make test       every test that this machine can run
-#   make check      format, lint, types, import direction, generated files
+#   make test-engines  real vLLM and SGLang under the supervisor; writes docs/conformance.md
+#   make check      format, lint, types, import direction, generated files, prose (needs Go, once)
 #   make docs-check links, commands, manifests, tables, dashboards and alerts of the documents
 #   make cluster    a real one-node Kubernetes for a person (root, Debian)
 
@@ -12,20 +13,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/pytest
+# The tests start hundreds of Python processes: each would compile torch and its friends again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-long test-gpu check docs-check tour format generate lock lab cluster cluster-down clean
+.PHONY: help setup demo test test-unit test-long test-next engines test-engines test-gpu check audit docs-check tour format generate lock lab cluster cluster-down clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
 
-$(READY): requirements/dev.txt pyproject.toml
+$(READY): requirements/dev.txt pyproject.toml faults/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python >= 3.11 is needed; name one with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable . --editable ./faults
 	@touch $@
 
 setup: $(READY)
@@ -48,6 +51,24 @@ test-unit: $(READY)
 test-long: $(READY) lab
 	$(PYTEST) -m long --timeout 3600
 
+# The CPU tests on the newest stack (requirements/stack-next.in), in an environment of its own.
+NEXT := .venv-next
+test-next: $(READY)
+	$(PYTHON) -m venv $(NEXT)
+	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --compile-bytecode --require-hashes -r requirements/stack-next.txt
+	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --no-deps --editable . --editable ./faults
+	$(NEXT)/bin/pytest -n 3 --dist loadscope -m 'not long' tests/unit tests/integration/engine
+	TRITON_INTERPRET=1 $(NEXT)/bin/pytest -n 3 tests/unit/engine_kernels
+
+# Real vLLM without a GPU: some 6 GB below PLIMSOLL_ENGINES (~/.cache/plimsoll-engines). Its Python
+# is 3.12; PLIMSOLL_ENGINES_PYTHON names another interpreter.
+engines: $(READY)
+	$(BIN)/python -m tests.conformance.setup
+
+test-engines: engines
+	$(PYTEST) tests/conformance -x
+
 test-gpu: $(READY)
 	$(PYTEST) tests/gpu
 
@@ -56,10 +77,16 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python requirements/declared.py
 	$(BIN)/python -m plimsoll_api.generate --check
 	$(BIN)/python -m docs.generate --check
 	$(BIN)/python -m dashboards.generate --check
 	$(BIN)/python charts/generate.py --check
+	$(BIN)/python -m docs.prose
+
+# Known vulnerabilities of the locked versions. Needs PyPI itself: a mirror has no database of them.
+audit: $(READY)
+	$(BIN)/python requirements/audit.py
 
 docs-check: $(READY) lab
 	$(BIN)/python -m docs.check
@@ -80,12 +107,15 @@ generate: $(READY)
 
 # The lock names no registry host, so that a mirror can serve it.
 LOCK := $(BIN)/uv pip compile --quiet --no-emit-index-url --universal --python-version 3.11 \
-	--generate-hashes --custom-compile-command 'make lock' pyproject.toml
+	--generate-hashes --custom-compile-command 'make lock'
+PROJECT := $(LOCK) pyproject.toml -c requirements/dev.txt
 lock: $(READY)
-	$(LOCK) --all-extras -o requirements/dev.txt
-	$(LOCK) --extra operator -c requirements/dev.txt -o requirements/operator.txt
-	$(LOCK) --extra sidecar -c requirements/dev.txt -o requirements/sidecar.txt
-	$(LOCK) --extra engine -c requirements/dev.txt -o requirements/engine.txt
+	$(LOCK) pyproject.toml --all-extras -c requirements/stack.in -o requirements/dev.txt
+	$(PROJECT) --extra operator -o requirements/operator.txt
+	$(PROJECT) --extra sidecar -o requirements/sidecar.txt
+	$(PROJECT) --extra engine -o requirements/engine.txt
+	$(LOCK) requirements/stack-next.in -o requirements/stack-next.txt
+	$(LOCK) requirements/build.in -o requirements/build.txt
 
 cluster: $(READY) lab
 	$(BIN)/python -m tests.lab up
@@ -94,4 +124,4 @@ cluster-down: $(READY)
 	$(BIN)/python -m tests.lab down
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-report
+	rm -rf $(VENV) $(NEXT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-report fuzz-findings

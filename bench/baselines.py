@@ -23,9 +23,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import precog
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+
+from bench import precog
 
 Array = NDArray[np.float64]
 Rule = Callable[[Array, Array, float, Any], Array]
@@ -83,7 +84,8 @@ def _slope(t: Array, x: Array, limit: float, span: float) -> Array:
     at, rows, axis = _windows(t, x, span, 30)
     centred = axis - axis.mean()
     slopes = rows @ centred / (centred @ centred)
-    return at[slopes > 10e6 / 3600]
+    fires: Array = at[slopes > 10e6 / 3600]
+    return fires
 
 
 def _mann_kendall(t: Array, x: Array, limit: float, choice: tuple[float, float, float]) -> Array:
@@ -97,7 +99,8 @@ def _mann_kendall(t: Array, x: Array, limit: float, choice: tuple[float, float, 
     score = np.sign(differences).sum(axis=1)
     z = (score - 1) / np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     slopes = np.median(differences / (axis[second] - axis[first]), axis=1)
-    return at[(z > least_z) & (slopes > least_slope)]
+    fires: Array = at[(z > least_z) & (slopes > least_slope)]
+    return fires
 
 
 def _page_hinkley(t: Array, x: Array, limit: float, choice: tuple[float, float]) -> Array:
@@ -136,7 +139,8 @@ def _lbr(t: Array, x: Array, limit: float, choice: tuple[float, float]) -> Array
         slope, r2 = cov / vt, cov * cov / (vt * vy)
         left = (limit - x[points - 1 :]) / np.maximum(slope, 1e-9)
         fires[points - 1 :] |= (slope > 0) & (r2 >= least_r2) & (left <= horizon)
-    return t[fires]
+    fired: Array = t[fires]
+    return fired
 
 
 def _buckets(t: Array, x: Array, limit: float, choice: tuple[float, int]) -> Array:
@@ -151,7 +155,8 @@ def _buckets(t: Array, x: Array, limit: float, choice: tuple[float, int]) -> Arr
     window = sliding_window_view(means, rising + 1)
     up = (np.diff(window, axis=1) > 0).all(axis=1)
     enough = window[:, -1] - window[:, 0] > 3 * spread[rising:]
-    return t[width - 1 : usable : width][rising:][up & enough]
+    fires: Array = t[width - 1 : usable : width][rising:][up & enough]
+    return fires
 
 
 BASELINES: dict[str, Baseline] = {

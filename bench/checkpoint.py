@@ -1,6 +1,6 @@
 """Checkpoints of real shapes with random weights, for benchmarks on machines without a network.
 
-    python bench/checkpoint.py --shape llama-8b OUT
+    python -m bench.checkpoint --shape llama-8b OUT
 
 The tensors have the names, shapes and type (bfloat16) of the real model's, drawn from N(0, 0.02²),
 so that loading, memory and speed are those of the real model; the text is noise. The tokenizer has
@@ -102,7 +102,7 @@ def write_weights(folder: Path, config: dict[str, Any], device: str) -> int:
             sizes.append(0)
         shards[-1].append(name)
         sizes[-1] += size
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         drawn = {name: _draw(shapes[name], device) for name in names}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -15,8 +14,7 @@ from typing import Any
 
 import aiohttp
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # the lab is part of the tests
-
+from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_operator.kinds import OWNED, SERVICE, Kind
 from tests.lab.lab import Lab, new_lab
 from tests.lab.operator import Operator, operator_kubeconfig
@@ -87,8 +85,8 @@ class Admin:
 def service(name: str, **spec: Any) -> dict[str, Any]:
     """An InferenceService without pods: the control plane is what is measured."""
     return {
-        "apiVersion": "plimsoll.dev/v1alpha1",
-        "kind": "InferenceService",
+        "apiVersion": API_VERSION,
+        "kind": SERVICE_KIND,
         "metadata": {"name": name},
         "spec": {"replicas": 0, "model": {"uri": "file:///models/none"}} | spec,
     }

@@ -1,11 +1,11 @@
 """Does the supervisor find leaks, and leave the healthy alone? And how do other rules do?
 
-    python bench/detection.py                       # test split; baselines tuned on development
-    python bench/detection.py --split development   # while the detector is being improved
-    python bench/detection.py --split seen          # the earlier test splits, seen since
-    python bench/detection.py --quick               # a smoke test of a minute
+    python -m bench.detection                       # test split; baselines tuned on development
+    python -m bench.detection --split development   # while the detector is being improved
+    python -m bench.detection --split seen          # the earlier test splits, seen since
+    python -m bench.detection --quick               # a smoke test of a minute
 
-Each labelled run of ``tests/leaklab`` goes through the sidecar's detector and governor in
+Each labelled run of ``leaklab`` goes through the sidecar's detector and governor in
 ``Recover``, by the code of ``plimsoll replay``, and through the rules of ``baselines.py``. A leak
 is found when an incident of its kind is confirmed after it began; a confirmation of anything else
 is false. Time is virtual. The figures are those of the test split only.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -24,22 +23,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from result import publish
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "leaklab"))
-
-import healthy
-import precog
-import recorded
-from baselines import BASELINES, alarms
-from cases import USUAL_PAUSE_S, Case, Split, leaks, named, negatives, saturation, stalls
-from detection_run import Run
-from detection_score import Verdict, f1, figures
-from triggered import triggers
-
-from plimsoll_api.supervision import Action, Mode, Supervision
+from bench import precog
+from bench.baselines import BASELINES, alarms
+from bench.detection_run import Run
+from bench.detection_score import Verdict, f1, figures
+from bench.result import publish
+from leaklab import healthy, recorded
+from leaklab.cases import USUAL_PAUSE_S, Case, Split, leaks, named, negatives, saturation, stalls
+from leaklab.triggered import triggers
+from plimsoll_api.supervision import Action, Mode, Stall, Supervision
 from plimsoll_cli.figures import percentile
-from plimsoll_sidecar.replay import Line, judge
+from plimsoll_sidecar.replay import ReplayLine, judge
 
 STALL_TIMEOUT_S = 30.0
 NICE = 5
@@ -49,11 +43,11 @@ PICTURES = Path(__file__).resolve().parents[1] / "docs" / "img"
 def ours(run: Run) -> tuple[Verdict, list[float]]:
     """What detector and governor make of the run, and when they confirmed."""
     case, verdict = run.case, run.verdict()
-    supervision = Supervision(mode=Mode.RECOVER, stall_timeout_s=STALL_TIMEOUT_S)
+    supervision = Supervision(mode=Mode.RECOVER, stall=Stall(timeout_s=STALL_TIMEOUT_S))
     lines = judge(run.samples, case.policy, supervision, case.series.interval, case.name)
     times = []
     for line in lines:
-        if not isinstance(line, Line):
+        if not isinstance(line, ReplayLine):
             break
         due = case.starts is not None and line.t >= case.starts
         if line.event == "confirmed":
@@ -214,7 +208,7 @@ def main() -> None:
             "runs": [asdict(verdict) for (verdict, _), _ in results],
         },
     )
-    from detection_plot import draw
+    from bench.detection_plot import draw
 
     draw(cases, results, choice, PICTURES)
 

@@ -9,8 +9,9 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from cases import Case
-from detection_run import Run
+
+from bench.detection_run import Run
+from leaklab.cases import Case
 
 MIB = 1 << 20
 INK, OURS, THEIRS, BUDGET = "#4b5563", "#dc2626", "#2563eb", "#111827"

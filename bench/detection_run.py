@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from cases import LIMIT, Case
-from detection_score import Verdict
-from series import GIB
 
-from plimsoll_sidecar.trace import Sample
+from bench.detection_score import Verdict
+from leaklab.cases import LIMIT, Case
+from leaklab.series import GIB
+from plimsoll_api.trace import Sample
 
 DEVICE_LIMIT = 80.0 * GIB
 

@@ -1,7 +1,7 @@
 """Throughput of the engine on one device: scheduler, model and sampling, without HTTP and text.
 
-    python bench/engine.py --shape 06b --workload mixed256
-    python bench/engine.py --shape all --workload all --name engine-h200
+    python -m bench.engine --shape 06b --workload mixed256
+    python -m bench.engine --shape all --workload all --name engine-h200
 
 Greedy, fixed output lengths, random token ids below 10,000, random weights. A set is: all requests
 submitted at once until the last has finished. One JSON line a set; figures are medians. Figures of
@@ -18,7 +18,6 @@ import gc
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,20 +25,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from result import RESULTS, publish
-from shapes import SHAPES, random_decoder
 
-from plimsoll_engine.core.blocks import BlockPool
-from plimsoll_engine.core.engine import Engine
+from bench.result import RESULTS, publish
+from bench.shapes import SHAPES, random_decoder
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.warmup import warm_up
-from plimsoll_engine.ipc import Sampling, Submit
 from plimsoll_engine.kernels.reference import ReferenceOps
-from plimsoll_engine.memory.lifecycle import GC_THRESHOLDS
+from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.memory.core_lifecycle import GC_THRESHOLDS
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.interface import StepPlan
-from plimsoll_engine.process_rules import frozen
+from plimsoll_engine.process.rules import frozen
 
 VOCABULARY = 10_000
 MAX_SEQS = 256
@@ -105,7 +104,7 @@ class Bench:
         blocks = MAX_SEQS * 2112 // BLOCK if device.type == "cuda" else 4096
         self.runner = Runner(self.model, blocks, BLOCK)
         scheduler = Scheduler(BlockPool(blocks, BLOCK), MAX_SEQS, budget, length)
-        self.engine = Engine(self.runner, scheduler)
+        self.engine = EngineCore(self.runner, scheduler)
         warm_up(self.engine)
         begun = time.perf_counter()
         self.runner.capture_graphs(MAX_SEQS, length // BLOCK)
@@ -133,7 +132,7 @@ class Bench:
         for name, (prompt, out) in zip(outputs, requests, strict=True):
             refused = engine.submit(Submit(name, prompt, Sampling(out, ignore_eos=True)))
             if refused is not None:
-                raise SystemExit(f"request refused: {refused.message}")
+                raise SystemExit(f"request refused: {refused}")
         while engine.has_work:
             output = engine.step()
             if between_steps is not None:
@@ -288,4 +287,4 @@ def earlier(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,7 @@
 """A fleet under one correlated leak, on a real control plane: does it stay orderly?
 
-    python bench/fleet.py                              # 2,000 supervisors for two minutes
-    python bench/fleet.py --services 10 --replicas 5 --seconds 30
+    python -m bench.fleet                              # 2,000 supervisors for two minutes
+    python -m bench.fleet --services 10 --replicas 5 --seconds 30
 
 Each simulated supervisor is the real recorder and the real slot Leases; what a governor would
 decide follows a script (open, confirmed, trimmed, waits for its slot, restarts, verified), begun at
@@ -23,16 +23,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from control_plane import NAMESPACE, Admin, Operator, control_plane, service, until
-from result import publish
-
+from bench.control_plane import NAMESPACE, Admin, control_plane, service, until
+from bench.result import publish
+from plimsoll_api.incident_record import Attribution, Reason
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision import RestartBudget, ServiceRef
 from plimsoll_operator.kinds import BY_KIND, INCIDENT, LEASE, POD, SERVICE
-from plimsoll_sidecar.act.slots import LeaseSlots
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.govern.incident import Attribution, Incident, Phase, Reason
-from plimsoll_sidecar.record.kube import KubeClient, KubeError
+from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.publisher import Publisher
+from tests.lab.operator import Operator
 
 WORKERS = 24
 SPREAD_S = 20.0
@@ -82,13 +84,13 @@ def life(fleet: Fleet, client: KubeClient, owner: ServiceRef, pod: str) -> Itera
     slots = LeaseSlots(client, NAMESPACE, (f"{owner.name}-restart-0",), pod)
     incident = Incident(
         name=f"{pod}-leak",
-        kind=Kind.HOST_GROWTH,
+        kind=IncidentKind.HOST_GROWTH,
         epoch="a:1",
         opened_at=time.time(),
         attribution=Attribution(segment=SEGMENT, bytes=1 << 28, confidence=0.99),
     )
 
-    def told(phase: Phase) -> Iterator[float]:
+    def told(phase: IncidentPhase) -> Iterator[float]:
         incident.phase = phase
         while True:
             try:
@@ -100,16 +102,21 @@ def life(fleet: Fleet, client: KubeClient, owner: ServiceRef, pod: str) -> Itera
                 fleet.failures[str(error.status)] += 1
                 yield dice.uniform(1.0, 3.0)
 
-    for phase in (Phase.OPEN, Phase.CONFIRMED, Phase.TRIMMING, Phase.AWAITING_SLOT):
+    for phase in (
+        IncidentPhase.OPEN,
+        IncidentPhase.CONFIRMED,
+        IncidentPhase.TRIMMING,
+        IncidentPhase.AWAITING_SLOT,
+    ):
         yield from told(phase)
         yield dice.uniform(1.0, 3.0)
     while slots.take(incident.name, POLICY) is not None:
         yield dice.uniform(4.0, 8.0)
-    for phase in (Phase.DRAINING, Phase.RESTARTING, Phase.VERIFYING):
+    for phase in (IncidentPhase.DRAINING, IncidentPhase.RESTARTING, IncidentPhase.VERIFYING):
         yield from told(phase)
         yield dice.uniform(0.5, 1.5)
     incident.reason, incident.ended_at = Reason.WORKER_RESTART, time.time()
-    yield from told(Phase.RESOLVED)
+    yield from told(IncidentPhase.RESOLVED)
     slots.release()
     fleet.restarts += 1
 
@@ -148,7 +155,7 @@ async def measure(lab: Any, account: Any, given: argparse.Namespace) -> dict[str
                 await admin.call("POST", SERVICE.path(NAMESPACE), body)
 
             async def there() -> bool:
-                return await admin.count(POD) >= wanted
+                return bool(await admin.count(POD) >= wanted)
 
             await until(there, "all pods exist", 600)
             services = await admin.call("GET", SERVICE.path(NAMESPACE))
@@ -158,7 +165,7 @@ async def measure(lab: Any, account: Any, given: argparse.Namespace) -> dict[str
             watching = asyncio.create_task(watcher.run(admin))
             began = time.monotonic()
             for number, pod in enumerate(pods[:wanted]):
-                name = pod["metadata"]["labels"]["plimsoll.dev/service"]
+                name = pod["metadata"]["labels"][SERVICE_LABEL]
                 owner = ServiceRef(name=name, namespace=NAMESPACE, uid=uids[name])
                 client = fleet.clients[number % WORKERS]
                 story = life(fleet, client, owner, pod["metadata"]["name"])

@@ -1,6 +1,6 @@
 """Each Triton kernel against its torch reference: error, and share of what the card can do.
 
-    python bench/kernels.py
+    python -m bench.kernels
 
 Ratios are of the copy bandwidth and of the bfloat16 matrix rate that the same run measures; bytes
 and operations are the fewest that the work needs. Inputs rotate, so that no run finds the last
@@ -12,19 +12,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from result import RESULTS, publish
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.result import RESULTS, publish
 from plimsoll_engine.kernels.fused import FusedOps
-from plimsoll_engine.kernels.interface import Ops
+from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
-from plimsoll_engine.models.interface import StepPlan
+from plimsoll_engine.kernels.step_plan import StepPlan
 
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
@@ -211,7 +212,7 @@ def main() -> None:
             expected = case.call(reference, 0).double()
             found = case.call(fused, 0).double()
             error = float((found - expected).norm() / expected.norm())
-            ms = milliseconds(lambda i, case=case: case.call(fused, i))
+            ms = milliseconds(partial(case.call, fused))
             ratio = case.work / ms * 1e3 / (product if case.is_flops else copy)
             figures[f"{case.name}_ratio"] = ratio
             figures[f"{case.name}_s"] = ms / 1e3

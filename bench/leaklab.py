@@ -1,7 +1,7 @@
 """The leak lab with real processes: each fault under real load, beside its real supervisor.
 
-    python bench/leaklab.py                      # all cases: some twenty minutes on two cores
-    python bench/leaklab.py --only append_list plain_shared --add   # into the result that is there
+    python -m bench.leaklab                      # all cases: some twenty minutes on two cores
+    python -m bench.leaklab --only append_list plain_shared --add   # into the result that is there
 
 Our engine on the CPU with each of its injected faults, and the plain Python engine with mechanisms
 of its own. For each case: what was expected, what the supervisor found, when, and what it did.
@@ -20,13 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from result import RESULTS, publish
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # the leak lab is part of the tests
-
+from bench.result import RESULTS, publish
+from leaklab.play import Played, plan_of, play
+from leaklab.real_cases import ENGINE_CASES, NOT_HERE, PLAIN_CASES, RealCase
 from plimsoll_cli.local import model
-from tests.leaklab.play import Played, plan_of, play
-from tests.leaklab.real_cases import ENGINE_CASES, NOT_HERE, PLAIN_CASES, RealCase
 
 PLAIN_AT_ONCE, ENGINES_AT_ONCE = 5, 3
 
@@ -37,7 +34,7 @@ async def make_models(root: Path, names: set[str]) -> dict[str, Path]:
         if name == "tiny":
             await model.make_tiny(folder)
         else:
-            program = [sys.executable, "-m", "plimsoll_engine.models.tiny_media", name, str(folder)]
+            program = [sys.executable, "-m", "plimsoll_faults.models.tiny_media", name, str(folder)]
             await asyncio.to_thread(subprocess.run, program, check=True, timeout=120)
     return models
 

@@ -1,8 +1,8 @@
 """Real hours of healthy, noisy processes under real supervisors that may restart them.
 
-    python bench/leaklab_hours.py --minutes 45
+    python -m bench.leaklab_hours --minutes 45
 
-Each process of ``tests/leaklab`` (the plain engine with each of its healthy mechanisms, and two of
+Each process of ``leaklab`` (the plain engine with each of its healthy mechanisms, and two of
 our engines on the CPU, one nearly idle and one with bursts of streams) runs beside its own
 supervisor in mode ``Recover``. Writes what the supervisors opened, confirmed and did to
 ``leaklab-hours.json``, and the memory that they saw, thinned out, to ``leaklab-noise.json``: noise
@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -25,17 +24,15 @@ from typing import Any
 
 import httpx
 import msgspec
-from result import RESULTS, publish
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # the leak lab is part of the tests
-
+from bench.result import RESULTS, publish
+from leaklab import replicas
+from leaklab.mechanisms import HEALTHY
+from leaklab.play import disruptions
+from leaklab.replicas import Policy
+from plimsoll_api.state import View
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
-from plimsoll_sidecar.record.view import View
-from tests.leaklab import replicas
-from tests.leaklab.mechanisms import HEALTHY
-from tests.leaklab.play import disruptions
-from tests.leaklab.replicas import Policy
 
 BUDGET_MIB = 256
 POLICY = Policy(growth_mib=BUDGET_MIB, warmup="30s", stall="30s", interval_s=1.0)

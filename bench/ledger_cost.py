@@ -1,6 +1,6 @@
 """What keeping the books costs: sets of work with the worker's reports and audits, and without.
 
-    python bench/ledger_cost.py --shape 06b --workload decode256 --name ledger-cost-h200
+    python -m bench.ledger_cost --shape 06b --workload decode256 --name ledger-cost-h200
 
 A worker reports its memory, the driver's figures and its ledger each half second, and is audited
 when the supervisor asks, which is each few seconds at the most. Here both happen between the steps
@@ -18,16 +18,16 @@ import time
 from pathlib import Path
 
 import torch
-from engine import WORKLOADS, Bench, workload
-from result import RESULTS, publish
-from shapes import SHAPES
 
+from bench.engine import WORKLOADS, Bench, workload
+from bench.result import RESULTS, publish
+from bench.shapes import SHAPES
 from plimsoll_api.admin import MemoryKind, Role
-from plimsoll_engine.collector import FullCollections
-from plimsoll_engine.host_memory import PythonObjects, process_memory
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.device import device_memory
+from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.host_memory import PythonObjects, process_memory
 from plimsoll_engine.worker.main import REPORT_INTERVAL_S
 
 AUDIT_INTERVAL_S = 2.0

@@ -1,7 +1,7 @@
 """The operator on many InferenceServices, on a real control plane of this machine.
 
-    python bench/operator_scale.py                    # 100, 1,000, then 5,000
-    python bench/operator_scale.py --add 5000         # one of them, beside what there is
+    python -m bench.operator_scale                    # 100, 1,000, then 5,000
+    python -m bench.operator_scale --add 5000         # one of them, beside what there is
 
 The figures are those of 1,000, and some of 5,000 by their own names; ``samples`` has one row for
 each size, for docs/scale.md. It brings its control planes up and takes them down again. (It is not
@@ -21,10 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from control_plane import (
+from bench.control_plane import (
     NAMESPACE,
     Admin,
-    Operator,
     all_made,
     control_plane,
     create,
@@ -32,9 +31,9 @@ from control_plane import (
     settled,
     until,
 )
-from result import RESULTS, publish
-
+from bench.result import RESULTS, publish
 from plimsoll_operator.kinds import BY_KIND, SERVICE
+from tests.lab.operator import Operator
 
 CHANGES = 50
 STEADY_S = 30.0

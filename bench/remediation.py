@@ -1,7 +1,7 @@
 """Remediations under load: two replicas that leak, restarted again and again. Does a client notice?
 
-    python bench/remediation.py                            # 50 restarts, 100,000 requests
-    python bench/remediation.py --minutes 9 --no-cluster   # what fits; slots without a cluster
+    python -m bench.remediation                            # 50 restarts, 100,000 requests
+    python -m bench.remediation --minutes 9 --no-cluster   # what fits; slots without a cluster
 
 Two of our engines on the CPU, each beside its own supervisor in mode ``Recover``, share one restart
 slot: a Lease on a real API server, taken and released by the real code; incidents go there, too.
@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,19 +25,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from remediation_clients import Balancer, Target
-from result import publish
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # the leak lab is part of the tests
-
+from bench.remediation_clients import Balancer, Target
+from bench.result import publish
+from leaklab import replicas
+from leaklab.replicas import Policy
+from plimsoll_api.incident_record import IncidentRecord, Reason
 from plimsoll_cli.demo.evidence import pauses, restarts
 from plimsoll_cli.demo.streams import End, references
 from plimsoll_cli.figures import percentile
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
-from plimsoll_sidecar.govern.incident import Incident, Reason
-from tests.leaklab import replicas
-from tests.leaklab.replicas import Policy
 
 SERVICE = "leaky"
 REPLICAS = 2
@@ -97,14 +93,14 @@ async def measure(given: argparse.Namespace, root: Path, service: Any) -> dict[s
     return summed_up(balancer, found, took, recorded, counted, troubles)  # fmt: skip
 
 
-def cured(made: Sequence[Plan]) -> list[Incident]:
+def cured(made: Sequence[Plan]) -> list[IncidentRecord]:
     found = [incident for plan in made for incident in replicas.journal(plan)]
     return [incident for incident in found if incident.reason is Reason.WORKER_RESTART]
 
 
 def summed_up(
     balancer: Balancer,
-    found: list[list[Incident]],
+    found: list[list[IncidentRecord]],
     took: float,
     recorded: list[dict[str, Any]] | None,
     counted: int | None,
@@ -166,7 +162,7 @@ def main() -> None:
         if given.no_cluster:
             lab: Any = nullcontext(None)
         else:
-            from remediation_cluster import cluster
+            from bench.remediation_cluster import cluster
 
             lab = cluster(SERVICE, root / "account")
         with lab as service:

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from control_plane import NAMESPACE, control_plane  # puts the tests' folder on the path
 
+from bench.control_plane import NAMESPACE, control_plane
+from leaklab import supervise_in_lab
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import API_VERSION, INCIDENT_PLURAL, SERVICE_KIND
+from plimsoll_api.names import SERVICE_RESTARTS as ANNOTATION
 from plimsoll_cli.local.plan import Plan
-from plimsoll_operator.render import leases, rbac
-from plimsoll_sidecar.act.slots import ANNOTATION
+from plimsoll_operator.render import disruption, rbac
 from tests.lab.kube import Kube
 
-WRAPPER = Path(__file__).resolve().parents[1] / "tests" / "leaklab" / "supervise_in_lab.py"
+WRAPPER = Path(supervise_in_lab.__file__)
 LIFETIME = "2h"
 
 
@@ -55,7 +57,7 @@ class Service:
 
     def recorded(self) -> list[dict[str, Any]]:
         """The LeakIncidents of the service."""
-        return self.kube.list("leakincidents")
+        return self.kube.list(INCIDENT_PLURAL)
 
     def restarts(self) -> int:
         """How many restarts the slots' own count has."""
@@ -70,13 +72,13 @@ def cluster(name: str, folder: Path) -> Iterator[Service]:
     with control_plane() as (lab, _):
         kube = replace(lab.kube, namespace=NAMESPACE)
         manifest = {
-            "apiVersion": "plimsoll.dev/v1alpha1",
-            "kind": "InferenceService",
+            "apiVersion": API_VERSION,
+            "kind": SERVICE_KIND,
             "metadata": {"name": name, "namespace": NAMESPACE},
             "spec": {"replicas": 2, "model": {"uri": "file:///models/tiny"}},
         }
         service = InferenceService.model_validate(manifest)
-        slots = leases.slot_leases(service)
+        slots = disruption.slot_leases(service)
         account = rbac.service_account(service)
         made = [*slots, account, rbac.role(service), rbac.role_binding(service)]
         kube.apply(manifest, *made)

@@ -1,7 +1,7 @@
 """How long a restart of the worker is felt, and a cold start.
 
-    python bench/restart.py --name restart-h200 --model /path/to/llama-8b --small /path/to/0.6b
-    python bench/restart.py --shape small --restarts 5 --loaded 2     # on a CPU
+    python -m bench.restart --name restart-h200 --model /path/to/llama-8b --small /path/to/0.6b
+    python -m bench.restart --shape small --restarts 5 --loaded 2     # on a CPU
 
 Three parts, on one engine process with real HTTP clients: ``--restarts`` restarts while one stream
 runs (from the admin call to the first token that the new worker made, which is the one that ends
@@ -21,10 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import checkpoint
 import torch
-from result import publish
-from running import Engine, Stream, running
+
+from bench import checkpoint
+from bench.result import publish
+from bench.running import Engine, Stream, running
 
 SETTLE_S = 0.2
 """Of undisturbed streaming before each restart."""

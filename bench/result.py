@@ -1,6 +1,6 @@
 """Prints a benchmark's result and writes it to ``bench/results/NAME.json``.
 
-    from result import publish
+    from bench.result import publish
     publish("restart", {"pause_p50_s": 0.7}, samples=[...])
 
 The form is :func:`plimsoll_cli.figures.result`'s: keys of figures carry their unit, and a figure
@@ -20,6 +20,12 @@ from plimsoll_cli.figures import result
 RESULTS = Path(__file__).parent / "results"
 
 
+def command() -> list[str]:
+    """Return the arguments of ``python`` that started this program."""
+    spec = sys.modules["__main__"].__spec__
+    return list(sys.argv) if spec is None else ["-m", spec.name, *sys.argv[1:]]
+
+
 def publish(
     name: str,
     figures: Mapping[str, float | int | None],
@@ -27,7 +33,7 @@ def publish(
     folder: Path = RESULTS,
 ) -> dict[str, Any]:
     """The result, after it was printed and written. ValueError for a key without a unit."""
-    whole = result(name, figures, ["python", *sys.argv], samples)
+    whole = result(name, figures, ["python", *command()], samples)
     text = json.dumps(whole, indent=2)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(text + "\n")

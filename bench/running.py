@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from plimsoll_api.names import TOKEN_FILE
+
 TOKEN = "bench"
 START_TIMEOUT_S = 300.0
 
@@ -38,7 +40,7 @@ class Engine:
     def __init__(self, model: Path, run_dir: Path, *flags: str) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "admin-token").write_text(TOKEN)
+        (run_dir / TOKEN_FILE).write_text(TOKEN)
         (run_dir / "engine.json").unlink(missing_ok=True)
         self.log = run_dir / "log"
         self.began = time.monotonic()

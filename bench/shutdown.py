@@ -1,7 +1,7 @@
 """Whether an engine gives every byte back, in one process, over and over.
 
-    python bench/shutdown.py --name shutdown-h200            # a GPU
-    python bench/shutdown.py --cycles 20                     # a CPU
+    python -m bench.shutdown --name shutdown-h200            # a GPU
+    python -m bench.shutdown --cycles 20                     # a CPU
 
 Each cycle starts a tiny engine (weights, KV pool, warm-up), serves some requests and shuts it down.
 ``allocated_left_bytes`` is the most that torch still had allocated after any shutdown, above the
@@ -22,14 +22,14 @@ from pathlib import Path
 
 import pynvml
 import torch
-from result import publish
 
-from plimsoll_engine import host_memory
-from plimsoll_engine.host_memory import PythonObjects
-from plimsoll_engine.ipc import Sampling, Submit
-from plimsoll_engine.memory.lifecycle import Lifecycle, device_baseline
-from plimsoll_engine.models.tiny import write_checkpoint
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from bench.result import publish
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle, device_baseline
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.process import host_memory
+from plimsoll_engine.process.host_memory import PythonObjects
+from plimsoll_faults.models.tiny import write_checkpoint
 
 MIB = 1 << 20
 REQUESTS, PROMPT, NEW = 4, 40, 4
@@ -37,7 +37,7 @@ REQUESTS, PROMPT, NEW = 4, 40, 4
 
 def cycle(config: WorkerConfig) -> tuple[int | None, int | None, int]:
     """(allocated after shutdown, its baseline, the largest allocation while it served)."""
-    lifecycle = Lifecycle(config)
+    lifecycle = CoreLifecycle(config)
     engine = lifecycle.start()
     for number in range(REQUESTS):
         engine.submit(Submit(f"r{number}", [7 + number] * PROMPT, Sampling(max_tokens=NEW)))

@@ -1,6 +1,6 @@
 """Very many short requests in one process life: what each of them leaves behind.
 
-    python bench/soak.py --requests 1000000
+    python -m bench.soak --requests 1000000
 
 Requests of 1 to 4 tokens go through the frontend's own API (no HTTP), ``--concurrency`` at a time:
 text and chats with an image to a tiny LLaVA, sounds to a tiny Whisper. An engine serves one model,
@@ -28,16 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from result import publish
 from scipy.stats import theilslopes
-from soak_requests import Clients
 
-from plimsoll_engine import ipc
-from plimsoll_engine.collector import FullCollections
-from plimsoll_engine.frontend.audit import audit
-from plimsoll_engine.frontend.engine import Engine
-from plimsoll_engine.frontend.tokenizer import Tokenizer
-from plimsoll_engine.host_memory import PythonObjects, malloc
+from bench.result import publish
+from bench.soak_requests import Clients
+from plimsoll_engine.frontend.admin.engine_audit import audit
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.host_memory import PythonObjects, malloc
 from plimsoll_engine.settings import Settings
 
 MEDIA_CACHE_BYTES = 1 << 20
@@ -68,7 +68,7 @@ class Point:
 class Idle:
     """What is found and measured when nothing runs. ``findings`` are the audits'."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[AsyncEngine]) -> None:
         self._engines = engines
         self._python = PythonObjects()
         self.points: list[Point] = []
@@ -96,7 +96,7 @@ class Idle:
         self.points.append(Point(requests, in_use + objects, workers))
 
 
-async def reports(engine: Engine, count: int) -> ipc.Report:
+async def reports(engine: AsyncEngine, count: int) -> worker_ipc.Report:
     """The ``count``-th report of the worker from now on."""
     for _ in range(count):
         before = engine.report
@@ -119,7 +119,7 @@ def growth(points: list[Point]) -> tuple[float, float, float]:
 
 def make_models(folder: Path) -> None:
     """In a process of its own: a frontend has no torch."""
-    command = [sys.executable, "-m", "plimsoll_engine.models.tiny_media", "all", folder]
+    command = [sys.executable, "-m", "plimsoll_faults.models.tiny_media", "all", str(folder)]
     subprocess.run(command, check=True)
 
 
@@ -144,20 +144,20 @@ def settings(model: Path, concurrency: int, inject: str) -> Settings:
 
 
 @asynccontextmanager
-async def serving(concurrency: int, inject: str) -> AsyncIterator[list[Engine]]:
+async def serving(concurrency: int, inject: str) -> AsyncIterator[list[AsyncEngine]]:
     """The engine that sees and the engine that hears."""
     with tempfile.TemporaryDirectory(prefix="soak") as name:
         folder = Path(name)
         await asyncio.to_thread(make_models, folder)
         engines = [
-            Engine(settings(folder / kind, concurrency, inject), Tokenizer(folder / kind))
+            AsyncEngine(settings(folder / kind, concurrency, inject), Tokenizer(folder / kind))
             for kind in ("llava", "whisper")
         ]
         try:
             await asyncio.gather(*(engine.start() for engine in engines))
             yield engines
-            await asyncio.gather(*(engine.shutdown(SHUTDOWN_S) for engine in engines))
         finally:
+            await asyncio.gather(*(engine.shutdown(SHUTDOWN_S) for engine in engines))
             await asyncio.gather(*(engine.workers.close() for engine in engines))
 
 
@@ -166,7 +166,11 @@ async def soak(
 ) -> dict[str, Any]:
     """The figures and samples of one run; ``inject`` as in ``PLIMSOLL_INJECT``."""
     async with serving(concurrency, inject) as engines:
-        clients, idle, collections = Clients(*engines, seed), Idle(engines), FullCollections()
+        clients, idle, collections = (
+            Clients(engines[0], engines[1], seed),
+            Idle(engines),
+            FullCollections(),
+        )
         gc.collect()
         collections.start()
         begun = time.monotonic()
@@ -199,10 +203,10 @@ async def soak(
     }
 
 
-async def _garbage(engine: Engine) -> int:
+async def _garbage(engine: AsyncEngine) -> int:
     """Objects that full collections found in the worker since its start, the last one now."""
     operation = "soak-trim"
-    await engine.ask(ipc.Trim(operation), operation, ipc.Trimmed, 30)
+    await engine.ask(worker_ipc.Trim(operation), operation, worker_ipc.Trimmed, 30)
     collected = (await reports(engine, 1)).memory.full_collected
     assert collected is not None
     return collected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import random
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,12 +12,12 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from plimsoll_engine import ipc
-from plimsoll_engine.api import images
-from plimsoll_engine.frontend.engine import Engine
-from plimsoll_engine.frontend.media import MAX_WAITING
-from plimsoll_engine.frontend.requests import Generation
-from plimsoll_engine.media.interface import Processed
+from plimsoll_engine.api import chat_images
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.requests.media_reader import MAX_WAITING
+from plimsoll_engine.frontend.requests.request_log import Generation
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.multimodal.processor import Processed
 
 VOCABULARY = 500
 """Of the tiny models' 512 tokens, the special ones left out."""
@@ -37,10 +36,10 @@ STALL_S = 120.0
 class Clients:
     """``sees`` answers text and images, ``hears`` sounds."""
 
-    def __init__(self, sees: Engine, hears: Engine, seed: int) -> None:
+    def __init__(self, sees: AsyncEngine, hears: AsyncEngine, seed: int) -> None:
         self._sees, self._hears = sees, hears
         self._rng = random.Random(seed)
-        self._images = [_image_url(number) for number in range(FILES)]
+        self._images = [_image(number) for number in range(FILES)]
         self._sounds = [_sound(number) for number in range(FILES)]
         self._reading = asyncio.Semaphore(MAX_WAITING)  # of each engine; more would be refused
         self.done: Counter[str] = Counter()
@@ -53,7 +52,7 @@ class Clients:
 
     async def _client(self, numbers: Iterator[int]) -> None:
         for number in numbers:
-            (kind,) = self._rng.choices(list(KINDS), KINDS.values())
+            (kind,) = self._rng.choices(list(KINDS), list(KINDS.values()))
             aborted = self._rng.random() < ABORTED
             async with asyncio.timeout(STALL_S):
                 await self._request(kind, number, aborted)
@@ -65,7 +64,7 @@ class Clients:
             await self._leave_early(kind)
             return
         engine, ids, media = await self._prompt(kind)
-        sampling = ipc.Sampling(
+        sampling = worker_ipc.Sampling(
             max_tokens=self._rng.randint(1, 4),
             temperature=self._rng.choice((0.0, 0.0, 0.0, 1.0)),
             seed=number,
@@ -96,25 +95,25 @@ class Clients:
             case 2:
                 await generation.delta()
 
-    async def _prompt(self, kind: str) -> tuple[Engine, list[int], list[ipc.Media]]:
+    async def _prompt(self, kind: str) -> tuple[AsyncEngine, list[int], list[worker_ipc.Media]]:
         if kind == "audio":
             return await self._heard()
         # One in four shares its beginning with others, so that cached blocks are shared, too.
         ids = [5] * 32 if self._rng.random() < 0.25 else []
-        media: list[ipc.Media] = []
+        media: list[worker_ipc.Media] = []
         if kind == "image":
             sees = self._sees.media.processors.image
             assert sees is not None
             assert sees.placeholder is not None
-            url = self._images[self._file()]
+            image = self._images[self._file()]
             async with self._reading:
-                ids, media = await images.place(
-                    self._sees.media, sees, [*ids, sees.placeholder], [url]
+                ids, media = await chat_images.place(
+                    self._sees.media, sees, [*ids, sees.placeholder], [image]
                 )
         ids += [self._rng.randrange(VOCABULARY) for _ in range(self._rng.randint(1, 24))]
         return self._sees, ids, media
 
-    async def _heard(self) -> tuple[Engine, list[int], list[ipc.Media]]:
+    async def _heard(self) -> tuple[AsyncEngine, list[int], list[worker_ipc.Media]]:
         reader = self._hears.media
         hears, speech = reader.processors.audio, reader.processors.speech
         assert hears is not None
@@ -128,11 +127,11 @@ class Clients:
         return self._rng.randrange(POPULAR if self._rng.random() < 0.5 else FILES)
 
 
-def _image_url(number: int) -> str:
+def _image(number: int) -> bytes:
     pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
-    return "data:image/png;base64," + b64encode(file.getvalue()).decode()
+    return file.getvalue()
 
 
 def _sound(number: int) -> bytes:

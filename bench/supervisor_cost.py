@@ -1,6 +1,6 @@
 """What a supervisor costs: its memory, its processor time, and what a hundred thousand samples add.
 
-    python bench/supervisor_cost.py
+    python -m bench.supervisor_cost
 
 A real engine (tiny model, on the CPU) serves a request a second. For ``--seconds`` the launcher
 and the supervisor watch it at 1 Hz, as in a pod; their memory and processor time are read from
@@ -28,14 +28,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from result import publish
-from running import Engine, running
-
+from bench.result import publish
+from bench.running import Engine, running
 from plimsoll_api import supervision
+from plimsoll_api.names import SUPERVISOR_MODULE
 from plimsoll_api.supervision import (
-    Budget,
     EngineEndpoint,
     EngineType,
+    MemoryBudget,
     MemoryPolicy,
     ServiceRef,
     Supervision,
@@ -59,7 +59,9 @@ def configure(folder: Path, engine: Engine) -> list[str]:
             admin_url=f"http://127.0.0.1:{engine.admin_port}",
             serving_url=f"http://127.0.0.1:{engine.port}",
         ),
-        memory=MemoryPolicy(host=Budget(growth_bytes=256 * MIB, window_s=86_400.0), warmup_s=10.0),
+        memory=MemoryPolicy(
+            host=MemoryBudget(growth_bytes=256 * MIB, window_s=86_400.0), warmup_s=10.0
+        ),
         supervision=Supervision(),
     )
     file = folder / "supervisor.json"
@@ -118,7 +120,7 @@ def child_of(pid: int) -> int:
 def watch(arguments: list[str], metrics_port: int, seconds: float) -> dict[str, Any]:
     """Figures of a launcher and its supervisor at 1 Hz."""
     ports = ["--metrics-port", str(metrics_port), "--probe-port", str(metrics_port + 1)]
-    command = [sys.executable, "-m", "plimsoll_sidecar.launcher", *arguments, *ports]
+    command = [sys.executable, "-m", SUPERVISOR_MODULE, *arguments, *ports]
     launcher = subprocess.Popen([*command, "--host", "127.0.0.1"], stderr=subprocess.DEVNULL)
     try:
         pid = child_of(launcher.pid)
@@ -189,7 +191,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="supervisor-cost") as name:
         folder = Path(name)
         model = folder / "model"
-        subprocess.run([sys.executable, "-m", "plimsoll_engine.models.tiny", model], check=True)
+        subprocess.run([sys.executable, "-m", "plimsoll_faults.models.tiny", model], check=True)
         options = ["--device", "cpu", "--dtype", "float32", "--num-blocks", "256"]
         with running(model, folder / "run", *options) as engine:
             engine.wait_ready()

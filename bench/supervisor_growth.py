@@ -1,6 +1,6 @@
 """A real supervisor that takes sample after sample without sleeping: what each of them leaves.
 
-    python bench/supervisor_growth.py --config supervisor.json --run-dir DIR --state-dir DIR
+    python -m bench.supervisor_growth --config supervisor.json --run-dir DIR --state-dir DIR
 
 Everything is the supervisor's own but the clock, which goes on by one second a sample: rings and
 windows of hours fill as they would in a pod. Prints one JSON object: ``took_s`` and its own
@@ -15,7 +15,7 @@ import sys
 import time
 
 from plimsoll_sidecar.main import build, parser
-from plimsoll_sidecar.signals.proc import resident
+from plimsoll_sidecar.signals.process.resident_memory import resident
 
 SCRAPE_EVERY = 15
 BEGIN = 1_700_000_000.0

@@ -1,7 +1,7 @@
 """The engine's throughput over several GPUs of one host, and over one, in the same way.
 
-    python bench/checkpoint.py --shape llama-8b /tmp/8b
-    python bench/tensor_parallel.py --shape 8b --checkpoint /tmp/8b --tensor-parallel-size 1 2
+    python -m bench.checkpoint --shape llama-8b /tmp/8b
+    python -m bench.tensor_parallel --shape 8b --checkpoint /tmp/8b --tensor-parallel-size 1 2
 
 Workloads, sets and checks are those of bench/engine.py. The engine is started as a worker starts
 it: each rank loads its part of the checkpoint; rank 0 is this process, the others are processes of
@@ -23,13 +23,13 @@ from typing import Any
 
 import msgspec
 import torch
-from engine import BLOCK, MAX_SEQS, WORKLOADS, Bench, Request, earlier, measure
-from result import RESULTS, publish
 
-from plimsoll_engine.memory.lifecycle import Lifecycle
+from bench.engine import BLOCK, MAX_SEQS, WORKLOADS, Bench, Request, earlier, measure
+from bench.result import RESULTS, publish
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
-from plimsoll_engine.ranks.leader import Leader
-from plimsoll_engine.zygote_ipc import WorkerConfig
 
 MAX_LENGTH = 4096
 EXIT_TIMEOUT_S = 60
@@ -58,7 +58,7 @@ class RankedBench(Bench):
             )
             for rank in range(1, size)
         ]  # fmt: skip
-        self.lifecycle = Lifecycle(config, ranks=self.leader)
+        self.lifecycle = CoreLifecycle(config, ranks=self.leader)
         try:
             self.engine = self.lifecycle.start()
             while self.engine.runner.capture_more():
@@ -132,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,6 +1,6 @@
-"""Writes what the chart takes from elsewhere: ``python charts/generate.py [--check]``.
+"""Write what the chart takes from elsewhere: ``python charts/generate.py [--check]``.
 
-The resource definitions, the operator's rules, the admission policy, alerts and dashboards have
+The resource definitions, the operator's rules, the admission policies, alerts and dashboards have
 one source each, outside of the chart; Helm reads only files within it. The table of values in its
 README comes from the comments of ``values.yaml``.
 """
@@ -30,8 +30,8 @@ def files() -> dict[Path, str]:
     made[CHART / "files" / "rules.yaml"] = GENERATED + yaml.safe_dump(
         {"rules": operator_rules()}, sort_keys=False
     )
-    policy = ROOT / "config" / "admission-policy.yaml"
-    made[CHART / "files" / policy.name] = policy.read_text()
+    for name in ("admission-policy.yaml", "pod-template-policy.yaml"):
+        made[CHART / "files" / name] = (ROOT / "config" / name).read_text()
     alerts = ROOT / "dashboards" / "alerts.yaml"
     made[CHART / "files" / alerts.name] = alerts.read_text()
     for path in sorted((ROOT / "dashboards").glob("*.json")):
@@ -80,7 +80,7 @@ def values() -> Iterator[tuple[str, Any, str]]:
 def readme() -> str:
     """The chart's README."""
     rows = [f"| `{path}` | {text} | `{json.dumps(value)}` |" for path, value, text in values()]
-    return "\n".join([*_HEAD, "| Value | What it is | Default |", "|-|-|-|", *rows, ""])
+    return "\n".join([*_HEAD, "| Value | Description | Default |", "|-|-|-|", *rows, ""])
 
 
 _HEAD = [
@@ -90,18 +90,22 @@ _HEAD = [
     "helm install plimsoll charts/plimsoll --namespace plimsoll-system --create-namespace",
     "```",
     "",
-    "The operator, its rights, the resource definitions and the admission policy, for a namespace",
-    "that enforces the pod security standard `restricted`. `helm uninstall` leaves the resource",
-    "definitions, and with them every InferenceService, unless `crds.keep` is false; engines go on",
+    "The chart installs the operator, its permissions, the CRDs and the admission policies. Its",
+    "pods meet the pod security standard `restricted`. `helm uninstall` keeps the CRDs, and with",
+    "them every InferenceService, unless you set `crds.keep` to false. Engines keep running",
     "without the operator.",
+    "",
+    "A `podTemplate` must meet the same standard. To allow more for the services of a namespace,",
+    "for example a hostPath, name the namespace in `podTemplate.unrestrictedNamespaces`. Anyone",
+    "who can create an InferenceService there can then create any pod.",
     "",
 ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the files, or with ``--check`` exits 1 and names those that differ."""
+    """Write the files. With ``--check``, return 1 and name those that differ."""
     parser = argparse.ArgumentParser(prog="charts/generate.py", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail where a file differs")
+    parser.add_argument("--check", action="store_true", help="only fail if a file is out of date")
     check = parser.parse_args(arguments).check
     made = files()
     differing = [p for p, text in made.items() if not p.exists() or p.read_text() != text]
@@ -113,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.unlink()
     if check and (differing or surplus):
         names = ", ".join(str(path.relative_to(ROOT)) for path in [*differing, *surplus])
-        sys.stderr.write(f"not what their sources say: {names}; run python charts/generate.py\n")
+        sys.stderr.write(f"out of date: {names}; run python charts/generate.py\n")
         return 1
     return 0
 

@@ -35,14 +35,14 @@ def _supervisor() -> list[dict[str, Any]]:
             "plimsoll_memory_budget_exhaustion_seconds < 1800\n"
             "and plimsoll_memory_budget_consumed_ratio > 0.25",
             "warning",
-            "Leak budget of {{ $labels.service }} is spent in {{ $value | humanizeDuration }}",
-            "{{ $labels.pod }} grows, and by its trend the {{ $labels.kind }} budget is spent"
-            " within half an hour. The supervisor acts by its ladder if its mode is Recover.",
+            "{{ $labels.service }} spends its leak budget in {{ $value | humanizeDuration }}",
+            "The {{ $labels.kind }} memory of {{ $labels.pod }} grows and will spend the leak"
+            " budget within half an hour. In mode Recover, the supervisor will act.",
             wait="2m",
         ),
         _alert(
             "PlimsollIncidentUnresolved",
-            # A counter that appears with 1 has no increase: its first value is one too.
+            # A counter that appears with 1 has no increase: its first value is an increase too.
             "sum by (namespace, service, pod, kind, outcome) (\n"
             '  increase(plimsoll_incidents_ended_total{phase="Unresolved"}[1h]) > 0\n'
             '  or (plimsoll_incidents_ended_total{phase="Unresolved"}\n'
@@ -50,33 +50,76 @@ def _supervisor() -> list[dict[str, Any]]:
             ")",
             "critical",
             "An incident of {{ $labels.service }} ended unresolved: {{ $labels.outcome }}",
-            "{{ $labels.pod }}: {{ $labels.kind }} could not be cured. What was tried is in the"
-            " LeakIncident; plimsoll explain tells its story.",
+            "The supervisor of {{ $labels.pod }} could not resolve the {{ $labels.kind }}. Run"
+            " plimsoll explain to see what it tried.",
         ),
         _alert(
             "PlimsollRestartBudgetExhausted",
             "plimsoll_restart_budget_exhausted == 1",
             "critical",
-            "The supervisor of {{ $labels.pod }} restarts nothing any more",
-            "The restart budget is spent: leaks and stalls of {{ $labels.service }} are only"
-            " recorded until a person resets it.",
+            "The restart budget of {{ $labels.pod }} is spent",
+            "The supervisor only records leaks and stalls of {{ $labels.service }} until you reset"
+            " the budget with plimsoll resume.",
         ),
         _alert(
             "PlimsollEngineStalled",
             "plimsoll_engine_stalled == 1",
             "critical",
-            "The engine of {{ $labels.pod }} has work and makes no step",
-            "Its health endpoint may say that all is well. The supervisor saves stacks and"
-            " restarts the worker if its mode is Recover and its restart budget allows it.",
+            "The engine of {{ $labels.pod }} hangs",
+            "Requests wait and no step completes, although the health endpoint may return 200. In"
+            " mode Recover, the supervisor saves stacks and restarts the worker, within the restart"
+            " budget.",
             wait="1m",
+        ),
+        _alert(
+            "PlimsollEngineLoopBlocked",
+            "max by (namespace, service, pod)"
+            ' (plimsoll_engine_event_loop_block_max_seconds{clock="wall"}) > 0.5',
+            "warning",
+            "The streams of {{ $labels.pod }} keep pausing",
+            "Something blocked the event loop of the engine's frontend for"
+            " {{ $value | humanizeDuration }}. Streams and probes waited.",
+            wait="5m",
+        ),
+        _alert(
+            "PlimsollEngineOpenFilesHigh",
+            "plimsoll_engine_open_fds / plimsoll_engine_max_fds > 0.8",
+            "warning",
+            "The engine of {{ $labels.pod }} is near its limit of open files",
+            "A process of the engine has used {{ $value | humanizePercentage }} of the file"
+            " descriptors that it may open. At its limit, it accepts no connection.",
+            wait="5m",
+        ),
+        _alert(
+            "PlimsollJournalNotWritable",
+            "plimsoll_supervisor_journal_writable == 0",
+            "critical",
+            "The supervisor of {{ $labels.pod }} cannot write its journal",
+            "Its state volume is full or read-only. Until the supervisor can write, it takes no"
+            " action on leaks and stalls of {{ $labels.service }}.",
+            wait="1m",
+        ),
+        _alert(
+            "PlimsollJournalDamaged",
+            # A journal is read at the start: the counter may appear with its first value.
+            "sum by (namespace, service, pod, part) (\n"
+            "  increase(plimsoll_supervisor_journal_damaged_total[1h]) > 0\n"
+            "  or (plimsoll_supervisor_journal_damaged_total > 0\n"
+            "      unless plimsoll_supervisor_journal_damaged_total offset 1h)\n"
+            ")",
+            "warning",
+            "The journal of {{ $labels.pod }} is damaged",
+            "The supervisor could not read a {{ $labels.part }} of its journal and moved it to"
+            " set-aside. Incidents of {{ $labels.service }} may be missing. The supervisor keeps"
+            " working.",
         ),
         _alert(
             "PlimsollSupervisorBlind",
             'plimsoll_signal_age_seconds{signal=~"engine|host"} > 120',
             "warning",
-            "The supervisor of {{ $labels.pod }} does not see its {{ $labels.signal }}",
-            "The signal has been unknown for {{ $value | humanizeDuration }}: a leak would not be"
-            " seen, and nothing is done on what is not known.",
+            "The supervisor of {{ $labels.pod }} cannot read its {{ $labels.signal }} signal",
+            "The signal has been unknown for {{ $value | humanizeDuration }}. The supervisor can"
+            " neither detect a leak nor act on one.",
             wait="3m",
         ),
     ]  # fmt: skip
@@ -86,14 +129,26 @@ def _operator() -> list[dict[str, Any]]:
     return [
         _alert(
             "PlimsollOperatorWatchStale",
-            # A quiet cluster sends no events; a list that knows more than the watch is proof.
+            # A quiet cluster sends no events; a list that shows more than the watch is proof.
             "max by (namespace, pod) (plimsoll_operator_canary_age_seconds) > 120\n"
             "or sum by (namespace, pod) (increase(plimsoll_operator_watch_missed_total[15m])) > 0",
             "warning",
-            "The operator does not hear from the API server",
-            "Its canary read failed for two minutes, or a full list showed changes of which no"
-            " watch had told. Supervisors go on without it; status and PodReplace wait.",
+            "The operator misses changes from the API server",
+            "Its canary read failed for two minutes, or a full list showed changes that no watch"
+            " reported. Supervisors keep working; status updates and PodReplace wait.",
             wait="2m",
+            dashboard="operator",
+        ),
+        _alert(
+            "PlimsollOperatorPartFailing",
+            # A part restarts after 60 s at most: five failures are no hiccup.
+            "sum by (namespace, pod, part)"
+            " (increase(plimsoll_operator_part_failures_total[10m])) > 4",
+            "warning",
+            "A background task of the operator keeps failing: {{ $labels.part }}",
+            "It failed {{ $value | humanize }} times in ten minutes and restarted each time. The"
+            " operator's log has the traceback.",
+            wait="5m",
             dashboard="operator",
         ),
         _alert(
@@ -101,8 +156,8 @@ def _operator() -> list[dict[str, Any]]:
             "max by (inferenceservice) (plimsoll_operator_suspect_revisions) == 1",
             "warning",
             "Most replicas of {{ $labels.inferenceservice }} have the same leak",
-            "Its present revision is bad, not a replica: status.suspectRevision says which leak,"
-            " since when and what changed. A roll-out that is under way is held or rolled back, as"
+            "The current revision leaks. status.suspectRevision names the leak, its start and what"
+            " changed. The operator holds or rolls back a rollout that is under way, as"
             " rollout.onLeak says.",
             dashboard="operator",
         ),

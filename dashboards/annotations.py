@@ -1,4 +1,4 @@
-"""Marks over the panels of a dashboard: when something was done about memory."""
+"""Annotations over the panels of a dashboard: when a remediation ended."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class _Marks(Builder[dashboard.AnnotationQuery]):
 
 
 def remediations(at: str) -> Builder[dashboard.AnnotationQuery]:
-    """A mark at each remediation that ended within the last minute."""
+    """Return an annotation at each remediation that ended within the last minute."""
     changed = f"changes(plimsoll_remediations_total{{{at}}}[1m]) > 0"
     return _Marks("Remediations", changed, "{{action}} {{outcome}} {{pod}}", "purple")

@@ -1,4 +1,4 @@
-"""Every service at a glance: whose budget burns, what is open, what came back."""
+"""Every service at a glance: budgets that burn, open incidents, memory that came back."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def fleet() -> Dashboard:
     )
     return (
         board("fleet", "Fleet", "All supervised services.", "namespace")
-        .with_panel(number("Services", COUNT, "Services with a supervisor that answers.",
+        .with_panel(number("Services", COUNT, "Services with a reachable supervisor.",
                            f"count(count by ({BY}) (plimsoll_supervisor_samples_total{{{AT}}}))"))
-        .with_panel(number("Replicas", COUNT, "Supervisors that answer.",
+        .with_panel(number("Replicas", COUNT, "Reachable supervisors.",
                            f"count(plimsoll_supervisor_samples_total{{{AT}}})"))
         .with_panel(number("Open incidents", COUNT, "Incidents that have not ended.",
                            f"sum(plimsoll_incidents_open{{{AT}}})"))
-        .with_panel(number("Hard stops", COUNT, "Replicas whose restart budget is exhausted.",
+        .with_panel(number("Hard stops", COUNT, "Replicas whose restart budget is spent.",
                            f"sum(plimsoll_restart_budget_exhausted{{{AT}}})"))
-        .with_panel(number("Stalled", COUNT, "Engines that have work and make no step.",
+        .with_panel(number("Stalled", COUNT, "Engines with waiting requests that complete no step.",
                            f"sum(plimsoll_engine_stalled{{{AT}}})"))
-        .with_panel(number("Returned", BYTES, "Memory that remediations gave back, in this range.",
+        .with_panel(number("Returned", BYTES, "Memory that remediations returned in this range.",
                            "sum(increase(plimsoll_remediation_returned_bytes_total"
                            f"{{{AT}}}[$__range])) or vector(0)"))
         .with_panel(bars("Leak budget, worst first", SHARE,
-                         "The replica of each service that spent the most of its budget.",
+                         "For each service, the replica that spent most of its budget.",
                          (f"sort_desc({worst})", "{{namespace}}/{{service}} {{kind}}")))
-        .with_panel(bars("Restarts left, share of replicas without", SHARE,
-                         "Replicas that may not be restarted any more.",
+        .with_panel(bars("Replicas with no restarts left", SHARE,
+                         "Share of replicas whose restart budget is spent.",
                          (f"avg by ({BY}) (plimsoll_restart_budget_remaining{{{AT}}} == bool 0)",
                           "{{namespace}}/{{service}}")))
         .with_panel(lines("Unexplained memory", BYTES, "Growth that no ledger explains.",
                           (f"sum by ({BY}, kind) (plimsoll_memory_unexplained_bytes{{{AT}}})",
                            "{{namespace}}/{{service}} {{kind}}")))
         .with_panel(lines("Time to exhaustion", SECONDS,
-                          "The replica whose budget will be spent first; absent where none grows.",
+                          "For the replica that spends its budget first. Absent if none grows.",
                           (f"min by ({BY}, kind) "
                            f"(plimsoll_memory_budget_exhaustion_seconds{{{AT}}})",
                            "{{namespace}}/{{service}} {{kind}}")))
@@ -66,7 +66,7 @@ def fleet() -> Dashboard:
                           (f"sum by ({BY}, action, outcome) "
                            f"(increase({restarts}[$__rate_interval]))",
                            "{{service}} {{action}} {{outcome}}"), width=THIRD))
-        .with_panel(lines("Growth in this range", BYTES, "What the budgets lost, over epochs.",
+        .with_panel(lines("Growth in this range", BYTES, "Unexplained growth, summed over epochs.",
                           (f"sum by ({BY}, kind) ({grown})", "{{service}} {{kind}}"),
                           width=THIRD))
         .with_panel(lines("Open incidents", COUNT, "By service.",
@@ -76,7 +76,7 @@ def fleet() -> Dashboard:
                           (f"sum by (process) "
                            f"(plimsoll_supervisor_resident_memory_bytes{{{AT}}})",
                            "{{process}}"), width=HALF, stacked=True))
-        .with_panel(lines("Signal age", SECONDS, "The oldest signal of each kind.",
+        .with_panel(lines("Signal age", SECONDS, "Age of the oldest signal of each kind.",
                           (f"max by ({BY}, signal) (plimsoll_signal_age_seconds{{{AT}}})",
                            "{{service}} {{signal}}"), width=FULL))
     )  # fmt: skip

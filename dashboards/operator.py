@@ -1,4 +1,4 @@
-"""The operator: is it working, does it keep up, what does it write."""
+"""The operator: whether it works and keeps up, and what it writes."""
 
 from __future__ import annotations
 
@@ -9,53 +9,56 @@ from dashboards.panels import COUNT, HALF, RATE, SECONDS, board, lines, number
 
 def operator() -> Dashboard:
     return (
-        board("operator", "Operator", "The operator's own health.")
-        .with_panel(number("Services", COUNT, "InferenceServices known.",
+        board("operator", "Operator", "Health of the operator.")
+        .with_panel(number("Services", COUNT, "InferenceServices that the operator knows.",
                            "max(plimsoll_operator_services)", width=6))
         .with_panel(number("Queue", COUNT, "Services that wait for a worker.",
                            "sum(plimsoll_operator_queue_length)", width=6))
-        .with_panel(number("Canary", SECONDS, "Since the API server last answered a read.",
+        .with_panel(number("Canary", SECONDS, "Time since the API server last answered a read.",
                            "max(plimsoll_operator_canary_age_seconds)", width=6))
-        .with_panel(number("Last event", SECONDS, "Since the last watch event.",
+        .with_panel(number("Last event", SECONDS, "Time since the last watch event.",
                            "max(plimsoll_operator_watch_age_seconds)", width=6))
-        .with_panel(lines("Reconciles", RATE, "All, and those that failed.",
+        .with_panel(lines("Reconciles", RATE, "All reconciles, and failed ones.",
                           (_rate("reconciles_total"), "all"),
                           (_rate("reconcile_failures_total"), "failed")))
         .with_panel(lines("Writes to the API server", RATE,
-                          "By verb and kind. None, while nothing changes.",
+                          "By verb and kind. Zero while nothing changes.",
                           ("sum by (verb, kind) (rate(plimsoll_operator_writes_total"
                            "[$__rate_interval]))", "{{verb}} {{kind}}")))
-        .with_panel(lines("Watch events", RATE, "Of all watches.",
+        .with_panel(lines("Watch events", RATE, "From all watches.",
                           (_rate("watch_events_total"), "events")))
         .with_panel(lines("Ages", SECONDS, "Canary and last event. The canary's must stay small.",
                           ("max(plimsoll_operator_canary_age_seconds)", "canary"),
                           ("max(plimsoll_operator_watch_age_seconds)", "last event")))
-        .with_panel(lines("Scrapes without an answer", RATE, "Supervisors that did not answer.",
+        .with_panel(lines("Failed scrapes", RATE, "Supervisors that did not answer.",
                           (_rate("scrape_failures_total"), "failures"), width=HALF))
         .with_panel(lines("Queue", COUNT, "Services that wait for a worker.",
                           ("sum(plimsoll_operator_queue_length)", "waiting"), width=HALF))
-        .with_panel(lines("Time of a reconcile", SECONDS, "Median, and the slowest.",
+        .with_panel(lines("Duration of a reconcile", SECONDS, "And the wait before it.",
                           (_quantile(0.5, "reconcile_seconds"), "p50"),
                           (_quantile(0.99, "reconcile_seconds"), "p99"),
-                          (_quantile(0.99, "queue_wait_seconds"), "p99 of the wait before")))
-        .with_panel(lines("Failures by reason", RATE, "By the API server's reason.",
+                          (_quantile(0.99, "queue_wait_seconds"), "p99 of the wait")))
+        .with_panel(lines("Failures by reason", RATE, "By the reason that the API server gave.",
                           ("sum by (reason) (rate(plimsoll_operator_reconcile_errors_total"
                            "[$__rate_interval])) or vector(0)", "{{reason}}")))
-        .with_panel(lines("Requests", RATE, "Sent, refused and held back.",
+        .with_panel(lines("Requests", RATE, "Sent, refused, and delayed by the client's own limit.",
                           (_rate("requests_total"), "requests"),
                           (_rate("elections_total"), "election"),
-                          (_rate("refusals_total"), "refused for now (429)"),
-                          (_rate("throttled_seconds_total"), "own limit, seconds a second")))
-        .with_panel(lines("Circuit breaker", COUNT, "Slots in use and kept shut; bad revisions.",
+                          (_rate("refusals_total"), "refused (429)"),
+                          (_rate("throttled_seconds_total"), "delay, seconds per second")))
+        .with_panel(lines("Circuit breaker", COUNT, "Held and closed slots, suspect revisions.",
                           ("max(plimsoll_operator_slots_held)", "held"),
-                          ("max(plimsoll_operator_slots_shut)", "shut"),
+                          ("max(plimsoll_operator_slots_shut)", "closed"),
                           ("count(plimsoll_operator_suspect_revisions) or vector(0)",
                            "suspect revisions")))
-        .with_panel(lines("Deafness", COUNT, "Changes that no event told of.",
+        .with_panel(lines("Missed events", COUNT, "Changes that no watch event reported.",
                           ("sum by (kind) (plimsoll_operator_watch_missed_total) or vector(0)",
                            "missed {{kind}}"),
                           ("sum(plimsoll_operator_leader)", "leaders")))
-        .with_panel(lines("Last event by kind", SECONDS, "Of each watch.",
+        .with_panel(lines("Failures of background tasks", RATE, "Each task restarts after a delay.",
+                          ("sum by (part) (rate(plimsoll_operator_part_failures_total"
+                           "[$__rate_interval])) or vector(0)", "{{part}}")))
+        .with_panel(lines("Last event by kind", SECONDS, "Time since the last event of each watch.",
                           ("max by (kind) (plimsoll_operator_watch_kind_age_seconds)", "{{kind}}")))
     )  # fmt: skip
 

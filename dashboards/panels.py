@@ -1,4 +1,4 @@
-"""Panels with the same habits: a unit, a description, colours that mean one thing everywhere."""
+"""Panels with a unit, a description, and colors that mean one thing everywhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Query = tuple[str, str]
 def lines(
     title: str, unit: str, text: str, *queries: Query, width: int = HALF, stacked: bool = False
 ) -> graph.Panel:
-    """Series over time; ``stacked`` fills them on top of one another."""
+    """Return a panel of series over time; ``stacked`` draws them on top of one another."""
     panel = _dressed(graph.Panel(), title, unit, text, width, queries)
     legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST)
     panel.legend(legend.placement(LegendPlacement.BOTTOM).show_legend(True))
@@ -67,21 +67,21 @@ def _level(colour: str) -> list[DynamicConfigValue]:
 
 
 def bars(title: str, unit: str, text: str, *queries: Query, width: int = HALF) -> bargauge.Panel:
-    """The newest value of each series, as bars, for shares of something."""
+    """Return a bar for the newest value of each series, which is a share."""
     panel = _dressed(bargauge.Panel(), title, unit, text, width, queries, instant=True)
     panel.display_mode(BarGaugeDisplayMode.BASIC).orientation(VizOrientation.HORIZONTAL)
     return panel.min(0).max(1).thresholds(_traffic_light())
 
 
 def number(title: str, unit: str, text: str, query: str, width: int = 4) -> stat.Panel:
-    """One value."""
+    """Return a panel with one value."""
     panel = _dressed(stat.Panel(), title, unit, text, width, [(query, "")], instant=True)
     panel.graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.NONE)
     return panel.height(4)
 
 
 def board(uid: str, title: str, text: str, *variables: str) -> dashboard.Dashboard:
-    """A dashboard without panels; ``variables`` are labels that its queries select by."""
+    """Return a dashboard without panels; its queries select by the labels ``variables``."""
     made = (
         dashboard.Dashboard(f"Plimsoll / {title}")
         .uid(f"plimsoll-{uid}")

@@ -1,4 +1,4 @@
-"""One service: where its memory is, the budget line, the load, what was done and what it gave."""
+"""One service: its memory by segment, its budget, its load, and the remediations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,18 @@ AT = 'namespace=~"$namespace",service=~"$service",pod=~"$pod"'
 
 
 def service() -> Dashboard:
-    made = board("service", "Service", "One service.", "namespace", "service", "pod")
+    made = board(
+        "service",
+        "Service",
+        "Memory, load and remediations of one service.",
+        "namespace",
+        "service",
+        "pod",
+    )
     for kind, name in (("host", "Host"), ("device", "Device")):
         made.with_panel(_segments(kind, name)).with_panel(_growth(kind, name))
     return (
-        made.with_panel(bars("Leak budget", SHARE, "Share that is spent, by replica.",
+        made.with_panel(bars("Leak budget", SHARE, "Spent share of the budget, by replica.",
                              (f"plimsoll_memory_budget_consumed_ratio{{{AT}}}",
                               "{{pod}} {{kind}}"), width=THIRD))
         .with_panel(lines("Leak budget over time", SHARE, "1 is the whole budget.",
@@ -36,7 +43,7 @@ def service() -> Dashboard:
         .with_panel(lines("Time to exhaustion", SECONDS, "Absent while nothing grows.",
                           (f"plimsoll_memory_budget_exhaustion_seconds{{{AT}}}",
                            "{{pod}} {{kind}}"), width=THIRD))
-        .with_panel(lines("Requests", COUNT, "Load, beside the memory.",
+        .with_panel(lines("Requests", COUNT, "Load of the engine.",
                           (f"sum(plimsoll_engine_num_requests_running{{{AT}}})", "running"),
                           (f"sum(plimsoll_engine_num_requests_waiting{{{AT}}})", "waiting"),
                           (f"sum(plimsoll_engine_num_requests_inflight{{{AT}}})", "in flight")))
@@ -44,20 +51,20 @@ def service() -> Dashboard:
                           ("sum by (action, outcome) "
                            f"(increase(plimsoll_remediations_total{{{AT}}}[$__rate_interval]))",
                            "{{action}} {{outcome}}")))
-        .with_panel(lines("Returned", BYTES, "Memory that came back, by what ended the incident.",
+        .with_panel(lines("Returned", BYTES, "Memory that came back, by the incident's action.",
                           ("sum by (action, kind) "
                            f"(plimsoll_remediation_returned_bytes_total{{{AT}}})",
                            "{{action}} {{kind}}"), width=THIRD))
         .with_panel(lines("Restart pause", SECONDS,
-                          "Mean duration of an action; of a worker restart, the streams' wait.",
+                          "Mean duration of an action; for a worker restart, the streams' pause.",
                           ("sum by (action) "
                            f"(plimsoll_remediation_duration_seconds_sum{{{AT}}})"
                            " / sum by (action) "
                            f"(plimsoll_remediation_duration_seconds_count{{{AT}}})",
                            "{{action}}"), width=THIRD))
-        .with_panel(lines("Restarts left", COUNT, "Of the restart budget, by replica.",
+        .with_panel(lines("Restarts left", COUNT, "Rest of the restart budget, by replica.",
                           (f"plimsoll_restart_budget_remaining{{{AT}}}", "{{pod}}"), width=THIRD))
-        .with_panel(lines("Incidents ended", COUNT, "By how they ended.",
+        .with_panel(lines("Incidents ended", COUNT, "By phase and outcome.",
                           ("sum by (kind, phase, outcome) "
                            f"(plimsoll_incidents_ended_total{{{AT}}})",
                            "{{kind}} {{phase}} {{outcome}}"), width=THIRD))
@@ -66,28 +73,36 @@ def service() -> Dashboard:
                            f"(sum(plimsoll_restart_slot_wait_seconds_count{{{AT}}}) > 0)", "mean"),
                           width=THIRD))
         .with_panel(lines("Unknown signals", SHARE,
-                          "Share of samples without the signal. A device that other pods share is "
-                          "seen as far as the engine's own allocator goes.",
+                          "Share of samples without the signal. On a shared device, only the "
+                          "engine's own allocator counts.",
                           ("sum by (signal) (rate(plimsoll_signal_unknown_samples_total"
                            f"{{{AT}}}[$__rate_interval])) / ignoring(signal) group_left "
                            f"sum(rate(plimsoll_supervisor_samples_total{{{AT}}}"
                            "[$__rate_interval]))", "{{signal}}"),
                           (f"max(plimsoll_memory_device_shared{{{AT}}})", "device shared"),
                           width=THIRD))
-        .with_panel(lines("Control group", BYTES, "What the kernel accounts for the engine.",
+        .with_panel(lines("Control group", BYTES, "Memory that the kernel charges to the engine.",
                           (f"max by (kind) (plimsoll_cgroup_memory_bytes{{{AT}}})", "{{kind}}"),
                           width=THIRD))
         .with_panel(lines("Waiting for memory", SHARE,
-                          "Share of time that some or all of its tasks were stalled (PSI).",
+                          "Share of time in which some or all tasks stalled (PSI).",
                           ("max by (share) (rate(plimsoll_cgroup_memory_stalled_seconds_total"
                            f"{{{AT}}}[$__rate_interval]))", "{{share}}"), width=THIRD))
-        .with_panel(lines("Kernel events", COUNT, "Held back, out of memory, processes killed.",
+        .with_panel(lines("Kernel events", COUNT, "Throttling, out of memory, killed processes.",
                           ("sum by (event) (increase(plimsoll_cgroup_memory_events_total"
                            f"{{{AT}}}[$__rate_interval]))", "{{event}}"), width=THIRD))
-        .with_panel(lines("Supervisor: memory", BYTES, "What supervision costs each replica.",
+        .with_panel(lines("Open files", SHARE,
+                          "Share of its limit that the engine's process nearest to it has open.",
+                          (f"plimsoll_engine_open_fds{{{AT}}} / plimsoll_engine_max_fds{{{AT}}}",
+                           "{{pod}}"), width=HALF))
+        .with_panel(lines("Shared memory: swept", BYTES,
+                          "Deleted files in /dev/shm, which terminated engines had left.",
+                          (f"plimsoll_shared_memory_swept_bytes_total{{{AT}}}", "{{pod}}"),
+                          width=HALF))
+        .with_panel(lines("Supervisor: memory", BYTES, "Memory of each supervisor.",
                           (f"plimsoll_supervisor_resident_memory_bytes{{{AT}}}",
                            "{{pod}} {{process}}"), width=HALF))
-        .with_panel(lines("Supervisor: processor", COUNT, "Cores in use by each supervisor.",
+        .with_panel(lines("Supervisor: CPU", COUNT, "Cores that each supervisor uses.",
                           (f"rate(plimsoll_supervisor_cpu_seconds_total{{{AT}}}"
                            "[$__rate_interval])", "{{pod}}"), width=HALF))
         .annotation(remediations(AT))
@@ -102,7 +117,7 @@ def _segments(kind: str, name: str) -> timeseries.Panel:
     return lines(
         f"{name} memory by segment",
         BYTES,
-        "The largest of each segment over the replicas, against baseline and baseline plus budget.",
+        "Largest value of each segment over the replicas, with the baseline and the budget above.",
         (f"max by (segment) (plimsoll_memory_segment_bytes{{{at}}})", "{{segment}}"),
         (f"max(plimsoll_memory_baseline_bytes{{{at}}})", "baseline"),
         (level, "budget"),
@@ -112,12 +127,12 @@ def _segments(kind: str, name: str) -> timeseries.Panel:
 
 
 def _growth(kind: str, name: str) -> timeseries.Panel:
-    """The leak itself: beside gigabytes of baseline some hundred megabytes are hard to see."""
+    """The leak alone: next to a baseline of gigabytes, some hundred megabytes are hard to see."""
     at = f'{AT},kind="{kind}"'
     return lines(
         f"{name} growth that nothing explains",
         BYTES,
-        "Each replica's unexplained growth against the budget that it may spend.",
+        "Unexplained growth of each replica, and its budget.",
         (f"plimsoll_memory_unexplained_bytes{{{at}}}", "{{pod}}"),
         (f"max(plimsoll_memory_budget_bytes{{{at}}})", "budget"),
         width=THIRD,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +38,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         with contextlib.suppress(MissingError):  # the fixture says so
             find(node=missing_for_a_node() is None)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint, made once for all parallel workers. Copy it before changing it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny-checkpoint"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            making = folder.with_suffix(".part")
+            command = [sys.executable, "-m", "plimsoll_faults.models.tiny", str(making)]
+            subprocess.run(command, check=True, timeout=600)
+            making.rename(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +135,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits most comes first, the lab's long chain before all; short tests fill the end."""
+    """What waits most comes first, the lab's long chain before all; short tests fill the end. The
+    fuzzers' corpus is one long file: at the end it would leave all workers but one idle."""
     root = Path(__file__).parent
-    tier = {"cluster": 0, "node": 0, "integration": 1}
+    tier = {"cluster": 0, "node": 0, "integration": 1, "fuzz": 1}
     items.sort(key=lambda item: tier.get(item.path.relative_to(root).parts[0], 2))

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 
 
-def recorded(engine: Engine) -> dict[tuple[str, int], torch.Tensor]:
+def recorded(engine: EngineCore) -> dict[tuple[str, int], torch.Tensor]:
     """Fills as ``engine`` runs: by request and number of the token, [vocabulary] each."""
     model: Any = engine.runner.model
     seen: dict[tuple[str, int], torch.Tensor] = {}

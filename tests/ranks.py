@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.ranks.leader import Leader
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 
 LEAVE_TIMEOUT_S = 60
 IMPORT_TIMEOUT_S = 240
@@ -22,9 +22,9 @@ IMPORT_TIMEOUT_S = 240
 
 
 @contextmanager
-def started(config: WorkerConfig, quick: bool = False) -> Iterator[tuple[Lifecycle, list[Any]]]:
+def started(config: WorkerConfig, quick: bool = False) -> Iterator[tuple[CoreLifecycle, list[Any]]]:
     """A warm engine of ``config.tensor_parallel_size`` ranks and the other ranks' processes. They
-    end with the block, each by itself. ``quick`` as in :meth:`Lifecycle.take_over`."""
+    end with the block, each by itself. ``quick`` as in :meth:`CoreLifecycle.take_over`."""
     size = config.tensor_parallel_size
     leader = Leader(config.run_dir, 1, size) if size > 1 else None
     text = msgspec.json.encode(config).decode()
@@ -36,7 +36,7 @@ def started(config: WorkerConfig, quick: bool = False) -> Iterator[tuple[Lifecyc
         )
         for rank in range(1, size)
     ]  # fmt: skip
-    lifecycle = Lifecycle(config, ranks=leader)
+    lifecycle = CoreLifecycle(config, ranks=leader)
     try:
         if leader is not None:
             assert select.select([leader._listener], [], [], IMPORT_TIMEOUT_S)[0], "no other rank"

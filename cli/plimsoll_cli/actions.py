@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 import msgspec
 
+from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import waiting
-from plimsoll_sidecar.ask import Answer
 
 Ask = Callable[[str], bool]
 """Puts a question to a person."""
 Reach = Callable[[list[str], float], tuple[int, str, str]]
-"""Runs ``plimsoll_sidecar.ask`` beside one replica's engine, with these arguments and for so many
-seconds at most: exit status, standard output and error."""
+"""Runs the supervisor's ``ask`` program beside one replica's engine, with these arguments, for so
+many seconds at most: exit status, standard output and error."""
 
 DOES = {
-    "trim": "gives cached memory back to the system; caches are cold after it",
+    "trim": "returns cached memory to the system; caches are cold afterwards",
     "drain": "takes the replica out of service and lets running requests finish",
-    "restart": "replaces its worker; running requests pause and go on",
+    "restart": "replaces its worker; running requests pause, then continue",
     "resume": "puts it back into service and resets its restart budget",
 }
 STATUS_S = 30.0
@@ -29,35 +29,54 @@ ACT_S = 700.0
 """Longest action: a worker that loads its weights again."""
 
 
-def act(reach: Reach, what: str, pod: str, yes: bool, deadline_s: float, ask: Ask) -> Answer:
-    """Raises RunError where the supervisor cannot be asked, and where it says no."""
-    seen = status(reach, pod)
-    if seen.epoch is None:
-        raise RunError(f"{pod}: {seen.message}")
+def act(
+    reach: Reach, what: str, pod: str, yes: bool, deadline_s: float, ask: Ask,
+    whole_service: bool = False,
+) -> ActionAnswer:  # fmt: skip
+    """Raises RunError where the supervisor cannot be asked, and where it says no.
+
+    Who confirms sees the replica first, and the action is fenced by the epoch that was seen. With
+    ``yes`` nobody looks: the supervisor fences it by the epoch that it finds, in one call.
+    """
+    epoch = CURRENT
     if not yes:
-        question = f"{what} {pod} (epoch {seen.epoch}, {seen.state}): {DOES[what]}. Go on?"
+        seen = status(reach, pod)
+        if seen.epoch is None:
+            raise RunError(f"{pod}: {seen.message}")
+        epoch = seen.epoch
+        question = f"{what} {pod} (epoch {epoch}, {seen.state}): {DOES[what]}. Continue?"
         if not sys.stdin.isatty():
-            raise UsageError(f"{question}\nNobody is there to answer: add --yes")
+            raise UsageError(f"{question}\nNo terminal to confirm on: add --yes")
         if not ask(question):
-            raise RunError("nothing was done")
-    fence = [f"--expected-epoch={seen.epoch}", f"--deadline={deadline_s}"]
-    with waiting(f"{what} {pod}"):
-        answer = _answer(reach, pod, [what, *fence], ACT_S)
+            raise RunError("canceled: nothing has changed")
+    answer = _do(reach, what, pod, epoch, deadline_s, whole_service)
+    if epoch == CURRENT and f"not {CURRENT}" in answer.message and answer.epoch is not None:
+        # A supervisor of an older version, which takes an epoch only.
+        answer = _do(reach, what, pod, answer.epoch, deadline_s, whole_service)
     if answer.outcome != "Succeeded":
         raise RunError(f"{what} {pod}: {answer.outcome}: {answer.message}")
     return answer
 
 
-def status(reach: Reach, pod: str) -> Answer:
+def _do(
+    reach: Reach, what: str, pod: str, epoch: str, deadline_s: float, whole_service: bool
+) -> ActionAnswer:
+    arguments = [what, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
+    arguments += ["--service"] if whole_service else []
+    with waiting(f"{what} {pod}"):
+        return _answer(reach, pod, arguments, ACT_S)
+
+
+def status(reach: Reach, pod: str) -> ActionAnswer:
     """What the supervisor of a replica sees of its engine."""
     with waiting(f"asking {pod}"):
         return _answer(reach, pod, ["status"], STATUS_S)
 
 
-def _answer(reach: Reach, pod: str, arguments: list[str], limit_s: float) -> Answer:
+def _answer(reach: Reach, pod: str, arguments: list[str], limit_s: float) -> ActionAnswer:
     code, out, error = reach(arguments, limit_s)
     try:
-        return msgspec.json.decode(out.strip().splitlines()[-1], type=Answer)
+        return msgspec.json.decode(out.strip().splitlines()[-1], type=ActionAnswer)
     except (IndexError, msgspec.MsgspecError):
         said = error.strip() or out.strip() or f"exit status {code}"
-        raise RunError(f"{pod}: the supervisor cannot be asked: {said}") from None
+        raise RunError(f"{pod}: cannot reach the supervisor: {said}") from None

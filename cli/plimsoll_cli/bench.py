@@ -29,15 +29,17 @@ class Seen:
 
     @property
     def ttft_s(self) -> float | None:
+        """Return the seconds from sending to the first chunk; None where none came."""
         return self.chunks[0] - self.sent if self.chunks else None
 
     @property
     def gaps_s(self) -> list[float]:
+        """Return the seconds between each two chunks."""
         return [b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)]
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadProfile:
     """``count`` requests, at most ``at_once`` of them under way."""
 
     url: str
@@ -48,7 +50,7 @@ class Load:
     api_key: str | None = None
 
 
-async def run(load: Load, done: Callable[[], None]) -> tuple[list[Seen], float]:
+async def run(load: LoadProfile, done: Callable[[], None]) -> tuple[list[Seen], float]:
     """Every request and the seconds they took together. RunError where none succeeded."""
     limit = asyncio.Semaphore(load.at_once)
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
@@ -69,7 +71,7 @@ async def run(load: Load, done: Callable[[], None]) -> tuple[list[Seen], float]:
     return list(found), took
 
 
-async def _one(client: httpx.AsyncClient, load: Load, number: int) -> Seen:
+async def _one(client: httpx.AsyncClient, load: LoadProfile, number: int) -> Seen:
     # Different from the first token on, so that the prefix cache answers nothing.
     body = {
         "model": load.model, "prompt": f"{number}: {PROMPT}", "max_tokens": load.max_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ def top(
     namespace: options.Namespace = None,
     everywhere: options.Everywhere = False,
     output: options.Form = Output.TABLE,
-    once: Annotated[bool, typer.Option("--once", help="Print once, do not stay.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
     """Watch every service's leak budget, worst first."""
     from plimsoll_cli.cluster import top as showing
@@ -27,42 +28,52 @@ def top(
 
 
 def incidents(
-    service: Annotated[str | None, typer.Argument(help="Of this service only.")] = None,
+    service: Annotated[
+        str | None, typer.Argument(help="Show only incidents of this service.")
+    ] = None,
     local: options.Local = False,
     run_dir: options.RunDir = None,
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     namespace: options.Namespace = None,
     everywhere: options.Everywhere = False,
-    phase: Annotated[str | None, typer.Option(help="For example Unresolved.")] = None,
-    kind: Annotated[str | None, typer.Option(help="For example HostGrowth.")] = None,
-    open_only: Annotated[bool, typer.Option("--open", help="Not ended yet.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="The newest only.")] = 100,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Then follow changes.")] = False,
+    phase: Annotated[
+        str | None, typer.Option(help="Show only this phase, for example Unresolved.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Show only this kind, for example HostGrowth.")
+    ] = None,
+    open_only: Annotated[bool, typer.Option("--open", help="Show only open incidents.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Maximum number of incidents, newest first.")
+    ] = 100,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Print each change until Ctrl-C.")
+    ] = False,
     output: options.Form = Output.TABLE,
 ) -> None:
     """List incidents, newest first."""
     from plimsoll_cli import incidents as listing
+    from plimsoll_cli.incident_view import IncidentView
     from plimsoll_cli.output import waiting
-    from plimsoll_cli.told import Told
 
     wanted = listing.Filter(service, phase, kind, open_only)
     wanted.check()
     if local or run_dir is not None:
 
-        def read() -> list[Told]:
+        def read() -> list[IncidentView]:
             return listing.local(service, run_dir)
 
         # A run directory is one service's, whatever it is called.
         wanted = listing.Filter(None, phase, kind, open_only)
     else:
-        from plimsoll_cli.cluster import stories
+        from plimsoll_cli.cluster import leak_incidents
 
         cluster = options.cluster(kubeconfig, context, namespace, everywhere)
 
-        def read() -> list[Told]:
+        def read() -> list[IncidentView]:
             with waiting("reading incidents") as tell:
-                return stories.every(cluster, service, tell)
+                return leak_incidents.every(cluster, service, tell)
 
     if watch:
         listing.watch(read, wanted, output)
@@ -81,8 +92,8 @@ def explain(
     namespace: options.Namespace = None,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Tell an incident's story: what grew, what was tried, what came back, what to do next."""
-    from plimsoll_cli import explain as telling
+    """Explain an incident: what grew, what was tried, what came back, what to do next."""
+    from plimsoll_cli import explain as explaining
     from plimsoll_cli import incidents as listing
     from plimsoll_cli.output import console, plain, write
 
@@ -90,29 +101,31 @@ def explain(
         found = [one for one in listing.local(None, run_dir) if one.name == incident]
         if not found:
             raise UsageError(
-                f"{incident}: not in the journals here; see: plimsoll incidents --local"
+                f"{incident}: no local journal has this incident; see: plimsoll incidents --local"
             )
-        told = found[0]
+        shown = found[0]
     else:
-        from plimsoll_cli.cluster import stories
+        from plimsoll_cli.cluster import leak_incidents
 
-        told = stories.one(options.cluster(kubeconfig, context, namespace), incident)
+        shown = leak_incidents.one(options.cluster(kubeconfig, context, namespace), incident)
     if output.for_people:
         out = console()
-        telling.show(told, out, plain(out))
+        explaining.show(shown, out, plain(out))
     else:
-        write(listing.objects(told) | {"next": telling.next_step(told)}, output)
+        write(listing.objects(shown) | {"next": explaining.next_step(shown)}, output)
 
 
 def doctor(
-    service: Annotated[str | None, typer.Option(help="Its replicas only.")] = None,
+    service: Annotated[
+        str | None, typer.Option(help="Check only replicas of this service.")
+    ] = None,
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     namespace: options.Namespace = None,
     everywhere: options.Everywhere = False,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Check cluster, CRDs, permissions, operator and what each supervisor sees."""
+    """Check the cluster, CRDs, permissions, operator and each supervisor."""
     from dataclasses import asdict
 
     from plimsoll_cli.cluster import doctor as checking
@@ -137,7 +150,9 @@ def _action(what: str, text: str) -> Callable[..., None]:
     """The command of one action; ``text`` is its help."""
 
     def command(
-        pod: Annotated[str, typer.Argument(help="The replica; with --local its service.")],
+        pod: Annotated[
+            str, typer.Argument(help="Pod of the replica. With --local: name of the service.")
+        ],
         local: options.Local = False,
         run_dir: options.RunDir = None,
         kubeconfig: options.Kubeconfig = None,
@@ -145,24 +160,61 @@ def _action(what: str, text: str) -> Callable[..., None]:
         namespace: options.Namespace = None,
         yes: options.Yes = False,
         deadline: Annotated[
-            float, typer.Option(parser=options.duration, metavar="TIME", help="Of a drain.")
+            float,
+            typer.Option(parser=options.duration, metavar="TIME", help="Maximum time to drain."),
         ] = "30s",  # type: ignore[assignment]
     ) -> None:
-        from plimsoll_cli import actions
-
-        if local or run_dir is not None:
-            from plimsoll_cli.local import ask, root
-
-            reach = ask.beside(run_dir or root.of(pod))
-        else:
-            from plimsoll_cli.cluster.exec import beside
-
-            reach = beside(options.cluster(kubeconfig, context, namespace), pod)
-        answer = actions.act(reach, what, pod, yes, deadline, typer.confirm)
-        typer.echo(f"{what} {pod}: {answer.message or 'done'}")
+        _do(what, pod, local, run_dir, kubeconfig, context, namespace, yes, deadline)
 
     command.__doc__ = text
     return command
+
+
+def resume(
+    pod: Annotated[
+        str, typer.Argument(help="Pod of the replica. With --local: name of the service.")
+    ],
+    local: options.Local = False,
+    run_dir: options.RunDir = None,
+    kubeconfig: options.Kubeconfig = None,
+    context: options.Context = None,
+    namespace: options.Namespace = None,
+    yes: options.Yes = False,
+    service: Annotated[
+        bool,
+        typer.Option(
+            "--service", help="Also clear the service's count of restarts for all replicas."
+        ),
+    ] = False,
+) -> None:
+    """Put a replica back into service and reset its restart budget."""
+    _do("resume", pod, local, run_dir, kubeconfig, context, namespace, yes, 30.0, service)
+
+
+def _do(
+    what: str,
+    pod: str,
+    local: bool,
+    run_dir: Path | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    namespace: str | None,
+    yes: bool,
+    deadline_s: float,
+    whole_service: bool = False,
+) -> None:
+    from plimsoll_cli import actions
+
+    if local or run_dir is not None:
+        from plimsoll_cli.local import ask, root
+
+        reach = ask.beside(run_dir or root.of(pod))
+    else:
+        from plimsoll_cli.cluster.exec import beside
+
+        reach = beside(options.cluster(kubeconfig, context, namespace), pod)
+    answer = actions.act(reach, what, pod, yes, deadline_s, typer.confirm, whole_service)
+    typer.echo(f"{what} {pod}: {answer.message or 'done'}")
 
 
 def register(app: typer.Typer) -> None:
@@ -170,9 +222,9 @@ def register(app: typer.Typer) -> None:
     for command in (top, incidents, explain, doctor):
         app.command()(command)
     for what, text in (
-        ("trim", "Have a replica give cached memory back."),
-        ("drain", "Take a replica out of service and let its requests finish."),
-        ("restart", "Replace a replica's worker; running requests go on."),
-        ("resume", "Put a replica back into service and reset its restart budget."),
+        ("trim", "Return a replica's cached memory to the system."),
+        ("drain", "Take a replica out of service and let running requests finish."),
+        ("restart", "Replace a replica's worker. Running requests continue."),
     ):
         app.command(what)(_action(what, text))
+    app.command()(resume)

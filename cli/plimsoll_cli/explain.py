@@ -7,47 +7,86 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
+from plimsoll_api.leakincident import IncidentStep
 from plimsoll_api.units import format_bytes
+from plimsoll_cli.incident_view import IncidentView, seconds
 from plimsoll_cli.spark import plot
-from plimsoll_cli.told import Told, seconds
-from plimsoll_sidecar.record.incident import IncidentStep
 
 WHAT = {
     "HostGrowth": "host memory grew beyond what the engine's ledger explains",
     "DeviceGrowth": "device memory grew beyond what the engine's ledger explains",
     "OrphanDeviceMemory": "device memory is held by no known process",
-    "Stall": "requests waited and the engine made no step",
-    "OutOfMemoryKill": "the kernel killed the engine for its memory",
-    "CapacityLoss": "KV blocks or room for encoder outputs were held by no request",
+    "Stall": "requests waited, but the engine completed no step",
+    "OutOfMemoryKill": "the kernel killed the engine because it ran out of memory",
+    "CapacityLoss": "KV blocks or encoder cache space belonged to no request",
+    "EngineCrash": "the engine or its worker ended unexpectedly and was restarted",
+    "CrashLoop": "a container keeps crashing",
+    "ManualAction": "a person ran an action on the replica",
 }
 LABEL, WIDEST, HEIGHT = 9, 64, 5
 """Columns of a size, most columns and the lines of the picture."""
-REPORT = "report the leak with the saved diagnostics: a restart cures its effect only."
+REPORT = "report the leak with the saved diagnostics: a restart only removes its effect."
 NEXT = {
-    "Open": "wait: the supervisor first makes sure that the growth goes on.",
-    "Trimming": "wait: memory that is merely cached is being given back first.",
-    "Confirmed": "wait: something disruptive follows only when the budget is spent.",
-    "AwaitingSlot": "wait: another replica holds the service's restart slot.",
-    "Draining": "wait: running requests finish before the engine is restarted.",
-    "Restarting": "wait: streams pause until the new worker is there, or until the operator has"
+    "Open": "wait: the supervisor first checks that the growth continues.",
+    "Trimming": "wait: the supervisor first returns cached memory.",
+    "Confirmed": "wait: the supervisor takes no disruptive action before the budget is spent.",
+    "AwaitingSlot": "wait: the supervisor is taking the service's restart slot.",
+    "Draining": "wait: the engine drains its requests before the restart.",
+    "Restarting": "wait: streams pause until the new worker is ready, or until the operator has"
     " replaced the pod.",
-    "Verifying": "wait: memory is compared with the baseline after warm-up.",
-    "Cleared": "nothing: the suspicion went away by itself.",
+    "Verifying": "wait: after warm-up, the supervisor compares memory with the baseline.",
+    "Cleared": "nothing: the symptom disappeared by itself.",
     "Trim": "nothing at once. If it comes back, the growth was fragmentation: see docs/tuning.md.",
     "WorkerRestart": REPORT,
     "EngineRestart": REPORT,
     "PodReplaced": "nothing at once: a new pod took over. " + REPORT,
-    "NewEpoch": "nothing: the engine was started anew by somebody else.",
-    "Observed": "set spec.supervision.mode: Recover to let the supervisor act, or act by hand:"
+    "ContainerRestarted": "find out how it ended: kubectl logs {pod} -c {container} --previous, and"
+    " Last State in kubectl describe pod {pod}",
+    "WorkerRestarted": "find out how it ended: kubectl logs {pod} -c {container}",
+    "Recovered": "nothing at once: the container is ready again. Its last log may say more:"
+    " kubectl logs {pod} -c {container} --previous",
+    "PodGone": "nothing: someone else deleted or replaced the pod.",
+    "ManualTrim": "nothing.",
+    "ManualDrain": "put it back into service when you are done: plimsoll resume {pod}",
+    "ManualRestart": "nothing: the restart counts against the replica's restart budget.",
+    "ManualResume": "nothing.",
+    "Failed": "the message above says why; the engine's log may say more: kubectl logs {pod}"
+    " -c engine",
+    "NewEpoch": "nothing: someone else restarted the engine.",
+    "Observed": "set spec.supervision.mode: Recover to let the supervisor act, or act manually:"
     " plimsoll restart {pod}",
     "RestartBudgetExhausted": "find the cause, then: plimsoll resume {pod}",
     "LadderExhausted": "allow more in spec.supervision.ladder, or replace the pod:"
     " kubectl delete pod {pod}",
-    "PartlyReturned": "look for memory outside of the engine (segments shared and orphan).",
+    "PartlyReturned": "look for memory outside the engine (segments shared and orphan).",
     "SlotTimeout": "see who holds the slot: kubectl get leases -l plimsoll.dev/service={service}",
     "Refused": "the engine's log says why it refused: kubectl logs {pod} -c engine",
     "EffectUnknown": "compare the engine's epoch with the incident's: plimsoll doctor",
 }
+WAITS = {
+    "ServiceRestartBudgetExhausted": "find the cause. Restarts resume as the window passes, or"
+    " after: plimsoll resume {pod} --service",
+    "ReplicaRestartBudgetExhausted": "find the cause, then: plimsoll resume {pod}",
+    "SlotHeld": "wait: another replica of the service restarts. To see which one:"
+    " kubectl get leases -l plimsoll.dev/service={service}",
+    "SlotConflict": "wait: another replica took the slot at the same moment.",
+    "NoSlot": "wait until the operator has created the slot Leases. Check that it runs.",
+    "CircuitBreaker": "wait: the number of services that restart has reached the operator's"
+    " --max-disruptions.",
+    "LastReadyReplica": "wait until another replica is ready, or add one.",
+    "MaintenanceWindow": "wait: it restarts in spec.supervision.maintenanceWindow, or earlier if"
+    " memory would run out before.",
+    "APIServerUnreachable": "check that the pod can reach the API server: kubectl logs {pod}"
+    " -c supervisor",
+    "RestartCountUnreadable": "someone else edited the slot Lease. Clear its counts:"
+    " plimsoll resume {pod} --service",
+}
+BY_KIND = {
+    "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before:"
+    " plimsoll incidents {service}",
+    "CrashLoop": "its last log says why: kubectl logs {pod} -c {container} --previous",
+}
+"""For kinds that no action of the supervisor cures, whatever phase they are in."""
 STYLE = {
     "Succeeded": "green", "Failed": "red", "Refused": "red", "Begun": "yellow",
     "Requested": "yellow",
@@ -55,63 +94,69 @@ STYLE = {
 }  # fmt: skip
 
 
-def next_step(told: Told) -> str:
+def next_step(incident: IncidentView) -> str:
     """What a person does now."""
-    known = NEXT.get(told.status.outcome or told.status.phase, "look at the message above.")
-    return known.format(pod=told.spec.pod, service=told.spec.service)
+    spec, status = incident.spec, incident.status
+    known = NEXT.get(status.outcome or incident.phase, "see the message above.")
+    if spec.kind in BY_KIND and status.outcome not in ("Recovered", "PodGone"):
+        known = BY_KIND[spec.kind]
+    elif status.waiting_reason is not None:
+        known = WAITS.get(status.waiting_reason, known)
+    return known.format(pod=spec.pod, service=spec.service, container=spec.container)
 
 
-def memory(told: Told) -> list[tuple[float, int]]:
+def memory(incident: IncidentView) -> list[tuple[float, int]]:
     """What is known of the replica's memory: seconds since the incident opened, and bytes."""
-    opened, points = seconds(told.spec.opened_at) or 0.0, []
-    for step in told.status.timeline:
+    opened, points = seconds(incident.spec.opened_at) or 0.0, []
+    for step in incident.status.timeline:
         at = (seconds(step.time) or opened) - opened
         if step.outcome == "Begun":
             continue
         points += [(at, size) for size in (step.before_bytes, step.after_bytes) if size is not None]
-    ended = seconds(told.status.ended_at)
+    ended = seconds(incident.status.ended_at)
     if points and ended is not None and ended - opened > points[-1][0]:
         points.append((ended - opened, points[-1][1]))  # what was verified at the end
     return points
 
 
-def lines(told: Told, width: int, plain: bool = False) -> Iterator[Text]:
+def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
     """The story, each line cut to ``width`` columns but for sentences, which are whole."""
-    spec, status = told.spec, told.status
+    spec, status = incident.spec, incident.status
     yield Text.assemble(
-        (told.name, "bold"), "  ", (status.phase, STYLE.get(status.phase, "bold yellow")),
+        (incident.name, "bold"), "  ", (incident.phase, STYLE.get(incident.phase, "bold yellow")),
         f" ({status.outcome})" if status.outcome else "",
     )  # fmt: skip
-    where = f"{told.namespace}/{spec.service}" if told.namespace else spec.service
+    where = f"{incident.namespace}/{spec.service}" if incident.namespace else spec.service
     yield Text(f"{spec.kind}: {WHAT.get(spec.kind, 'something went wrong')}.")
     yield Text(f"Service {where}, pod {spec.pod}, epoch {spec.epoch}.")
-    yield Text(f"Opened {spec.opened_at}{_lasted(told)}.")
-    yield from _seen(told)
-    yield from _picture(told, width, plain)
-    yield from _tried(told, width, plain)
+    yield Text(f"Opened {spec.opened_at}{_lasted(incident)}.")
+    yield from _seen(incident)
+    yield from _picture(incident, width, plain)
+    yield from _tried(incident, width, plain)
     if status.returned_bytes is not None:
         yield Text(f"\nCame back: {format_bytes(status.returned_bytes)}.", style="bold")
     if status.message:
-        yield Text(f"Said at the end: {status.message}")
+        yield Text(f"{'Result' if incident.ended else 'Now'}: {status.message}")
     folders: dict[str, list[str]] = {}
     for file in status.diagnostics:
         folder, _, name = file.rpartition("/")
         folders.setdefault(folder, []).append(name)
     for folder, names in folders.items():
         yield Text(f"Saved in {folder or '.'}: {', '.join(names)}")
-    yield Text.assemble(("\nWhat next: ", "bold"), next_step(told))
+    yield Text.assemble(("\nWhat next: ", "bold"), next_step(incident))
 
 
-def show(told: Told, out: Console, plain: bool) -> None:
-    for line in lines(told, out.width, plain):
+def show(incident: IncidentView, out: Console, plain: bool) -> None:
+    """Print the explanation of an incident for a person."""
+    for line in lines(incident, out.width, plain):
         out.print(line, soft_wrap=True)
 
 
-def _lasted(told: Told) -> str:
-    begin, end = seconds(told.spec.opened_at), seconds(told.status.ended_at)
+def _lasted(incident: IncidentView) -> str:
+    begin, end = seconds(incident.spec.opened_at), seconds(incident.status.ended_at)
     if begin is None or end is None:
         return ""
-    return f", ended {told.status.ended_at} after {span(end - begin)}"
+    return f", ended {incident.status.ended_at} after {span(end - begin)}"
 
 
 def span(value: float) -> str:
@@ -122,8 +167,8 @@ def span(value: float) -> str:
     return f"{value / 86_400:.0f} d"
 
 
-def _seen(told: Told) -> Iterator[Text]:
-    seen = told.status.attribution
+def _seen(incident: IncidentView) -> Iterator[Text]:
+    seen = incident.attribution
     where = f" in {seen.segment}" if seen.segment else ""
     where += f" of the {seen.process}" if seen.process else ""
     if seen.bytes:
@@ -131,14 +176,14 @@ def _seen(told: Told) -> Iterator[Text]:
         each = seen.bytes_per_request
         rate += f", {format_bytes(each)} a request" if each else ""
         yield Text(f"\nGrew: {format_bytes(seen.bytes)}{where}{rate}.", style="bold")
-        spent = told.status.consumed_percent
-        yield Text(f"Leak budget spent: {spent} %. Confidence: {seen.confidence:.0%}.")
+        spent = incident.status.consumed_percent or 0
+        yield Text(f"Leak budget spent: {spent} %. Confidence: {seen.confidence or 0:.0%}.")
     for sentence in seen.evidence:
         yield Text(f"Evidence: {sentence}")
 
 
-def _picture(told: Told, width: int, plain: bool) -> Iterator[Text]:
-    points = memory(told)
+def _picture(incident: IncidentView, width: int, plain: bool) -> Iterator[Text]:
+    points = memory(incident)
     if len(points) < 2:
         return
     drawn = plot(points, max(8, min(WIDEST, width - LABEL - 4)), HEIGHT, plain)
@@ -155,13 +200,13 @@ def _picture(told: Told, width: int, plain: bool) -> Iterator[Text]:
     yield Text(f"{'':>{LABEL}}  {ends[0]}{' ' * gap}{ends[1]}", style="dim")
 
 
-def _tried(told: Told, width: int, plain: bool) -> Iterator[Text]:
-    if not told.status.timeline:
-        yield Text("\nNothing was tried yet.")
+def _tried(incident: IncidentView, width: int, plain: bool) -> Iterator[Text]:
+    if not incident.status.timeline:
+        yield Text("\nNo action has been tried yet.")
         return
     yield Text("\nWhat was tried:", style="bold")
-    opened = seconds(told.spec.opened_at) or 0.0
-    for step in told.status.timeline:
+    opened = seconds(incident.spec.opened_at) or 0.0
+    for step in incident.status.timeline:
         line = _step(step, opened)
         if line.cell_len > width:
             line.truncate(width - 3 if plain else width, overflow="crop" if plain else "ellipsis")

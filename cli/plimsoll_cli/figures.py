@@ -12,12 +12,14 @@ import platform
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request", "_hours")
+from plimsoll_api.times import rfc3339
+
+UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request", "_hours", "_minutes")
 _KEY = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNITS)})(_low|_high)?$")
 
 
@@ -33,7 +35,7 @@ def result(
             raise ValueError(f"figure {key!r}: snake_case with its unit last, one of {UNITS}")
     return {
         "name": name,
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": rfc3339(time.time()),
         "machine": machine(),
         "commit": commit(),
         "command": shlex.join(command),

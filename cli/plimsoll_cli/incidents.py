@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
+from plimsoll_api.incident_record import JOURNAL_FILE, IncidentRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.incident_view import IncidentView, of_journal
 from plimsoll_cli.local import root
 from plimsoll_cli.output import Cell, Output, console, fitting, show, write
-from plimsoll_cli.told import Told, of_journal
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.govern.incident import Incident, Phase
-from plimsoll_sidecar.record.journal import FILE
 
 STATE_DIR = "state"
 LEAST_WIDTH = {"OPENED": 90, "SERVICE": 110, "OUTCOME": 75, "RETURNED": 110}
@@ -40,63 +39,69 @@ class Filter:
 
     def check(self) -> None:
         """UsageError for a word that no incident has."""
-        for flag, word, known in (("--phase", self.phase, Phase), ("--kind", self.kind, Kind)):
-            if word is not None and word not in list(known):
+        allowed = (
+            ("--phase", self.phase, list(IncidentPhase)),
+            ("--kind", self.kind, list(IncidentKind)),
+        )
+        for flag, word, known in allowed:
+            if word is not None and word not in known:
                 raise UsageError(f"{flag} {word!r}: use one of {', '.join(known)}")
 
-    def wants(self, told: Told) -> bool:
+    def wants(self, incident: IncidentView) -> bool:
+        """Return whether ``incident`` passes all that is set."""
         return (
-            self.service in (None, told.spec.service)
-            and self.phase in (None, told.status.phase)
-            and self.kind in (None, told.spec.kind)
-            and not (self.open_only and told.ended)
+            self.service in (None, incident.spec.service)
+            and self.phase in (None, incident.phase)
+            and self.kind in (None, incident.spec.kind)
+            and not (self.open_only and incident.ended)
         )
 
 
-def read(journal: Path) -> list[Incident]:
+def read(journal: Path) -> list[IncidentRecord]:
     """The incidents of one journal, newest first, without touching it. Raises UsageError."""
     if not journal.is_file():
-        raise UsageError(f"{journal}: there is no journal: has the service run here?")
+        raise UsageError(f"{journal}: no such journal: has the service run on this machine?")
     try:
         db = sqlite3.connect(f"{journal.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
         try:
             rows = db.execute("SELECT body FROM incidents ORDER BY opened_at DESC").fetchall()
         finally:
             db.close()
-        return [msgspec.json.decode(body, type=Incident) for (body,) in rows]
+        return [msgspec.json.decode(body, type=IncidentRecord) for (body,) in rows]
     except (sqlite3.Error, msgspec.MsgspecError) as error:
         raise UsageError(f"{journal}: cannot be read: {error}") from None
 
 
-def local(service: str | None, run_dir: Path | None) -> list[Told]:
+def local(service: str | None, run_dir: Path | None) -> list[IncidentView]:
     """Of one run directory, of one service, or of all services that ran on this machine."""
     if run_dir is not None:
-        journals = [run_dir / STATE_DIR / FILE]
+        journals = [run_dir / STATE_DIR / JOURNAL_FILE]
     elif service is not None:
-        journals = [root.of(service) / STATE_DIR / FILE]
+        journals = [root.of(service) / STATE_DIR / JOURNAL_FILE]
     else:
-        journals = sorted(root.base().glob(f"*/{STATE_DIR}/{FILE}"))
+        journals = sorted(root.base().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
     return [of_journal(incident) for journal in journals for incident in read(journal)]
 
 
-def listing(found: Iterable[Told], wanted: Filter, limit: int | None) -> list[Told]:
+def listing(found: Iterable[IncidentView], wanted: Filter, limit: int | None) -> list[IncidentView]:
     """Those that are wanted, newest first, at most ``limit``."""
-    chosen = [told for told in found if wanted.wants(told)]
-    chosen.sort(key=lambda told: told.spec.opened_at, reverse=True)
+    chosen = [incident for incident in found if wanted.wants(incident)]
+    chosen.sort(key=lambda incident: incident.spec.opened_at, reverse=True)
     return chosen[:limit]
 
 
-def print_list(found: Sequence[Told], output: Output, more: int = 0) -> None:
+def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> None:
+    """Print a table for people, or objects for programs; ``more`` were left out."""
     if not output.for_people:
-        write([objects(told) for told in found], output)
+        write([objects(incident) for incident in found], output)
         return
     out = console()
     if not found:
         out.print("no incidents")
         return
     wide = output is Output.WIDE
-    spaces = wide or len({told.namespace for told in found}) > 1
-    names, rows = columns(wide, spaces), [row(told, wide, spaces) for told in found]
+    spaces = wide or len({incident.namespace for incident in found}) > 1
+    names, rows = columns(wide, spaces), [row(incident, wide, spaces) for incident in found]
     if out.is_terminal and not wide:
         names, rows = fitting(names, rows, out.width, LEAST_WIDTH)
     show(names, rows, out)
@@ -104,13 +109,13 @@ def print_list(found: Sequence[Told], output: Output, more: int = 0) -> None:
         out.print(f"and {more} older: --limit shows more")
 
 
-def watch(read_all: Callable[[], list[Told]], wanted: Filter, output: Output) -> None:
+def watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output) -> None:
     """A line for each change, until Ctrl-C. Reads again every two seconds."""
     with contextlib.suppress(KeyboardInterrupt):
         _watch(read_all, wanted, output)
 
 
-def _watch(read_all: Callable[[], list[Told]], wanted: Filter, output: Output) -> None:
+def _watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output) -> None:
     known: dict[str, str] = {}
     out = console()
     while True:
@@ -119,38 +124,44 @@ def _watch(read_all: Callable[[], list[Told]], wanted: Filter, output: Output) -
         except RunError as error:
             out.print(f"{time.strftime('%H:%M:%S')}  {error}", style="red", soft_wrap=True)
             fresh = []
-        for told in reversed(fresh):
-            state = f"{told.status.phase} {told.status.outcome or ''}"
-            if known.get(told.name) != state:
-                known[told.name] = state
+        for incident in reversed(fresh):
+            state = f"{incident.phase} {incident.status.outcome or ''}"
+            if known.get(incident.name) != state:
+                known[incident.name] = state
                 if output.for_people:
                     now = time.strftime("%H:%M:%S")
-                    out.print(f"{now}  {told.name}  {state}  {headline(told)}", soft_wrap=True)
+                    out.print(
+                        f"{now}  {incident.name}  {state}  {headline(incident)}", soft_wrap=True
+                    )
                 else:
-                    write(objects(told), output)
+                    write(objects(incident), output)
         time.sleep(WATCH_S)
 
 
 def columns(wide: bool, namespaces: bool) -> list[str]:
+    """Return the table's titles."""
     names = ["NAMESPACE"] if namespaces else []
     names += ["OPENED", "NAME", "SERVICE", "PHASE", "OUTCOME", "RETURNED", "WHAT"]
     return [*names, "POD", "EPOCH", "ENDED"] if wide else names
 
 
-def row(told: Told, wide: bool, namespaces: bool) -> list[Cell]:
-    spec, status = told.spec, told.status
+def row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
+    """Return the cells of one incident, in the order of :func:`columns`."""
+    spec, status = incident.spec, incident.status
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
-    phase = Text(status.phase, style=STYLE.get(status.phase, "yellow"))
-    cells: list[Cell] = [told.namespace] if namespaces else []
-    cells += [spec.opened_at, told.name, spec.service, phase, status.outcome or ""]
-    cells += [returned, headline(told)]
+    phase = Text(incident.phase, style=STYLE.get(incident.phase, "yellow"))
+    cells: list[Cell] = [incident.namespace] if namespaces else []
+    cells += [spec.opened_at, incident.name, spec.service, phase, status.outcome or ""]
+    cells += [returned, headline(incident)]
     return [*cells, spec.pod, spec.epoch, status.ended_at or ""] if wide else cells
 
 
-def headline(told: Told) -> str:
+def headline(incident: IncidentView) -> str:
     """What grew, how much and how fast, in one line."""
-    seen = told.status.attribution
-    parts = [told.spec.kind]
+    seen = incident.attribution
+    parts = [str(incident.spec.kind)]
+    if incident.spec.kind == IncidentKind.ENGINE_CRASH and seen.process:
+        parts.append(f"of the {seen.process}")
     if seen.segment:
         parts.append(f"in {seen.segment}" + (f" of the {seen.process}" if seen.process else ""))
     if seen.bytes:
@@ -162,11 +173,11 @@ def headline(told: Told) -> str:
     return ", ".join(parts)
 
 
-def objects(told: Told) -> dict[str, Any]:
+def objects(incident: IncidentView) -> dict[str, Any]:
     """The incident as an object of a cluster, whichever way it came."""
-    space = {"namespace": told.namespace} if told.namespace else {}
+    space = {"namespace": incident.namespace} if incident.namespace else {}
     return {
-        "metadata": {"name": told.name, **space},
-        "spec": msgspec.to_builtins(told.spec),
-        "status": msgspec.to_builtins(told.status),
+        "metadata": {"name": incident.name, **space},
+        "spec": msgspec.to_builtins(incident.spec),
+        "status": msgspec.to_builtins(incident.status),
     }

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from plimsoll_api.supervision import Mode
 from plimsoll_cli import commands, options, tools
 from plimsoll_cli.errors import RunError, UsageError
 
@@ -22,19 +23,18 @@ app = typer.Typer(
 )
 
 
-class Device(StrEnum):
+class DeviceKind(StrEnum):
+    """Where the demo runs its model."""
+
     CPU = "cpu"
     CUDA = "cuda"
 
 
-class Mode(StrEnum):
-    OBSERVE = "Observe"
-    RECOVER = "Recover"
-
-
 Duration = Annotated[
     float | None,
-    typer.Option(parser=options.duration, metavar="TIME", help="Stop after, for example, 10m."),
+    typer.Option(
+        parser=options.duration, metavar="TIME", help="Stop after this time, for example 10m."
+    ),
 ]
 RunDir = options.RunDir
 
@@ -42,18 +42,19 @@ RunDir = options.RunDir
 @app.command()
 def run(
     file: Annotated[
-        Path, typer.Option("--file", "-f", metavar="FILE", help="The InferenceService.")
+        Path,
+        typer.Option("--file", "-f", metavar="FILE", help="Manifest with the InferenceService."),
     ],
     local: Annotated[
-        bool, typer.Option("--local", help="Run it on this machine, without a cluster.")
+        bool, typer.Option("--local", help="Run on this machine, without a cluster.")
     ] = False,
     run_dir: RunDir = None,
     duration: Duration = None,
-    no_view: Annotated[bool, typer.Option("--no-view", help="No live view.")] = False,
+    no_view: Annotated[bool, typer.Option("--no-view", help="Do not show the live view.")] = False,
 ) -> None:
-    """Run the service of a manifest: engine and supervisor as child processes."""
+    """Run the engine and the supervisor of a manifest as child processes."""
     if not local:
-        raise UsageError(f"run: give --local; in a cluster it is: kubectl apply -f {file}")
+        raise UsageError(f"run: add --local; to run in a cluster, use: kubectl apply -f {file}")
     from plimsoll_cli.local import command
 
     command.run(file, run_dir, duration, not no_view)
@@ -61,17 +62,17 @@ def run(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the report.")] = Path(
         "demo-report"
     ),
-    streams: Annotated[
-        int, typer.Option(min=1, max=256, help="Clients that stream at the same time.")
-    ] = 8,
-    manifest: Annotated[Path, typer.Option(metavar="FILE", help="The leaky service.")] = Path(
-        "examples/leaky.yaml"
-    ),
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.CPU,
-    no_view: Annotated[bool, typer.Option("--no-view", help="No live view.")] = False,
+    streams: Annotated[int, typer.Option(min=1, max=256, help="Number of concurrent streams.")] = 8,
+    manifest: Annotated[
+        Path, typer.Option(metavar="FILE", help="Manifest of the leaky service.")
+    ] = Path("examples/leaky.yaml"),
+    device: Annotated[
+        DeviceKind, typer.Option(help="Device that runs the model.")
+    ] = DeviceKind.CPU,
+    no_view: Annotated[bool, typer.Option("--no-view", help="Do not show the live view.")] = False,
 ) -> None:
     """Watch a leak, its incident and its cure on this machine, in three minutes."""
     from plimsoll_cli.demo import command
@@ -81,28 +82,30 @@ def demo(
 
 @app.command()
 def record(
-    out: Annotated[Path, typer.Argument(help="The trace: NAME.jsonl or NAME.jsonl.gz.")],
-    service: Annotated[str | None, typer.Argument(help="Name of a service that runs here.")] = None,
+    out: Annotated[Path, typer.Argument(help="Trace to write: NAME.jsonl or NAME.jsonl.gz.")],
+    service: Annotated[
+        str | None, typer.Argument(help="Name of a service on this machine.")
+    ] = None,
     run_dir: RunDir = None,
     duration: Duration = None,
 ) -> None:
     """Record a trace of a service that runs on this machine."""
-    from plimsoll_cli import record as recording
+    from plimsoll_cli.local import traces
 
-    typer.echo(f"{out}: {recording.run(out, service, run_dir, duration)} samples", err=True)
+    typer.echo(f"{out}: {traces.record(out, service, run_dir, duration)} samples", err=True)
 
 
 @app.command()
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A recording, .jsonl or .jsonl.gz.")],
+    trace: Annotated[Path, typer.Argument(help="Trace to read: .jsonl or .jsonl.gz.")],
     mode: Annotated[
-        Mode, typer.Option(help="What the supervisor would have been allowed to do.")
+        Mode, typer.Option(help="Mode of the supervisor: whether it may act.")
     ] = Mode.OBSERVE,
 ) -> None:
-    """Feed a trace to the supervisor and print what it would have said, as JSON lines."""
-    from plimsoll_sidecar import replay as replaying
+    """Feed a trace to the supervisor and print its output as JSON lines."""
+    from plimsoll_cli.local import traces
 
-    raise typer.Exit(replaying.main([str(trace), f"--mode={mode.value}"]))
+    raise typer.Exit(traces.replay(trace, mode))
 
 
 commands.register(app)
@@ -112,9 +115,9 @@ tools.register(app)
 @app.command()
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as of
+    from plimsoll_api.version import version as installed
 
-    typer.echo(f"plimsoll {of('plimsoll')}")
+    typer.echo(f"plimsoll {installed()}")
 
 
 def main() -> None:

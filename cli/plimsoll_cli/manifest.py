@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from plimsoll_api.inferenceservice import KIND, InferenceService
-from plimsoll_api.schema import API_VERSION
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import API_VERSION
+from plimsoll_api.names import SERVICE_KIND as KIND
 from plimsoll_cli.errors import UsageError
 
 MAX_BYTES = 3 << 20
@@ -26,7 +27,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key_node, yaml.ScalarNode):
                 if key_node.value in seen and key_node.tag != "tag:yaml.org,2002:merge":
                     raise yaml.constructor.ConstructorError(
-                        problem=f"{key_node.value} is written twice: remove one of them",
+                        problem=f"{key_node.value} appears twice: remove one of them",
                         problem_mark=key_node.start_mark,
                     )
                 seen.add(key_node.value)
@@ -54,12 +55,12 @@ def read(path: Path) -> InferenceService:
 def _document(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: not a manifest")
+            raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: this is not a manifest")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text: {error.reason}") from None
+        raise UsageError(f"{path}: is not UTF-8 text: {error.reason}") from None
     try:
         # _Loader is a SafeLoader: it makes no objects of other classes.
         documents = [d for d in yaml.load_all(text, Loader=_Loader) if d is not None]

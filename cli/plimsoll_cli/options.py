@@ -26,19 +26,26 @@ def duration(text: str) -> float:
 
 RunDir = Annotated[
     Path | None,
-    typer.Option("--run-dir", metavar="DIR", help="Default: ~/.local/state/plimsoll/SERVICE."),
+    typer.Option(
+        "--run-dir", metavar="DIR", help="Run directory. Default: ~/.local/state/plimsoll/SERVICE."
+    ),
 ]
 Local = Annotated[
-    bool, typer.Option("--local", help="What ran on this machine, without a cluster.")
+    bool, typer.Option("--local", help="Use services on this machine instead of a cluster.")
 ]
 Kubeconfig = Annotated[
-    Path | None, typer.Option("--kubeconfig", metavar="FILE", help="Default: as kubectl's.")
+    Path | None,
+    typer.Option(
+        "--kubeconfig", metavar="FILE", help="Kubeconfig file. Default: the same as kubectl."
+    ),
 ]
-Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")]
-Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.")]
-Form = Annotated[Output, typer.Option("--output", "-o", help="Form.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Context = Annotated[str | None, typer.Option("--context", help="Context in the kubeconfig.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the context.")
+]
+Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Use all namespaces.")]
+Form = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def cluster(
@@ -49,7 +56,7 @@ def cluster(
 ) -> Cluster:
     """The cluster that the flags name. Raises UsageError."""
     if namespace is not None and everywhere:
-        raise UsageError("--namespace and --all-namespaces: give one of them")
+        raise UsageError("use only one of --namespace and --all-namespaces")
     if kubeconfig is not None and not kubeconfig.is_file():
         raise UsageError(f"--kubeconfig {kubeconfig}: there is no such file")
     from plimsoll_cli.cluster.client import Cluster

@@ -21,6 +21,8 @@ GAP, LAST = 2, 6
 
 
 class Output(StrEnum):
+    """What ``--output`` takes."""
+
     TABLE = "table"
     WIDE = "wide"
     JSON = "json"
@@ -28,6 +30,7 @@ class Output(StrEnum):
 
     @property
     def for_people(self) -> bool:
+        """Return whether a person reads it, rather than a program."""
         return self in (Output.TABLE, Output.WIDE)
 
 

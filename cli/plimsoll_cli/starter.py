@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import field_path
 
@@ -34,13 +35,13 @@ class Answers:
 
 QUESTIONS = {
     "name": "Name of the service",
-    "model": "Where the model is (pvc://CLAIM/PATH or file:///PATH)",
+    "model": "Model (pvc://CLAIM/PATH or file:///PATH)",
     "replicas": "Replicas",
-    "gpus": "GPUs a replica (0 for the CPU)",
+    "gpus": "GPUs per replica (0 for the CPU)",
     "memory": "Host memory limit of the engine",
-    "host_budget": "Host memory that may leak within the window",
-    "device_budget": "Device memory that may leak within the window",
-    "window": "The window",
+    "host_budget": "Growth budget for host memory",
+    "device_budget": "Growth budget for device memory",
+    "window": "Period that the budgets apply to",
     "mode": "Mode (Observe records, Recover acts)",
 }
 
@@ -73,8 +74,8 @@ def manifest(answers: Answers) -> str:
     if answers.gpus and answers.device_budget:
         memory["device"] = {"growthBudget": answers.device_budget, "window": answers.window}
     document = {
-        "apiVersion": "plimsoll.dev/v1alpha1",
-        "kind": "InferenceService",
+        "apiVersion": API_VERSION,
+        "kind": SERVICE_KIND,
         "metadata": {"name": answers.name},
         "spec": {
             "replicas": answers.replicas,

@@ -6,14 +6,15 @@ import time
 
 from rich.text import Text
 
+from plimsoll_api.incident_record import IncidentRecord, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.govern.incident import Incident, Phase, Step, StepOutcome
 
 SHOWN_STEPS = 8
 PHASE_STYLE = {
-    Phase.RESOLVED: "bold green",
-    Phase.UNRESOLVED: "bold red",
-    Phase.SUPPRESSED: "bold magenta",
+    IncidentPhase.RESOLVED: "bold green",
+    IncidentPhase.UNRESOLVED: "bold red",
+    IncidentPhase.SUPPRESSED: "bold magenta",
 }
 OUTCOME_STYLE = {
     StepOutcome.SUCCEEDED: "green",
@@ -28,7 +29,7 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def bytes_change(step: Step) -> str:
+def bytes_change(step: StepRecord) -> str:
     """``1.2 GiB -> 310 MiB``, or what is known of it; empty where nothing is."""
     before, after = step.before_bytes, step.after_bytes
     if before is None and after is None:
@@ -37,7 +38,7 @@ def bytes_change(step: Step) -> str:
     return " -> ".join(known)
 
 
-def headline(incident: Incident) -> str:
+def headline(incident: IncidentRecord) -> str:
     """What grew, how much and how fast, in one line."""
     seen = incident.attribution
     parts = [incident.kind.value]
@@ -53,7 +54,7 @@ def headline(incident: Incident) -> str:
     return ", ".join(parts)
 
 
-def incident_lines(incident: Incident, width: int, plain: bool = False) -> list[Text]:
+def incident_lines(incident: IncidentRecord, width: int, plain: bool = False) -> list[Text]:
     """The head of an incident and its newest steps, each cut to ``width`` columns. ``plain`` marks
     a cut in ASCII."""
     phase = Text(incident.phase.value, style=PHASE_STYLE.get(incident.phase, "bold yellow"))
@@ -71,7 +72,8 @@ def incident_lines(incident: Incident, width: int, plain: bool = False) -> list[
     return lines
 
 
-def step_line(step: Step) -> Text:
+def step_line(step: StepRecord) -> Text:
+    """Return one step of the timeline: its time, outcome, sizes and message."""
     outcome = Text(step.outcome.value, style=OUTCOME_STYLE.get(step.outcome, ""))
     change, message = bytes_change(step), step.message.replace("\n", " ")
     rest = "  ".join(part for part in (change, message) if part)

@@ -30,7 +30,7 @@ from typing import Annotated
 
 import msgspec
 
-PREFIX = "/admin/v1"
+ADMIN_PREFIX = "/admin/v1"
 
 OperationId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
@@ -94,7 +94,7 @@ class Role(StrEnum):
     FRONTEND = "frontend"
     ZYGOTE = "zygote"
     WORKER = "worker"
-    HOLDER = "holder"
+    WEIGHT_SERVER = "weight_server"
     OTHER = "other"
 
 
@@ -136,7 +136,8 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
     ``python_objects`` is the size of those blocks in bytes, which live in pymalloc's own arenas
     and so outside malloc. ``shared`` is shared memory mapped by the process and owned by it.
     ``full_collections`` counts collections of the oldest generation since the process was warm,
-    ``full_collected`` the objects that they found: in steady state none.
+    ``full_collected`` the objects that they found: in steady state none. ``name`` is what an engine
+    that is not ours calls such a process, such as ``EngineCore``; null where that is not known.
     """
 
     role: Role
@@ -148,6 +149,21 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
     shared: Number | None = None
     full_collections: Number | None = None
     full_collected: Number | None = None
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """For people: the engine's own name for it, or its role."""
+        return self.name or self.role.value
+
+
+class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an engine that is not ours calls the process that answers clients, the one that makes
+    the steps and the one that runs the model. Null where that is not known."""
+
+    serves: str | None = None
+    steps: str | None = None
+    runs: str | None = None
 
 
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
@@ -169,16 +185,20 @@ class Load(msgspec.Struct, omit_defaults=True):
     """Gauges and counters of work. Counters start at zero with each epoch.
 
     ``inflight`` counts requests that the frontend accepted and has not yet answered; it may be
-    above ``running + waiting`` while the worker does not take them in. ``kv_usage_ratio`` is the
-    share of the key-value cache that is in use, from 0 to 1; ``kv_lost_ratio`` the share that is
-    held by no request that somebody waits for and by no transfer that is looked after, and
-    ``encoder_lost_ratio`` the same of the encoder cache's budget, with what lies outside of it.
-    ``distinct_prompts_total`` counts prompts that were not seen lately, ``adapters_total`` loads of
-    adapters.
+    above ``running + waiting`` while the worker does not take them in. ``compiling`` counts those
+    of the waiting ones that wait for the compilation of their grammar alone, for which no step is
+    made; null where that is not known. ``kv_usage_ratio`` is the share of the key-value cache that
+    is in use, from 0 to 1; ``kv_lost_ratio`` the share that is held by no request that somebody
+    waits for and by no transfer that is looked after. ``offload_lost_ratio`` is the share of the
+    host's blocks that is pinned by no such transfer, so that nothing can take its place, and
+    ``encoder_lost_ratio`` the share of the encoder cache's budget that is held by no request that
+    runs, with what lies outside of it. ``distinct_prompts_total`` counts prompts
+    that were not seen lately, ``adapters_total`` loads of adapters.
     """
 
     running: Number | None = None
     waiting: Number | None = None
+    compiling: Number | None = None
     inflight: Number | None = None
     requests_total: Number | None = None
     aborted_total: Number | None = None
@@ -193,6 +213,7 @@ class Load(msgspec.Struct, omit_defaults=True):
     preemptions_total: Number | None = None
     kv_usage_ratio: float | None = None
     kv_lost_ratio: float | None = None
+    offload_lost_ratio: float | None = None
     encoder_lost_ratio: float | None = None
 
 
@@ -202,6 +223,9 @@ class Status(msgspec.Struct, omit_defaults=True):
     ``report_age_s`` is the age of the worker's part (ledger, its process memory, steps); null
     where no worker has reported in this epoch. ``injections`` names the faults that were
     switched on for a test, so that nobody takes a laboratory for a production service.
+    ``load_age_s`` is the age of ``load`` where it was read at intervals; null where it is of now.
+    ``probed`` says that every process that carries a probe accounts for itself, and not the worker
+    alone. ``parts`` is set for engines that are not ours.
     """
 
     state: EngineState
@@ -215,8 +239,11 @@ class Status(msgspec.Struct, omit_defaults=True):
     ledger: list[LedgerEntry] = []
     capabilities: list[Capability] = []
     injections: list[str] = []
+    probed: bool = False
+    parts: Parts | None = None
     worker_starts: int = 0
     report_age_s: float | None = None
+    load_age_s: float | None = None
     restart_requested_by: str | None = None
     operation: str | None = None
 
@@ -297,6 +324,8 @@ class ShutdownRequest(_Request, kw_only=True):
 
 
 class OperationState(StrEnum):
+    """How far an operation is. The last two are final."""
+
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"

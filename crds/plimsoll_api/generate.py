@@ -1,13 +1,15 @@
 """Writes crds/*.yaml from the models: ``python -m plimsoll_api.generate [--check]``.
 
-A CRD's schema is structural: no references, no ``oneOf``, every property typed. pydantic's JSON
-schema is not, so it is rewritten here; keys that a model adds (CEL rules, list types) pass through.
+A CRD's schema is structural: no references, no ``oneOf``, every property typed. What the supervisor
+shares is a msgspec struct (:mod:`plimsoll_api.structural`). The rest of an InferenceService is
+pydantic, whose JSON schema is rewritten here; keys that a model adds (CEL rules, list types) pass.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +18,19 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from plimsoll_api import inferenceservice, leakincident
-from plimsoll_api.schema import GROUP, VERSION, rule, validations
+from plimsoll_api import names
+from plimsoll_api.cel import rule, validations
+from plimsoll_api.inferenceservice import MAX_NAME, NAME_PATTERN, InferenceService
+from plimsoll_api.leakincident import LeakIncident
+from plimsoll_api.schema import STRUCTURAL
+from plimsoll_api.structural import structural
 
 CRD_DIR = Path(__file__).resolve().parents[1]
 _DROPPED = ("title", "additionalProperties", "discriminator", "propertyNames", "const")
 
 
-def structural(model: type[BaseModel]) -> dict[str, Any]:
-    """The structural schema of ``model``."""
+def of_model(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the structural schema of a pydantic model."""
     schema = model.model_json_schema(by_alias=True, mode="validation")
     return _rewrite(schema, schema.get("$defs", {}))
 
@@ -34,6 +40,8 @@ def _rewrite(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
     if "$ref" in node:
         target = defs[node.pop("$ref").rpartition("/")[2]]
         node = {**target, **node}
+    if STRUCTURAL in node:
+        return {key: value for key, value in node.items() if key not in (STRUCTURAL, "title")}
     if "x-kubernetes-int-or-string" in node:
         return {key: value for key, value in node.items() if key not in ("type", "title")}
     options = [option for option in node.pop("anyOf", ()) if option.get("type") != "null"]
@@ -69,7 +77,7 @@ def _property(node: dict[str, Any], required: bool, defs: dict[str, Any]) -> dic
 
 
 def _crd(
-    model: type[BaseModel],
+    schema: dict[str, Any],
     kind: str,
     plural: str,
     short_name: str,
@@ -77,10 +85,15 @@ def _crd(
     subresources: dict[str, Any],
     rules: dict[str, Any],
 ) -> dict[str, Any]:
-    schema = structural(model)
     schema["properties"] = {
-        "apiVersion": {"type": "string", "description": "Version of the schema of this object."},
-        "kind": {"type": "string", "description": "What this object is."},
+        "apiVersion": {
+            "type": "string",
+            "description": "APIVersion defines the versioned schema of this object.",
+        },
+        "kind": {
+            "type": "string",
+            "description": "Kind is the REST resource that this object represents.",
+        },
         "metadata": {"type": "object"},
         "spec": schema["properties"]["spec"],
         "status": schema["properties"]["status"],
@@ -89,9 +102,9 @@ def _crd(
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
+        "metadata": {"name": f"{plural}.{names.API_GROUP}"},
         "spec": {
-            "group": GROUP,
+            "group": names.API_GROUP,
             "scope": "Namespaced",
             "names": {
                 "kind": kind,
@@ -103,7 +116,7 @@ def _crd(
             },
             "versions": [
                 {
-                    "name": VERSION,
+                    "name": names.CRD_VERSION,
                     "served": True,
                     "storage": True,
                     "additionalPrinterColumns": list(columns),
@@ -126,15 +139,15 @@ def _condition(field: str) -> str:
 
 def inference_service() -> dict[str, Any]:
     """The CRD of InferenceService."""
-    module = inferenceservice
     return _crd(
-        module.InferenceService,
-        module.KIND,
-        module.PLURAL,
-        module.SHORT_NAME,
+        of_model(InferenceService),
+        names.SERVICE_KIND,
+        names.SERVICE_PLURAL,
+        names.SERVICE_SHORT_NAME,
         [
             _column("URL", ".status.url"),
-            _column("Ready", _condition("status")),
+            _column("Ready", ".status.readyReplicas", "integer"),
+            _column("Desired", ".status.desiredReplicas", "integer"),
             _column("Reason", _condition("reason")),
             _column("Host%", ".status.memory.hostConsumedPercent", "integer"),
             _column("Device%", ".status.memory.deviceConsumedPercent", "integer"),
@@ -152,9 +165,9 @@ def inference_service() -> dict[str, Any]:
         },
         validations(
             rule(
-                f"size(self.metadata.name) <= {module.MAX_NAME} && "
-                f"self.metadata.name.matches('{module.NAME_PATTERN}')",
-                f"metadata.name must be at most {module.MAX_NAME} lower-case letters, digits and "
+                f"size(self.metadata.name) <= {MAX_NAME} && "
+                f"self.metadata.name.matches('{NAME_PATTERN}')",
+                f"metadata.name must be at most {MAX_NAME} lower-case letters, digits and "
                 "dashes, and begin with a letter",
             )
         ),
@@ -163,12 +176,11 @@ def inference_service() -> dict[str, Any]:
 
 def leak_incident() -> dict[str, Any]:
     """The CRD of LeakIncident."""
-    module = leakincident
     return _crd(
-        module.LeakIncident,
-        module.KIND,
-        module.PLURAL,
-        module.SHORT_NAME,
+        {"description": inspect.getdoc(LeakIncident), **structural(LeakIncident)},
+        names.INCIDENT_KIND,
+        names.INCIDENT_PLURAL,
+        names.INCIDENT_SHORT_NAME,
         [
             _column("Service", ".spec.service"),
             _column("Kind", ".spec.kind"),

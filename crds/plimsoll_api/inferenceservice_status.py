@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from plimsoll_api.schema import Model
+from plimsoll_api.schema import ResourceModel
 
 
 class ConditionType(StrEnum):
@@ -19,6 +19,7 @@ class ConditionType(StrEnum):
     MEMORY_WITHIN_BUDGET = "MemoryWithinBudget"
     RESTART_BUDGET_EXHAUSTED = "RestartBudgetExhausted"
     PROGRESSING = "Progressing"
+    RECONCILING = "Reconciling"
     STALLED = "Stalled"
     OUT_OF_MEMORY_KILLED = "OutOfMemoryKilled"
     CRASH_LOOPING = "CrashLooping"
@@ -26,107 +27,134 @@ class ConditionType(StrEnum):
     OBJECTS_COMPLETE = "ObjectsComplete"
 
 
-class Condition(Model):
+class Condition(ResourceModel):
     """One condition, as in the Kubernetes API conventions."""
 
     type: Annotated[str, StringConstraints(max_length=316)] = Field(
-        description="What the condition speaks of."
+        description="Type of the condition, in CamelCase."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    status: Literal["True", "False", "Unknown"] = Field(
+        description="Status of the condition: True, False or Unknown."
+    )
     reason: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
-        description="Why, as one CamelCase word for programs."
+        description="Reason for the status, as one CamelCase word."
     )
     message: Annotated[str, StringConstraints(max_length=32768)] = Field(
-        default="", description="Why, in a sentence for people."
+        default="", description="Human-readable details."
     )
     last_transition_time: str = Field(
-        description="When `status` last changed.", json_schema_extra={"format": "date-time"}
+        description="Time at which `status` last changed.",
+        json_schema_extra={"format": "date-time"},
     )
     observed_generation: int = Field(
-        description="Generation of the spec that the condition was set for.",
+        description="Generation of the spec for which the condition was set.",
         json_schema_extra={"format": "int64"},
     )
 
 
-class MemoryStatus(Model):
+class MemoryStatus(ResourceModel):
     """Memory of the worst replica. Absent figures are unknown."""
 
     host_consumed_percent: int | None = Field(
         default=None,
-        description="Consumed part of the host growth budget, in percent, in steps of 5.",
+        description="Share of the host growth budget that is used in the worst "
+        "replica, in percent, rounded down to a multiple of 5. Absent if unknown.",
     )
     device_consumed_percent: int | None = Field(
         default=None,
-        description="Consumed part of the device growth budget, in percent, in steps of 5.",
+        description="Share of the device growth budget that is used in the worst "
+        "replica, in percent, rounded down to a multiple of 5. Absent if unknown.",
     )
-    replica: str | None = Field(default=None, description="Pod that consumed most.")
+    replica: str | None = Field(
+        default=None, description="Name of the pod that uses the largest share of a budget."
+    )
 
 
-class Revisions(Model):
+class Revisions(ResourceModel):
     """Revisions of the pods, by hash: the names of ControllerRevisions end in it."""
 
-    update: str | None = Field(default=None, description="That of the present spec.")
+    update: str | None = Field(default=None, description="Revision of the current spec.")
     current: str | None = Field(
-        default=None, description="The last one that was rolled out completely."
+        default=None, description="Last revision that was rolled out completely."
     )
-    previous: str | None = Field(default=None, description="The one before `current`.")
+    previous: str | None = Field(
+        default=None, description="Newest revision in `good` other than `current`."
+    )
+    good: Annotated[list[str], Field(max_length=2)] = Field(
+        default_factory=list,
+        description="Good revisions, newest first. A good revision ran in all "
+        "replicas, did not leak in most of them, and no one rolled back from it.",
+    )
 
 
-class SuspectRevision(Model):
+class SuspectRevision(ResourceModel):
     """A revision that leaks in most of its replicas."""
 
-    revision: str = Field(description="Its hash.")
-    leak: str = Field(description="Which leak: kind and segment.")
+    revision: str = Field(description="Hash of the revision.")
+    leak: str = Field(description="Leak that the replicas share, as its kind and segment.")
     since: str = Field(
-        description="When it had begun in most replicas.", json_schema_extra={"format": "date-time"}
+        description="Time at which the leak had begun in most replicas.",
+        json_schema_extra={"format": "date-time"},
     )
-    leaking_replicas: int = Field(description="Replicas that have it.")
-    replicas: int = Field(description="Replicas of this revision.")
+    leaking_replicas: int = Field(description="Number of replicas that have the leak.")
+    replicas: int = Field(description="Number of replicas of this revision.")
     action: Literal["None", "Reported", "Held", "RolledBack"] = Field(
-        description="What was done about the roll-out."
+        description="What the operator did about the rollout. `Held` means that it "
+        "paused the rollout, `RolledBack` that it returned to the last good revision, "
+        "`Reported` and `None` that it changed nothing."
     )
     changed: Annotated[
         list[Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=16)
     ] = Field(
         default_factory=list,
-        description="What differs from the last good revision, field by field.",
+        description="Differences from the last good revision, one field each. At most 16.",
     )
 
 
-class InferenceServiceStatus(Model):
+class InferenceServiceStatus(ResourceModel):
     """The observed state."""
 
     observed_generation: int | None = Field(
         default=None,
-        description="Generation of the spec that this status is about.",
+        description="Generation of the spec that this status describes.",
         json_schema_extra={"format": "int64"},
     )
-    replicas: int | None = Field(default=None, description="Replicas that exist.")
-    ready_replicas: int | None = Field(default=None, description="Replicas that take requests.")
+    replicas: int | None = Field(default=None, description="Number of replicas that exist.")
+    ready_replicas: int | None = Field(
+        default=None, description="Number of replicas that are ready for requests."
+    )
+    desired_replicas: int | None = Field(
+        default=None,
+        description="Desired number of replicas: `spec.replicas`, or the number "
+        "that an autoscaler set.",
+    )
     selector: str | None = Field(
-        default=None, description="Label selector of the pods, for scaling."
+        default=None, description="Label selector of the pods, for the scale subresource."
     )
-    url: str | None = Field(
-        default=None, description="Where the OpenAI API answers inside the cluster."
-    )
+    url: str | None = Field(default=None, description="URL of the OpenAI API inside the cluster.")
     conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
         default=None,
-        description="Conditions, one of each type.",
+        description="Conditions of the service, one for each type.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
         },
     )
     memory: MemoryStatus | None = Field(default=None, description="Memory of the worst replica.")
-    revisions: Revisions | None = Field(default=None, description="Revisions of the pods.")
+    revisions: Revisions | None = Field(
+        default=None,
+        description="Revisions of the pods, each identified by its hash. The names "
+        "of ControllerRevisions end in this hash.",
+    )
     suspect_revision: SuspectRevision | None = Field(
-        default=None, description="Set when most replicas of the present revision leak the same."
+        default=None, description="Set if most replicas of the current revision have the same leak."
     )
     restarts: int | None = Field(
         default=None,
-        description="Restarts by supervisors that succeeded, in the incidents still kept.",
+        description="Number of successful restarts by supervisors, counted over the "
+        "LeakIncidents that still exist.",
     )
     open_incidents: int | None = Field(
-        default=None, description="LeakIncidents that have not ended."
+        default=None, description="Number of LeakIncidents that have not ended."
     )
     last_incident: str | None = Field(default=None, description="Name of the newest LeakIncident.")

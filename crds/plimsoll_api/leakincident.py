@@ -1,176 +1,156 @@
-"""LeakIncident: the story of one leak or stall, written by the replica's supervisor.
+"""LeakIncident: one leak or stall, and what was done about it, written by the replica's supervisor.
 
-Its times are RFC 3339, sizes are bytes. The supervisor writes these fields from a struct of its
-own; a test holds the two against each other.
+Times are RFC 3339, sizes are bytes. The supervisor writes these structs, the command line reads
+them, and the CRD is generated from them.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, StringConstraints
+import msgspec
 
-from plimsoll_api.schema import API_VERSION, Model, rule, validations
+from plimsoll_api.cel import Rule, rule
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.manifest import written
 
-KIND = "LeakIncident"
-PLURAL = "leakincidents"
-SHORT_NAME = "plinc"
+MAX_STATUS_TEXT = 4096
+MAX_SENTENCES = 32
+MAX_TIMELINE = 128
 
-
-class IncidentKind(StrEnum):
-    """What went wrong."""
-
-    HOST_GROWTH = "HostGrowth"
-    DEVICE_GROWTH = "DeviceGrowth"
-    ORPHAN_DEVICE_MEMORY = "OrphanDeviceMemory"
-    STALL = "Stall"
-    OUT_OF_MEMORY_KILL = "OutOfMemoryKill"
-    CAPACITY_LOSS = "CapacityLoss"
-    CRASH_LOOP = "CrashLoop"
-
-
-class IncidentPhase(StrEnum):
-    """Where an incident stands. The last three are ends."""
-
-    OPEN = "Open"
-    CONFIRMED = "Confirmed"
-    TRIMMING = "Trimming"
-    AWAITING_SLOT = "AwaitingSlot"
-    DRAINING = "Draining"
-    RESTARTING = "Restarting"
-    VERIFYING = "Verifying"
-    RESOLVED = "Resolved"
-    UNRESOLVED = "Unresolved"
-    SUPPRESSED = "Suppressed"
-
-
-ENDED = frozenset({IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED, IncidentPhase.SUPPRESSED})
-
-_Name = Annotated[str, StringConstraints(max_length=253)]
-_Text = Annotated[str, StringConstraints(max_length=4096)]
+_Name = Annotated[str, msgspec.Meta(max_length=253)]
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_STATUS_TEXT)]
+_Texts = Annotated[list[_Text], msgspec.Meta(max_length=MAX_SENTENCES)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _TIME: dict[str, Any] = {"format": "date-time"}
 _INT64: dict[str, Any] = {"format": "int64"}
 
 
-class LeakIncidentSpec(Model):
-    """Which incident it is. Nothing of it changes after creation."""
+class LeakIncidentSpec(msgspec.Struct, rename="camel"):
+    """The identity of an incident; it never changes."""
 
-    service: _Name = Field(description="The InferenceService.")
-    pod: _Name = Field(description="The replica's pod.")
-    container: _Name = Field(description="Container of the pod that grew or stalled.")
-    epoch: _Name = Field(description="Epoch of the engine at the beginning, BOOT_ID:NUMBER.")
-    opened_at: str = Field(description="When it began.", json_schema_extra=_TIME)
-    kind: IncidentKind = Field(description="What went wrong.")
+    service: Annotated[_Name, written("Name of the InferenceService.")]
+    pod: Annotated[_Name, written("Name of the replica's pod.")]
+    container: Annotated[_Name, written("Name of the container that leaked or stalled.")]
+    epoch: Annotated[
+        _Name, written("Engine epoch in which the incident began, written BOOT_ID:NUMBER.")
+    ]
+    opened_at: Annotated[str, written("Time at which the incident began.", schema=_TIME)]
+    kind: Annotated[IncidentKind, written("What went wrong.")]
 
-
-class IncidentTrigger(Model):
-    """What the growth follows: a hypothesis."""
-
-    counter: _Name = Field(
-        description="The engine's counter: requests, aborts, errors, images, audios,"
-        " prompt_tokens, generated_tokens, distinct_prompts, adapters; or time."
-    )
-    bytes_each: int = Field(
-        description="Growth for each of its events; for time, each hour.",
-        json_schema_extra=_INT64,
-    )
-    confidence: Annotated[float, Field(ge=0, le=1)] = Field(
-        description="How sure the supervisor is of it, from 0 to 1."
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        rule("self == oldSelf", "spec is immutable: it says which incident this is"),
     )
 
 
-class IncidentAttribution(Model):
+class IncidentTrigger(msgspec.Struct, rename="camel"):
+    """A hypothesis: the growth follows a counter of the engine, or time."""
+
+    counter: Annotated[
+        _Name,
+        written(
+            "Engine counter that the growth follows: requests, aborts, errors, images, audios, "
+            "prompt_tokens, generated_tokens, distinct_prompts, adapters, or time."
+        ),
+    ]
+    bytes_each: Annotated[
+        int,
+        written(
+            "Growth, in bytes, for each increment of the counter. For time, growth per hour.",
+            schema=_INT64,
+        ),
+    ]
+    confidence: Annotated[_Share, written("Confidence in the trigger, from 0 to 1.")]
+
+
+class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
     """Which memory grew."""
 
-    segment: _Name | None = Field(default=None, description="Segment of memory that grew.")
-    process: _Name | None = Field(default=None, description="Role of the process that holds it.")
-    bytes: int | None = Field(
-        default=None, description="Unexplained growth.", json_schema_extra=_INT64
-    )
-    bytes_per_hour: int | None = Field(
-        default=None, description="Rate of the growth over time.", json_schema_extra=_INT64
-    )
-    bytes_per_request: int | None = Field(
-        default=None, description="Rate of the growth over requests.", json_schema_extra=_INT64
-    )
-    trigger: IncidentTrigger | None = Field(
-        default=None, description="What the growth follows, as a hypothesis."
-    )
-    confidence: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="How sure the supervisor is, from 0 to 1."
-    )
-    evidence: Annotated[list[_Text], Field(max_length=32)] | None = Field(
-        default=None, description="What the judgement rests on, one sentence each."
-    )
-
-
-class TimelineStep(Model):
-    """One thing that was done, or would have been."""
-
-    time: str = Field(description="When it was done.", json_schema_extra=_TIME)
-    step: _Name = Field(description="What was done.")
-    outcome: _Name = Field(description="What became of it.")
-    before_bytes: int | None = Field(
-        default=None, description="Memory of the replica before.", json_schema_extra=_INT64
-    )
-    after_bytes: int | None = Field(
-        default=None, description="Memory of the replica after.", json_schema_extra=_INT64
-    )
-    message: _Text | None = Field(default=None, description="More about it, for people.")
-
-
-class LeakIncidentStatus(Model):
-    """How it goes."""
-
-    phase: IncidentPhase | None = Field(default=None, description="Where the incident stands.")
-    attribution: IncidentAttribution | None = Field(default=None, description="Which memory grew.")
-    timeline: Annotated[list[TimelineStep], Field(max_length=128)] | None = Field(
-        default=None, description="What was done, oldest first."
-    )
-    outcome: _Name | None = Field(default=None, description="How it ended, as one CamelCase word.")
-    message: _Text | None = Field(default=None, description="How it ended or goes, for people.")
-    confirmed_at: str | None = Field(
-        default=None, description="When the supervisor stood by it.", json_schema_extra=_TIME
-    )
-    ended_at: str | None = Field(
-        default=None, description="When it ended.", json_schema_extra=_TIME
-    )
-    returned_bytes: int | None = Field(
-        default=None,
-        description="Memory that came back in all.",
-        json_schema_extra=_INT64,
-    )
-    consumed_percent: int | None = Field(
-        default=None, description="Consumed part of the growth budget, in percent."
-    )
-    diagnostics: Annotated[list[_Text], Field(max_length=32)] | None = Field(
-        default=None, description="Saved diagnostics, as paths in the supervisor's container."
-    )
-
-
-class IncidentMeta(Model):
-    """The part of an incident's metadata that is read here; the rest is ignored."""
-
-    model_config = Model.model_config | {"extra": "ignore"}
-
-    name: str
-    namespace: str = "default"
-    creation_timestamp: str | None = None
-
-
-class LeakIncident(Model):
-    """Memory that grew without explanation, or an engine that stalled, and what was done."""
-
-    api_version: Literal["plimsoll.dev/v1alpha1"] = API_VERSION  # type: ignore[assignment]
-    kind: Literal["LeakIncident"] = KIND  # type: ignore[assignment]
-    metadata: IncidentMeta
-    spec: LeakIncidentSpec = Field(
-        description="Which incident it is.",
-        json_schema_extra=validations(
-            rule("self == oldSelf", "spec is immutable: it says which incident this is")
+    segment: Annotated[_Name | None, written("Memory segment that grew.")] = None
+    process: Annotated[
+        _Name | None,
+        written(
+            "Process that holds the memory: a role such as `worker`, or the name that the engine "
+            "uses, such as `EngineCore`."
         ),
+    ] = None
+    bytes: Annotated[int | None, written("Unexplained growth, in bytes.", schema=_INT64)] = None
+    bytes_per_hour: Annotated[
+        int | None, written("Growth rate, in bytes per hour.", schema=_INT64)
+    ] = None
+    bytes_per_request: Annotated[
+        int | None, written("Growth rate, in bytes per request.", schema=_INT64)
+    ] = None
+    trigger: Annotated[
+        IncidentTrigger | None, written("What the growth seems to follow. This is a hypothesis.")
+    ] = None
+    confidence: Annotated[_Share | None, written("Confidence in the attribution, from 0 to 1.")] = (
+        None
     )
-    status: LeakIncidentStatus | None = Field(
-        default=None, description="How it goes, written by the supervisor."
+    evidence: Annotated[
+        _Texts, written("Observations that support the attribution, one sentence each.")
+    ] = []
+
+
+class IncidentStep(msgspec.Struct, rename="camel", omit_defaults=True):
+    """One action that was taken, or would have been."""
+
+    time: Annotated[str, written("Time at which the step began.", schema=_TIME)]
+    step: Annotated[_Name, written("Action that was taken.")]
+    outcome: Annotated[_Name, written("Result of the step, as one CamelCase word.")]
+    before_bytes: Annotated[
+        int | None, written("Memory of the replica before the step, in bytes.", schema=_INT64)
+    ] = None
+    after_bytes: Annotated[
+        int | None, written("Memory of the replica after the step, in bytes.", schema=_INT64)
+    ] = None
+    message: Annotated[_Text | None, written("Human-readable details.")] = None
+
+
+class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Progress and result of an incident."""
+
+    phase: Annotated[IncidentPhase | None, written("Current phase of the incident.")] = None
+    attribution: Annotated[IncidentAttribution | None, written("Which memory grew.")] = None
+    timeline: Annotated[
+        list[IncidentStep],
+        msgspec.Meta(max_length=MAX_TIMELINE),
+        written("Steps taken so far, oldest first."),
+    ] = []
+    waiting_reason: Annotated[
+        _Name | None,
+        written("Why a restart is waiting, or why it waited too long, as one CamelCase word."),
+    ] = None
+    outcome: Annotated[_Name | None, written("How the incident ended, as one CamelCase word.")] = (
+        None
     )
+    message: Annotated[
+        _Text | None, written("Human-readable description of the current state or of the outcome.")
+    ] = None
+    confirmed_at: Annotated[
+        str | None,
+        written("Time at which the supervisor confirmed the incident.", schema=_TIME),
+    ] = None
+    ended_at: Annotated[str | None, written("Time at which the incident ended.", schema=_TIME)] = (
+        None
+    )
+    returned_bytes: Annotated[
+        int | None,
+        written("Total memory returned by all steps, in bytes.", schema=_INT64),
+    ] = None
+    consumed_percent: Annotated[
+        int | None, written("Share of the growth budget that is used, in percent.")
+    ] = None
+    diagnostics: Annotated[
+        _Texts, written("Paths of saved diagnostics in the supervisor's container.")
+    ] = []
+
+
+class LeakIncident(msgspec.Struct):
+    """A memory leak or an engine stall, and what was done about it."""
+
+    spec: Annotated[LeakIncidentSpec, written("Identity of the incident. Immutable.")]
+    status: Annotated[
+        LeakIncidentStatus | None,
+        written("Progress and result, written by the supervisor. Read-only."),
+    ] = None

@@ -7,14 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from plimsoll_api.schema import (
-    Model,
-    PositiveDuration,
-    PositiveQuantity,
-    PreservedObject,
-    rule,
-    validations,
-)
+from plimsoll_api.cel import rule, validations
+from plimsoll_api.schema import PositiveDuration, PositiveQuantity, PreservedObject, ResourceModel
 
 MAX_REPLICAS = 1000
 COUNT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
@@ -52,14 +46,15 @@ def count(text: str) -> int | str:
     return text if text.endswith("%") else int(text)
 
 
-class ScaleMetric(Model):
+class ScaleMetric(ResourceModel):
     """A metric of the pods that the cluster's custom metrics API serves."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
-        description="Name of the metric, for example `plimsoll_engine_requests_waiting`."
+        description="Name of the metric in the custom metrics API, for example "
+        "`plimsoll_engine_requests_waiting`."
     )
     average_value: PositiveQuantity = Field(
-        description="Wanted average over the pods.",
+        description="Target value of the metric, averaged over the pods. Must be more than 0.",
         json_schema_extra=validations(
             rule(
                 "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
@@ -69,13 +64,15 @@ class ScaleMetric(Model):
     )
 
 
-class ScaleTarget(Model):
+class ScaleTarget(ResourceModel):
     """What the number of replicas follows: one of the two."""
 
     cpu_percent: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        default=None, description="Average use of the CPU, in percent of what is requested."
+        default=None,
+        description="Target CPU utilization, averaged over the pods, as a "
+        "percentage of the requested CPU.",
     )
-    metric: ScaleMetric | None = Field(default=None, description="Average of a metric of the pods.")
+    metric: ScaleMetric | None = Field(default=None, description="Target for a metric of the pods.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -84,16 +81,19 @@ class ScaleTarget(Model):
         return self
 
 
-class Autoscaling(Model):
-    """A HorizontalPodAutoscaler. (KEDA needs none of this: point a ScaledObject at the
-    InferenceService, which has a scale subresource.)"""
+class Autoscaling(ResourceModel):
+    """A HorizontalPodAutoscaler. KEDA needs none of this: point a ScaledObject at the
+    InferenceService, which has a scale subresource."""
 
     min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
-        default=1, description="The fewest replicas."
+        default=1, description="Minimum number of replicas. Defaults to 1."
     )
-    max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(description="The most replicas.")
+    max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+        description="Maximum number of replicas."
+    )
     target: ScaleTarget = Field(
-        description="What the number of replicas follows.",
+        description="Target that the autoscaler maintains. Set exactly one of "
+        "`cpuPercent` and `metric`.",
         json_schema_extra=validations(
             rule(
                 "has(self.cpuPercent) != has(self.metric)",
@@ -129,34 +129,39 @@ class RunRevision(StrEnum):
     LAST_GOOD = "LastGood"
 
 
-class Rollout(Model):
+class Rollout(ResourceModel):
     """How new pods take the place of old ones."""
 
     max_surge: Count | None = Field(
         default=None,
-        description="Pods above the wanted number, as a number or a percentage. Default: 1, with "
-        "devices 0.",
+        description="Maximum number of pods above the desired number during a "
+        "rollout, as a number or a percentage. Defaults to 1, or to 0 if the pods use "
+        "devices and `maxUnavailable` is not 0.",
     )
     max_unavailable: Count | None = Field(
         default=None,
-        description="Pods that may be missing, as a number or a percentage. Default: 0, with "
-        "devices 1.",
+        description="Maximum number of pods that may be unavailable during a "
+        "rollout, as a number or a percentage. Defaults to 0, or to 1 if the pods use "
+        "devices or `maxSurge` is 0.",
     )
     progress_deadline: PositiveDuration | None = Field(
         default=None,
-        description="Without progress for this long a roll-out is `Stalled`. Default: "
-        "`engine.startupTimeout` and 5 minutes.",
+        description="Time without progress after which the operator reports the "
+        "rollout as `Stalled`. Defaults to `engine.startupTimeout` plus 5 minutes.",
     )
     on_leak: OnLeak = Field(
         default=OnLeak.HOLD,
-        description="When the same leak shows in most replicas of a new revision: `Hold` stops the "
-        "roll-out where it is, `Rollback` also returns to the last good revision, `Continue` does "
-        "nothing but say so.",
+        description="What the operator does when most replicas of a new revision "
+        "have the same leak. `Hold` pauses the rollout if it is not complete. `Rollback` "
+        "returns to the last good revision; if there is none, it acts as `Hold`. `Continue` "
+        "only reports the leak. Defaults to `Hold`.",
     )
     revision: RunRevision = Field(
         default=RunRevision.SPEC,
-        description="`Spec` runs what the spec says. `LastGood` goes back to the last revision "
-        "before it that was rolled out completely, and stays there until this is `Spec` again.",
+        description="Revision to run. `Spec` runs the current spec. `LastGood` "
+        "returns to the last good revision before it, and stays there until you set this "
+        "field to `Spec`. If there is no such revision, the current spec runs. Defaults to "
+        "`Spec`.",
     )
 
     @model_validator(mode="after")
@@ -175,68 +180,88 @@ ROLLOUT_RULES = validations(
 )
 
 
-class Disruption(Model):
+class Disruption(ResourceModel):
     """A PodDisruptionBudget for the replicas."""
 
-    enabled: bool = Field(default=True, description="Whether there is one.")
+    enabled: bool = Field(
+        default=True, description="Whether to create a PodDisruptionBudget. Defaults to true."
+    )
     max_unavailable: Count | None = Field(
         default=None,
-        description="Replicas that evictions may take at once, as a number or a percentage. "
-        "Default: `supervision.maxUnavailable`.",
+        description="Maximum number of replicas that may be unavailable after an "
+        "eviction, as a number or a percentage. Replicas that are not ready can always be "
+        "evicted. Defaults to `supervision.maxUnavailable`.",
     )
 
 
-class NetworkPolicy(Model):
+class NetworkPolicy(ResourceModel):
     """A NetworkPolicy that lets in what is named here and nothing else."""
 
-    enabled: bool = Field(default=False, description="Whether there is one.")
+    enabled: bool = Field(
+        default=True,
+        description="Whether to create a NetworkPolicy. Policies are additive: "
+        "another policy may allow more traffic. Defaults to true.",
+    )
     clients: Annotated[list[PreservedObject], Field(max_length=32)] = Field(
         default_factory=list,
-        description="Peers (`podSelector`, `namespaceSelector`, `ipBlock`) that may use the OpenAI "
-        "API. Default: everybody.",
+        description="Peers (`podSelector`, `namespaceSelector`, `ipBlock`) that may "
+        "reach the OpenAI API. If empty, all peers may reach it.",
     )
     monitoring: Annotated[list[PreservedObject], Field(max_length=32)] = Field(
         default_factory=list,
-        description="Peers that may read the supervisor's metrics, which the operator does as "
-        "well. Default: everybody.",
+        description="Peers that may scrape the metrics of the supervisor and, on "
+        "the port of the OpenAI API, of the engine. The operator also reads the "
+        "supervisor's metrics, so include it in the list. If empty, all peers may reach the "
+        "supervisor's metrics, and only `clients` may reach the engine's.",
+    )
+    probes: Annotated[list[PreservedObject], Field(max_length=32)] = Field(
+        default_factory=list,
+        description="Peers that may reach the supervisor's probe port. The kubelet "
+        "always can, because no policy blocks traffic from the pod's own node. If empty, no "
+        "other peer can.",
     )
 
 
-class Monitor(Model):
+class Monitor(ResourceModel):
     """An object for the Prometheus operator."""
 
     enabled: bool = Field(
         default=False,
-        description="Whether there is one. Without the API of the Prometheus operator nothing is "
-        "made, and the condition `ObjectsComplete` says so.",
+        description="Whether to create the object. If the cluster lacks the API of "
+        "the Prometheus operator, Plimsoll creates nothing and sets the condition "
+        "`ObjectsComplete` to False. Defaults to false.",
     )
     labels: Labels = Field(
-        default_factory=dict, description="Labels by which a Prometheus selects it."
+        default_factory=dict, description="Labels of the object, by which a Prometheus selects it."
     )
 
 
 class PodMonitor(Monitor):
     """Tells a Prometheus to scrape engine and supervisor."""
 
-    interval: PositiveDuration = Field(default="15s", description="Time between scrapes.")
+    interval: PositiveDuration = Field(
+        default="15s", description="Time between two scrapes. Defaults to 15s."
+    )
 
 
-class Observability(Model):
+class Observability(ResourceModel):
     """What the Prometheus operator gets."""
 
     pod_monitor: PodMonitor = Field(
-        default_factory=PodMonitor, description="Scraping of engine and supervisor."
+        default_factory=PodMonitor,
+        description="PodMonitor that makes a Prometheus scrape the engine and the supervisor.",
     )
     prometheus_rule: Monitor = Field(
-        default_factory=Monitor, description="Alerts for this service's budgets."
+        default_factory=Monitor,
+        description="PrometheusRule with alerts for the memory budgets of this service.",
     )
 
 
-class ServiceOptions(Model):
+class ServiceOptions(ResourceModel):
     """The Services in front of the replicas."""
 
     headless: bool = Field(
         default=False,
-        description="Adds a headless Service NAME-replicas, by which a client finds each replica "
-        "that is ready.",
+        description="Whether to create a headless Service, named NAME-replicas, "
+        "that resolves to the address of each ready replica. Defaults to false.",
     )

@@ -4,37 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+import msgspec
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    ValidationError,
+)
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
+from plimsoll_api.cel import validations
+from plimsoll_api.manifest import (
+    DURATION_SCHEMA,
+    POSITIVE_DURATION_RULE,
+    QUANTITY_PATTERN,
+    QUANTITY_SCHEMA,
+    ManifestError,
+    Problem,
+    ProblemKind,
+    from_manifest,
+)
+from plimsoll_api.structural import structural
 from plimsoll_api.units import parse_bytes, parse_duration, quantity
 
-GROUP = "plimsoll.dev"
-VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
 
-QUANTITY_PATTERN = (
-    r"^[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
-)
-DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|h|m|s))+$"
-
-
-class Model(BaseModel):
+class ResourceModel(BaseModel):
     """A part of a manifest: camelCase outside, unknown fields refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
     )
-
-
-def rule(expression: str, message: str, **more: str) -> dict[str, str]:
-    """A CEL rule of the CRD. ``message`` names the field and says what to write."""
-    return {"rule": expression, "message": message, **more}
-
-
-def validations(*rules: dict[str, str]) -> dict[str, Any]:
-    """Schema keys that carry ``rules``."""
-    return {"x-kubernetes-validations": list(rules)}
 
 
 def _is_quantity(text: str) -> str:
@@ -44,6 +49,12 @@ def _is_quantity(text: str) -> str:
 
 def _is_duration(text: str) -> str:
     parse_duration(text)
+    return text
+
+
+def _not_negative(text: str) -> str:
+    if quantity(text) < 0:
+        raise ValueError(f"{text!r} must not be less than 0")
     return text
 
 
@@ -64,30 +75,71 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-_QUANTITY_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"type": "integer"}, {"type": "string"}],
-    "pattern": QUANTITY_PATTERN,
-    "x-kubernetes-int-or-string": True,
-}
-_DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": DURATION_PATTERN, "maxLength": 32}
-
 Quantity = Annotated[
     str,
     BeforeValidator(_as_text),
     AfterValidator(_is_quantity),
-    Field(json_schema_extra=_QUANTITY_SCHEMA),
+    Field(json_schema_extra=QUANTITY_SCHEMA),
 ]
+_AMOUNT_SCHEMA = QUANTITY_SCHEMA | {
+    "pattern": QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1),
+    "maxLength": 32,
+}
+Amount = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    StringConstraints(max_length=32),
+    AfterValidator(_is_quantity),
+    AfterValidator(_not_negative),
+    Field(json_schema_extra=_AMOUNT_SCHEMA),
+]
+"""A quantity of a resource, of which there is never less than none."""
 PositiveQuantity = Annotated[Quantity, AfterValidator(_more_than_zero_bytes)]
-Duration = Annotated[str, AfterValidator(_is_duration), Field(json_schema_extra=_DURATION_SCHEMA)]
+Duration = Annotated[str, AfterValidator(_is_duration), Field(json_schema_extra=DURATION_SCHEMA)]
 PositiveDuration = Annotated[
     Duration,
     AfterValidator(_more_than_zero_seconds),
-    Field(
-        json_schema_extra=_DURATION_SCHEMA
-        | validations(rule("self.matches('[1-9]')", "the duration must be more than 0"))
-    ),
+    Field(json_schema_extra=DURATION_SCHEMA | validations(POSITIVE_DURATION_RULE)),
 ]
 PreservedObject = Annotated[
     dict[str, Any],
     Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
+
+
+STRUCTURAL = "x-structural"
+"""Marks a schema that :func:`plimsoll_api.structural.structural` made: it needs no rewriting."""
+
+
+class FromStruct:
+    """The annotation of a field whose type is a msgspec struct: the struct says how it is written,
+    checked and described."""
+
+    def __init__(self, struct: type[msgspec.Struct]) -> None:
+        self._struct = struct
+
+    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, __: GetJsonSchemaHandler) -> Any:
+        return structural(self._struct) | {STRUCTURAL: True}
+
+    def _read(self, raw: Any) -> msgspec.Struct:
+        if isinstance(raw, self._struct):
+            return raw
+        try:
+            return from_manifest(self._struct, raw)
+        except ManifestError as error:
+            raise ValidationError.from_exception_data(
+                self._struct.__name__, [_details(one) for one in error.problems]
+            ) from None
+
+
+def _details(one: Problem) -> InitErrorDetails:
+    known = {ProblemKind.UNKNOWN: "extra_forbidden", ProblemKind.MISSING: "missing"}
+    return InitErrorDetails(
+        type=known.get(one.fault)
+        or PydanticCustomError("value_error", "{reason}", {"reason": one.message}),
+        loc=one.path,
+        input=one.value,
+    )

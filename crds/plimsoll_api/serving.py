@@ -8,14 +8,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from plimsoll_api.schema import (
-    Model,
-    PositiveDuration,
-    PreservedObject,
-    Quantity,
-    rule,
-    validations,
-)
+from plimsoll_api import engine_flags
+from plimsoll_api.cel import rule, validations
+from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
+from plimsoll_api.resources import RESOURCE_RULES, Resources
+from plimsoll_api.schema import PositiveDuration, PreservedObject, ResourceModel
 from plimsoll_api.supervision import EngineType
 
 _CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
@@ -31,8 +28,11 @@ URI_MESSAGE = (
 )
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_./-]*$"
 PATH_PATTERN = r"^/[A-Za-z0-9_./-]*$"
-RESERVED_PORTS = (8001, 9464, 9465)
-PORT_MESSAGE = "8001, 9464 and 9465 belong to the admin API and the supervisor"
+RESERVED_PORTS = (ADMIN_PORT, METRICS_PORT, PROBE_PORT)
+PORT_MESSAGE = (
+    f"engine.port must not be {ADMIN_PORT}, {METRICS_PORT} or {PROBE_PORT}: the admin API and the "
+    "supervisor use them"
+)
 
 KEYS_MESSAGE = (
     "engine.apiKeySecretRef is for engine.type plimsoll only: give another engine its key by "
@@ -44,43 +44,43 @@ Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=rf"^{_CLAIM}$")]
 
 
-class SecretKey(Model):
+class SecretKey(ResourceModel):
     """One key of a Secret in the same namespace."""
 
     name: ObjectName = Field(description="Name of the Secret.")
     key: Annotated[str, StringConstraints(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = Field(
-        default="token", description="Key within it."
+        default="token", description="Key within the Secret. Defaults to `token`."
     )
 
 
-class SecretName(Model):
+class SecretName(ResourceModel):
     """A Secret in the same namespace."""
 
     name: ObjectName = Field(description="Name of the Secret.")
 
 
-class ModelCache(Model):
+class ModelCache(ResourceModel):
     """Where downloaded checkpoints are kept, so that a new pod finds them."""
 
     claim: ObjectName = Field(
-        description="A PersistentVolumeClaim of the same namespace. Several services may share it; "
-        "with more than one replica it has to be ReadWriteMany."
+        description="Name of a PersistentVolumeClaim in the same namespace. Several "
+        "services can share it. With more than one replica, it must be ReadWriteMany."
     )
 
 
-class ModelSource(Model):
+class ModelSource(ResourceModel):
     """Which weights are served and under which name."""
 
     uri: Annotated[
         str,
         StringConstraints(max_length=1024),
         Field(
-            description="Where the checkpoint is. `file:///PATH` is a path inside the engine's "
-            "container, `pvc://CLAIM/PATH` a directory on a PersistentVolumeClaim of the same "
-            "namespace, mounted read-only. The others are downloaded by an init container: "
-            "`hf://ORGANISATION/NAME` is a repository of the Hugging Face Hub, "
-            "`s3://BUCKET/PREFIX` what is below a prefix in S3 or a store that speaks its "
-            "protocol.",
+            description="Location of the checkpoint. `file:///PATH` is a path inside "
+            "the engine's container. `pvc://CLAIM/PATH` is a directory on a "
+            "PersistentVolumeClaim in the same namespace, which is mounted read-only. For "
+            "`hf://ORGANISATION/NAME`, a repository on the Hugging Face Hub, and "
+            "`s3://BUCKET/PREFIX`, a prefix in S3 or a compatible store, an init container "
+            "downloads the checkpoint.",
             json_schema_extra=validations(
                 rule(f"self.matches('{URI_PATTERN}') && !self.contains('..')", URI_MESSAGE)
             ),
@@ -89,26 +89,31 @@ class ModelSource(Model):
     revision: Annotated[str, StringConstraints(max_length=128, pattern=REVISION_PATTERN)] | None = (
         Field(
             default=None,
-            description="Branch, tag or commit of an `hf://` repository. Default: main. Name a "
-            "commit to be sure that all replicas serve the same weights.",
+            description="Branch, tag or commit of an `hf://` repository. Set a commit "
+            "to make sure that all replicas serve the same weights. Defaults to main.",
         )
     )
     token_secret_ref: SecretKey | None = Field(
-        default=None, description="Access token for an `hf://` repository that is not public."
+        default=None,
+        description="Access token for an `hf://` repository. Not needed for public repositories.",
     )
     credentials_secret_ref: SecretName | None = Field(
         default=None,
-        description="Secret for an `s3://` model, whose keys are the variables of AWS's tools: "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and as needed AWS_SESSION_TOKEN, AWS_REGION "
-        "and, for other stores than AWS, AWS_ENDPOINT_URL_S3. Default: a public bucket of AWS.",
+        description="Secret with the credentials for an `s3://` model. Its keys are "
+        "the environment variables of the AWS tools: AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, and optionally AWS_SESSION_TOKEN and AWS_REGION. For a "
+        "store other than AWS, also set AWS_ENDPOINT_URL_S3. If unset, the bucket must be a "
+        "public AWS bucket.",
     )
     cache: ModelCache | None = Field(
         default=None,
-        description="Keeps what was downloaded on a claim. Default: each pod downloads for itself.",
+        description="Volume that keeps downloaded checkpoints. If unset, each pod "
+        "downloads the checkpoint itself.",
     )
     served_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description="The name that clients give as `model`. Default: the InferenceService's name.",
+        description="Model name that clients send as `model`. Defaults to the name "
+        "of the InferenceService.",
     )
 
     @field_validator("uri")
@@ -152,79 +157,73 @@ MODEL_RULES = validations(
 )
 
 
-class EnvVar(Model):
+class EnvVar(ResourceModel):
     """One environment variable, as in a container."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
         description="Name of the variable."
     )
     value: Annotated[str, StringConstraints(max_length=8192)] | None = Field(
-        default=None, description="Its value; empty where neither this nor `valueFrom` is given."
+        default=None,
+        description="Value of the variable. Empty if you set neither this nor `valueFrom`.",
     )
     value_from: PreservedObject | None = Field(
         default=None,
-        description="Where the value comes from, as in a container: `secretKeyRef`, "
+        description="Source of the value, as in a container: `secretKeyRef`, "
         "`configMapKeyRef`, `fieldRef` or `resourceFieldRef`. Not available in local mode.",
-    )
-
-
-class Resources(Model):
-    """Compute resources of a container."""
-
-    limits: Annotated[dict[str, Quantity], Field(max_length=32)] = Field(
-        default_factory=dict, description="The most it may use, by resource name."
-    )
-    requests: Annotated[dict[str, Quantity], Field(max_length=32)] = Field(
-        default_factory=dict, description="What is set aside for it, by resource name."
     )
 
 
 _Path = Annotated[str, StringConstraints(max_length=256, pattern=PATH_PATTERN)]
 
 
-class Probes(Model):
+class EngineProbes(ResourceModel):
     """HTTP paths that the kubelet asks on the engine's port."""
 
     readiness: _Path | None = Field(
         default=None,
-        description="Answers 200 while requests are taken. Default: /ready for `plimsoll`, /health "
-        "for the others.",
+        description="Path of the startup and readiness probes. Must return 200 "
+        "while the engine accepts requests. Defaults to /ready for `plimsoll` and to "
+        "/health for other engines.",
     )
     liveness: _Path | None = Field(
         default=None,
-        description="Answers 200 while the server lives; it must not depend on a request being "
-        "done. Default: /health.",
+        description="Path of the liveness probe. Must return 200 while the server "
+        "is alive, even if no request completes. Defaults to /health.",
     )
 
 
-class Engine(Model):
+class Engine(ResourceModel):
     """The engine's container."""
 
     type: EngineType = Field(
         default=EngineType.PLIMSOLL,
-        description="Which engine it is: the operator knows the arguments of `plimsoll`, `vllm` "
-        "and `sglang`. A `custom` one starts by its image's entrypoint with `args` alone; the "
-        "variables PLIMSOLL_MODEL_DIR, PLIMSOLL_MODEL_NAME and PLIMSOLL_PORT tell it what to "
-        "serve where, and `args` may use them as $(NAME).",
+        description="Type of the engine. For `plimsoll`, `vllm` and `sglang`, the "
+        "operator sets the command and its arguments. A `custom` engine runs the entrypoint "
+        "of its image with `args` alone. It reads the model's directory, the model's name "
+        "and the port from PLIMSOLL_MODEL_DIR, PLIMSOLL_MODEL_NAME and PLIMSOLL_PORT, which "
+        "you can also use in `args` as $(NAME). Defaults to `plimsoll`.",
     )
     image: Image | None = Field(
         default=None,
-        description="Image of the engine. Default for `plimsoll`: the operator's `--engine-image`; "
-        "the others need one.",
+        description="Container image of the engine. Required unless `type` is "
+        "`plimsoll`, which defaults to the image in the operator's `--engine-image`.",
     )
     admin_contract: Literal["none", "plimsoll"] = Field(
         default="none",
-        description="What a `custom` engine answers on 127.0.0.1:8001: `plimsoll` is the admin "
-        "protocol, by which it is drained and restarted in place; with `none` it is drained by its "
-        "readiness and restarted by SIGTERM.",
+        description="Protocol that a `custom` engine serves on 127.0.0.1:8001. With "
+        "`plimsoll`, the admin protocol, the supervisor can drain the engine and restart it "
+        "in place. With `none`, the supervisor drains the engine by marking the pod not "
+        "ready, and restarts it with SIGTERM. Defaults to `none`.",
     )
     args: Annotated[list[Text], Field(max_length=128)] = Field(
         default_factory=list,
-        description="Further arguments of the engine, after those that the operator writes.",
+        description="Additional arguments for the engine. They follow the arguments "
+        "that the operator sets, and must not repeat any of them.",
     )
     env: Annotated[list[EnvVar], Field(max_length=128)] = Field(
         default_factory=list,
-        description="Further environment variables of the engine.",
+        description="Additional environment variables for the engine.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["name"],
@@ -232,31 +231,35 @@ class Engine(Model):
     )
     api_key_secret_ref: SecretKey | None = Field(
         default=None,
-        description="API keys of `/v1` for a `plimsoll` engine, one a line: a request needs one of "
-        "them. A changed Secret is taken up without a restart. Default: `/v1` is open.",
+        description="API keys for `/v1`, one per line. Each request must present "
+        "one of them. Only for `plimsoll` engines. Changes to the Secret take effect "
+        "without a restart. If unset, `/v1` requires no key.",
     )
     port: Annotated[int, Field(ge=1024, le=65535)] = Field(
         default=8000,
-        description="Port of the OpenAI API in the pod. Not 8001, 9464 or 9465, which the admin "
-        "API and the supervisor use.",
+        description="Port of the OpenAI API in the pod. Must not be 8001, 9464 or "
+        "9465, which the admin API and the supervisor use. Defaults to 8000.",
         json_schema_extra=validations(
             rule(
-                "!(self in [8001, 9464, 9465])",
-                "engine.port must not be 8001, 9464 or 9465: the admin API and the supervisor "
-                "use them",
+                f"!(self in {list(RESERVED_PORTS)})",
+                PORT_MESSAGE,
             )
         ),
     )
-    probes: Probes = Field(
-        default_factory=Probes, description="Paths that tell the kubelet how the engine is."
+    probes: EngineProbes = Field(
+        default_factory=EngineProbes,
+        description="HTTP paths that the kubelet probes on the engine's port.",
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="Compute resources of the engine, devices and MIG profiles included "
-        "(`nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`).",
+        description="Compute resources of the engine, including devices and MIG "
+        "profiles (`nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`).",
+        json_schema_extra=RESOURCE_RULES,
     )
     startup_timeout: PositiveDuration = Field(
-        default="10m", description="How long an engine may take from its start until it is ready."
+        default="10m",
+        description="Maximum time that the engine may take to become ready after it "
+        "starts. Defaults to 10m.",
     )
 
     @field_validator("port")
@@ -274,6 +277,9 @@ class Engine(Model):
             raise ValueError("engine.adminContract is for engine.type custom only")
         if self.api_key_secret_ref is not None and self.type is not EngineType.PLIMSOLL:
             raise ValueError(KEYS_MESSAGE)
+        keys = self.api_key_secret_ref is not None
+        if (refused := engine_flags.refusal(self.type, self.args, keys)) is not None:
+            raise ValueError(refused)
         return self
 
 
@@ -294,22 +300,25 @@ ENGINE_RULES = validations(
         KEYS_MESSAGE,
         fieldPath=".apiKeySecretRef",
     ),
+    *engine_flags.FLAG_RULES,
 )
 
 
-class Supervisor(Model):
+class SupervisorContainer(ResourceModel):
     """The supervisor's container."""
 
     image: Image | None = Field(
         default=None,
-        description="Image of the supervisor. Default: the operator's `--supervisor-image`.",
+        description="Container image of the supervisor. Defaults to the image in "
+        "the operator's `--supervisor-image`.",
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(
             limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
         ),
         description="Compute resources of the supervisor.",
-        json_schema_extra={
+        json_schema_extra=RESOURCE_RULES
+        | {
             "default": {
                 "limits": {"memory": "256Mi"},
                 "requests": {"cpu": "20m", "memory": "96Mi"},
@@ -318,6 +327,13 @@ class Supervisor(Model):
     )
     dcgm_exporter_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         default=None,
-        description="Port of the DCGM exporter on every node: device memory is read there where "
-        "neither the engine nor NVML tells it. Default: it is not asked.",
+        description="Port of the DCGM exporter on every node. The supervisor reads "
+        "device memory from the exporter if neither the engine nor NVML reports it. If "
+        "unset, the supervisor does not query the exporter.",
+    )
+    amd_exporter_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None,
+        description="Port of AMD's device-metrics-exporter on every node. The "
+        "supervisor reads the device memory of AMD GPUs from it. If unset, the supervisor "
+        "does not query the exporter.",
     )

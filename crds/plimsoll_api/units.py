@@ -13,7 +13,12 @@ _SUFFIX = {
     "Ki": Fraction(2**10), "Mi": Fraction(2**20), "Gi": Fraction(2**30), "Ti": Fraction(2**40),
     "Pi": Fraction(2**50), "Ei": Fraction(2**60),
 }  # fmt: skip
-_QUANTITY = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)$")
+_QUANTITY = re.compile(
+    r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
+)
+MAX_QUANTITY = 64
+"""Characters. With the exponent's two digits it bounds the time that a number takes: the whole
+number of 1e99999999 alone would take minutes."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _DURATION = re.compile(r"^(?:\d+(?:\.\d+)?(?:ms|h|m|s))+$")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -21,9 +26,12 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 def quantity(text: str | int | float) -> Fraction:
     """The exact value of a Kubernetes quantity, for example ``512Mi``, ``1.5G``, ``100m``."""
-    match = _QUANTITY.match(str(text))
+    written = str(text)
+    match = _QUANTITY.match(written) if len(written) <= MAX_QUANTITY else None
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity; write for example 512Mi or 2Gi")
+        raise ValueError(
+            f"{written[:MAX_QUANTITY]!r} is not a quantity; write for example 512Mi or 2Gi"
+        )
     number, exponent, suffix = match.groups()
     if exponent:
         return Fraction(Decimal(number + exponent))
@@ -41,6 +49,14 @@ def parse_duration(text: str) -> float:
     if not _DURATION.match(text):
         raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
     return sum(float(n) * _UNIT_S[unit] for n, unit in _DURATION_PART.findall(text))
+
+
+def format_duration(seconds: float) -> str:
+    """``seconds`` as a manifest writes them, in the largest whole unit: ``24h``, ``90s``."""
+    for unit in ("h", "m", "s"):
+        if seconds % _UNIT_S[unit] == 0 and seconds:
+            return f"{seconds / _UNIT_S[unit]:.0f}{unit}"
+    return f"{round(seconds * 1000)}ms" if seconds else "0s"
 
 
 def format_bytes(value: float) -> str:

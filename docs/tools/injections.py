@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import inspect
 
-from plimsoll_engine.fault_kinds import KINDS, Fault
+from plimsoll_faults.kinds import KINDS, Fault
 
 HEAD = """# Faults that can be injected
 
 Written by `python -m docs.generate`; do not edit.
 
-`PLIMSOLL_INJECT` names faults as `name:key=value,key=value;name2`, and the engine obeys it only
-when it was started with `--allow-inject`. Each is a defect that a serving engine really had. The
-metric `plimsoll_engine_injections` and the admin status name those that are on. A worker's fault
-is in the first worker of an engine (`epochs=first`) or in every one (`epochs=all`).
+Name faults in `PLIMSOLL_INJECT`, as `name:key=value,key=value;name2`. The engine injects them only
+if you start it with `--allow-inject` and the package `plimsoll-faults` is installed: product images
+do not have it, images built from the target `engine-faults` do. Each fault is a defect that a
+serving engine really had, except `cache_fills`, which is healthy and shows that a supervisor
+leaves it alone. The metric
+`plimsoll_engine_injections` and the admin status name the active faults. A worker's fault affects
+the first worker of an engine (`epochs=first`) or every worker (`epochs=all`). An engine that cannot
+have a fault (no GPU, no swap, no adapters) exits at its start and says why.
+
+This engine has neither remote prefill nor sessions. `tests/conformance/test_held_blocks.py` tests
+the blocks that they can leak, with real vLLM.
 
 | Fault | Process | Holds the memory | Segment that grows | Lightest cure | Keys and defaults |
 | --- | --- | --- | --- | --- | --- |

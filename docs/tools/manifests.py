@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from docs.tools.blocks import ROOT, blocks
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.schema import API_VERSION
+from plimsoll_api.names import API_VERSION
 
 
 def wrong(path: Path) -> Iterator[str]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll_api.admin import EngineState, Load
-from plimsoll_engine.frontend.metrics import Metrics as EngineMetrics
+from plimsoll_engine.frontend.observability.metrics import Metrics as EngineMetrics
 from plimsoll_operator.metrics import Metrics as OperatorMetrics
-from plimsoll_operator.metrics import Parts
+from plimsoll_operator.metrics import OperatorCollector
 from plimsoll_sidecar.record.metrics import Metrics as SupervisorMetrics
 
 # The same quantity elsewhere, for whoever moves a dashboard over.
@@ -83,7 +83,7 @@ def engine() -> list[Family]:
 def operator() -> list[Family]:
     nothing: Any = _Nothing()
     known = nothing, nothing, nothing, nothing, nothing, nothing
-    parts = Parts(*known, (), lambda: 0.0, nothing)
+    parts = OperatorCollector(*known, (), lambda: 0.0, nothing, {})
     return _families([*_collectors(OperatorMetrics().registry), parts])
 
 

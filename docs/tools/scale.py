@@ -16,25 +16,25 @@ NONE = "not measured on this commit"
 OPERATOR = (
     ("all children and status written, s", "all_reconciled_s", ".1f"),
     ("memory of the operator, MiB", "rss_mib", ".0f"),
-    ("processor time at rest, share of a core", "steady_cpu_ratio", ".1%"),
-    ("requests a second at rest", "steady_requests_per_s", ".2f"),
+    ("CPU at rest, share of a core", "steady_cpu_ratio", ".1%"),
+    ("requests per second at rest", "steady_requests_per_s", ".2f"),
     ("writes at rest in 30 s", "steady_writes_count", ".0f"),
-    ("one service changed → its child changed, median, ms", "change_p50_s", "ms"),
-    ("the same, the longest of 50, ms", "change_max_s", "ms"),
-    ("writes of an operator that restarts", "restart_writes_count", ".0f"),
-    ("memory of an operator that restarts, the most, MiB", "restart_rss_mib", ".0f"),
-    ("the longest that a probe waited at a restart, ms", "restart_probe_max_s", "ms"),
-    ("drift made while it was away repaired within, s", "drift_repaired_s", ".2f"),
+    ("change of a service → change of its child, median, ms", "change_p50_s", "ms"),
+    ("the same, slowest of 50, ms", "change_max_s", "ms"),
+    ("writes at a restart", "restart_writes_count", ".0f"),
+    ("peak memory at a restart, MiB", "restart_rss_mib", ".0f"),
+    ("longest wait of a probe at a restart, ms", "restart_probe_max_s", "ms"),
+    ("repair of drift made while it was away, s", "drift_repaired_s", ".2f"),
 )
 FLEET = (
     ("supervisors", "supervisors_count", ".0f"),
-    ("a get of the API server, p99, s", "get_p99_s", ".3f"),
+    ("GET on the API server, p99, s", "get_p99_s", ".3f"),
     ("incidents recorded", "incidents_recorded_count", ".0f"),
     ("incidents recorded twice", "incidents_twice_count", ".0f"),
-    ("restarts done, in 300 s", "restarts_count", ".0f"),
-    ("slots held at once, the most (limit 20)", "slots_held_most_count", ".0f"),
+    ("restarts in 300 s", "restarts_count", ".0f"),
+    ("most slots held at once (limit 20)", "slots_held_most_count", ".0f"),
     ("restarts above the limit", "breaker_exceeded_count", ".0f"),
-    ("bad revision named, the last service's, s", "revision_named_last_s", ".0f"),
+    ("last bad revision named after, s", "revision_named_last_s", ".0f"),
 )
 
 
@@ -62,7 +62,7 @@ def fleet() -> str:
     if not figures:
         return f"({NONE})"
     rows = [f"| {label} | {_cell(figures.get(key), form)} |" for label, key, form in FLEET]
-    return "\n".join(["| under one correlated leak | |", "|---|--:|", *rows])
+    return "\n".join(["| With the same leak everywhere | |", "|---|--:|", *rows])
 
 
 def _result(name: str) -> dict[str, Any]:

@@ -6,13 +6,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from plimsoll_api.names import ADMIN_PORT
 from plimsoll_engine import settings
 
 
 class _Parser(argparse.ArgumentParser):
-    """One clear line and status 2, without the usage text around it."""
+    """One clear line and status 2, without the usage text around it. A flag is written in full:
+    what the operator reserves is reserved by its whole name."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -24,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a checkpoint")
     settings.add_flags(serve)
     drain = commands.add_parser("drain", help="preStop hook: let running requests end")
-    drain.add_argument("--admin-port", type=settings.port, default=8001)
+    drain.add_argument("--admin-port", type=settings.port, default=ADMIN_PORT)
     drain.add_argument("--run-dir", type=Path, required=True, metavar="DIR")
     drain.add_argument("--deadline", type=settings.positive_seconds, default=30.0, metavar="S")
     return parser
@@ -37,12 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from plimsoll_engine import prestop
 
         return prestop.drain(flags.admin_port, flags.run_dir, flags.deadline)
-    from plimsoll_engine import logs, server
+    from plimsoll_api import logs
+    from plimsoll_engine import server
+    from plimsoll_engine.errors import UsageError
 
-    logs.configure()
+    # One line a request would drown the lines about states (/metrics counts requests), and
+    # uvicorn's warnings are about requests: as many lines as a client likes.
+    logs.configure(libraries={"uvicorn.access": "WARNING", "uvicorn.error": "ERROR"})
     try:
         return server.run(settings.from_flags(flags))
-    except settings.UsageError as error:
+    except UsageError as error:
         print(f"plimsoll_engine serve: {error}", file=sys.stderr)
         return 2
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plimsoll_engine.settings import UsageError
+from plimsoll_engine.errors import UsageError
 
 
 def read_json(file: Path) -> dict[str, Any]:

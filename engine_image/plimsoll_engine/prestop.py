@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-TOKEN_FILE = "admin-token"
+from plimsoll_api.names import TOKEN_FILE
+
 PREFIX = "/admin/v1"
 CALL_TIMEOUT_S = 5.0
 # Endpoint changes reach kube-proxy and ingress controllers within seconds; a quarter of the
@@ -22,7 +23,7 @@ ENDPOINT_DELAY_S = 5.0
 POLL_S = 0.2
 
 
-class Refused(Exception):
+class DrainRefused(Exception):
     """The engine answered with an error."""
 
 
@@ -46,7 +47,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
             time.sleep(POLL_S)
     except ConnectionRefusedError:
         return 0  # nothing is left to drain
-    except (OSError, Refused, ValueError, KeyError, http.client.HTTPException) as error:
+    except (OSError, DrainRefused, ValueError, KeyError, http.client.HTTPException) as error:
         print(f"drain: the admin API on port {admin_port}: {error}", file=sys.stderr)
         return 1
     print(f"drain: requests still run after {deadline_s:g} s", file=sys.stderr)
@@ -62,7 +63,7 @@ def _begin(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
     }
     try:
         _call(admin_port, token, "POST", "/drain", body)
-    except Refused as error:
+    except DrainRefused as error:
         if not str(error).startswith("409"):
             raise
 
@@ -81,7 +82,7 @@ def _call(
         response = connection.getresponse()
         data = response.read()
         if response.status >= 300:
-            raise Refused(f"{response.status} {data.decode(errors='replace')[:500]}")
+            raise DrainRefused(f"{response.status} {data.decode(errors='replace')[:500]}")
         answer = json.loads(data)
     finally:
         connection.close()

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import functools
 import logging
+import math
 import os
+import resource
 import signal
 import socket
 import time
@@ -23,23 +26,51 @@ import msgspec
 import uvicorn
 import uvloop
 
-from plimsoll_engine.api import admin, serving
+from plimsoll_engine.api import admin, answer_sizes, serving
+from plimsoll_engine.api.answer import error_body, overloaded
 from plimsoll_engine.api.auth import ApiKeys, Guard
-from plimsoll_engine.frontend.engine import Engine
-from plimsoll_engine.frontend.tokenizer import Tokenizer
-from plimsoll_engine.settings import ENGINE_FILE, Settings, UsageError
-from plimsoll_engine.zygote_ipc import stacks_path
+from plimsoll_engine.api.body import BodyReader
+from plimsoll_engine.api.body_sizes import BodySizes
+from plimsoll_engine.api.preparer import Preparer
+from plimsoll_engine.errors import UsageError
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_engine.frontend.workers.adopted import become_subreaper
+from plimsoll_engine.http.budget import BodyBudget
+from plimsoll_engine.http.connection import Connection
+from plimsoll_engine.http.connections import Connections
+from plimsoll_engine.http.limits import SOCKET_BUFFER_BYTES
+from plimsoll_engine.http.slices import Slices
+from plimsoll_engine.process import host_memory, stacks
+from plimsoll_engine.process.stacks import stacks_path
+from plimsoll_engine.settings import ENGINE_FILE, Settings
 
 log = logging.getLogger(__name__)
 
 TOKEN_TIMEOUT_S = 30.0
+ADMIN_CONNECTIONS = 64
+ADMIN_BODIES_BYTES = 1 << 20
+OTHER_FILES = 256
+"""Descriptors of all but clients' connections."""
 # After shutdown every request is answered; this is for clients that read slowly.
 HTTP_CLOSE_TIMEOUT_S = 2
 BACKLOG = 2048
+KEEPALIVE_S = 30
+"""A client whose machine is gone says nothing: its connection ends after four times as long."""
 
 
 class _Server(uvicorn.Server):
     """Signals are the process's business: two servers share it."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self.connections = connections
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if counter % 10 == 0:
+            self.connections.sweep()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,6 +109,13 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     # The protocol is named: asyncio turns Nagle off for sockets that say they are TCP only.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # What follows is inherited by each connection.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)  # who reads engine.json may connect at once
@@ -85,6 +123,17 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
         listener.close()
         raise UsageError(f"{flag} {port} on {host}: {error.strerror}") from None
     return listener
+
+
+@contextlib.contextmanager
+def _writing(settings: Settings) -> Iterator[None]:
+    """UsageError where the run directory is full or read-only."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--run-dir {settings.run_dir}: cannot be written: {error}; give a directory with room"
+        ) from None
 
 
 def _record(settings: Settings, port: int, admin_port: int, boot_id: str) -> None:
@@ -104,12 +153,16 @@ def _record(settings: Settings, port: int, admin_port: int, boot_id: str) -> Non
 def _write_stacks_on_sigusr1(settings: Settings) -> None:
     path = stacks_path(settings.run_dir, "frontend", os.getpid())
     path.parent.mkdir(parents=True, exist_ok=True)
+    stacks.tidy(settings.run_dir)
     faulthandler.register(signal.SIGUSR1, file=path.open("a"), all_threads=True, chain=False)
 
 
 def run(settings: Settings) -> int:
     """Serve until a signal, a shutdown call or a failure; the exit status. Raises UsageError."""
-    _write_stacks_on_sigusr1(settings)
+    become_subreaper()  # of the workers, should their zygote be killed
+    host_memory.return_large_blocks()
+    with _writing(settings):
+        _write_stacks_on_sigusr1(settings)
     token = read_token(settings.token_file, min(settings.startup_timeout_s, TOKEN_TIMEOUT_S))
     tokenizer = Tokenizer(settings.model)
     keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
@@ -128,7 +181,8 @@ async def _serve(
     serving_socket: socket.socket,
     admin_socket: socket.socket,
 ) -> int:
-    engine = Engine(settings, tokenizer)
+    with _writing(settings):
+        engine = AsyncEngine(settings, tokenizer)
     tasks: set[asyncio.Task[Any]] = set()
 
     def background(coroutine: Any, name: str) -> None:
@@ -141,19 +195,54 @@ async def _serve(
         loop.add_signal_handler(
             number, lambda: background(_terminate(engine, settings.shutdown_timeout_s), "shutdown")
         )
-    public: Any = serving.app(engine)
+    sizes = BodySizes(
+        sees=engine.media.processors.image is not None,
+        hears=engine.media.processors.audio is not None,
+        max_bytes=settings.http.max_body_bytes,
+    )
+    preparer = Preparer(engine, settings.http.prepare_timeout_s)
+    limits = settings.http.limits(_connections(settings))
+    budget = BodyBudget(
+        lambda: settings.http.body_buffer_bytes or sizes.in_work(engine.max_model_len),
+        limits.max_connections,
+    )
+    answers = BodyBudget(lambda: answer_sizes.in_work(engine.max_model_len), limits.max_connections)
+    public: Any = serving.app(engine, BodyReader(limits, budget), sizes, preparer, answers)
     if keys is not None:
         public = Guard(public, keys)
-    servers = [_http(public), _http(admin.app(engine, token))]
-    engine.on_draining = servers[0].part
+    admin_limits = settings.http.limits(ADMIN_CONNECTIONS)
+    admin_budget = BodyBudget(lambda: ADMIN_BODIES_BYTES, ADMIN_CONNECTIONS)
+    servers = [
+        _http(public, Connections(limits, overloaded, error_body)),
+        _http(
+            admin.app(engine, token, BodyReader(admin_limits, admin_budget)),
+            Connections(admin_limits, admin.overloaded, admin.error_body),
+        ),
+    ]
+    for name, server in zip(("serving", "admin"), servers, strict=True):
+        engine.metrics.http.servers[name] = server.connections
+    engine.ledger.register(
+        "http_bodies",
+        lambda: budget.held + admin_budget.held,
+        lambda: budget.bound + admin_budget.bound,
+    )
+    engine.ledger.register(
+        "http_answers",
+        lambda: answers.held + sum(server.connections.nbytes for server in servers),
+        lambda: answers.bound + sum(server.connections.bound for server in servers),
+    )
+    engine.when_draining(servers[0].part)
     serve_tasks = [
         asyncio.create_task(server.serve(sockets=[listener]), name="http")
         for server, listener in zip(servers, (serving_socket, admin_socket), strict=True)
     ]
     port, admin_port = serving_socket.getsockname()[1], admin_socket.getsockname()[1]
-    _record(settings, port, admin_port, engine.epochs.current.boot_id)
+    with _writing(settings):
+        _record(settings, port, admin_port, engine.epochs.current.boot_id)
     log.info("listening", extra={"port": port, "admin_port": admin_port})
+    preparer.start()
     starting = asyncio.create_task(engine.start(), name="start")
+    starting.add_done_callback(lambda _: engine.metrics.loop.start())
     try:
         watched: set[asyncio.Future[Any]] = {engine.exit_code, starting}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
@@ -165,22 +254,44 @@ async def _serve(
         for server in servers:
             server.should_exit = True
         await asyncio.wait(serve_tasks, timeout=HTTP_CLOSE_TIMEOUT_S + 2)
+        engine.metrics.loop.stop()
+        preparer.close()
         await engine.workers.close()
 
 
-def _http(app: Any) -> _Server:
+def _connections(settings: Settings) -> int:
+    """As many as are asked for, or as the process may have open files."""
+    wanted = settings.http.max_connections or 2 * settings.max_queued
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + OTHER_FILES:
+        soft = min(hard, wanted + OTHER_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    allowed = max(1, min(wanted, soft - OTHER_FILES))
+    if allowed < wanted:
+        log.warning(
+            "fewer connections than --max-connections: raise the limit of open files (ulimit -n)",
+            extra={"connections": allowed, "wanted": wanted, "open_files": soft},
+        )
+    return allowed
+
+
+def _http(app: Any, connections: Connections) -> _Server:
     return _Server(
         uvicorn.Config(
-            app,
+            Slices(app),
+            http=functools.partial(Connection, connections),  # type: ignore[arg-type]
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
+            timeout_keep_alive=math.ceil(connections.limits.idle_timeout_s),
             timeout_graceful_shutdown=HTTP_CLOSE_TIMEOUT_S,
-        )
+        ),
+        connections,
     )
 
 
-async def _terminate(engine: Engine, timeout_s: float) -> None:
+async def _terminate(engine: AsyncEngine, timeout_s: float) -> None:
     await engine.operations.cancel()
     await engine.shutdown(timeout_s)

@@ -10,28 +10,32 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.names import ADMIN_PORT, TOKEN_FILE
 from plimsoll_api.units import parse_bytes
-from plimsoll_engine import source
-from plimsoll_engine.inject import InjectError
-from plimsoll_engine.inject import parse as parse_faults
-from plimsoll_engine.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
+from plimsoll_engine import injection
+from plimsoll_engine.download import source
+from plimsoll_engine.errors import SettingsError, UsageError
+from plimsoll_engine.http import flags as http_settings
+from plimsoll_engine.http.flags import HttpSettings
+from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
 WORKER_SOCKET = "worker.sock"
 WEIGHTS_SOCKET = "weights.sock"
-TOKEN_FILE = "admin-token"
 ENGINE_FILE = "engine.json"
 
 
-class UsageError(Exception):
-    """A flag, path or variable that cannot be used; the message names it and says what to do."""
+PRIORITY_RANGE = 0, (1 << 31) - 1
+"""Lower numbers go first: a request may step back, and not ahead of those that ask for nothing."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All times are seconds. Null leaves a size to the worker.
 
     ``max_queued`` bounds the requests accepted and not yet answered, running ones included.
-    ``max_loras`` is 0 without ``--enable-lora``; ``lora_modules`` are folders by adapter.
+    A request may have a priority within ``priority_range``, or 0; where ``priority_keys`` is not
+    null, with an API key of one of these numbers only. ``max_loras`` is 0 without
+    ``--enable-lora``; ``lora_modules`` are folders by adapter.
     """
 
     model: Path
@@ -39,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: Path
     host: str = "0.0.0.0"
     port: int = 8000
-    admin_port: int = 8001
+    admin_port: int = ADMIN_PORT
     dtype: str = "auto"
     device: str = "auto"
     max_num_seqs: int | None = None
@@ -49,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     kv_offload_bytes: int = 0
     max_queued: int = 1024
+    priority_range: tuple[int, int] = PRIORITY_RANGE
+    priority_keys: list[int] | None = None
     api_key_file: Path | None = None
     startup_timeout_s: float = 600.0
     shutdown_timeout_s: float = 30.0
@@ -59,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int = 0
     max_lora_rank: int = 0
     lora_modules: dict[str, Path] = {}
+    http: HttpSettings = HttpSettings()
 
     @property
     def socket(self) -> Path:
@@ -108,6 +115,18 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _priority_range(text: str) -> tuple[int, int]:
+    try:
+        lowest, highest = (int(part) for part in text.split(":"))
+    except ValueError:
+        lowest, highest = 1, 0
+    if not -(1 << 31) <= lowest <= highest < 1 << 31:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give MIN:MAX with MIN at most MAX, each within 32 bits, such as -10:10"
+        )
+    return lowest, highest
+
+
 def _size(text: str) -> int:
     try:
         return parse_bytes(text)
@@ -133,7 +152,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--run-dir", required=True, type=Path, metavar="DIR", help="sockets, token, stacks")
     add("--host", default="0.0.0.0", help="address of the serving API")
     add("--port", default=8000, type=port, help="port of the serving API; 0 takes a free one")
-    add("--admin-port", default=8001, type=port, help="admin API, on 127.0.0.1 only")
+    add("--admin-port", default=ADMIN_PORT, type=port, help="admin API, on 127.0.0.1 only")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
     add("--max-num-seqs", type=_positive, metavar="N", help="requests that run at once")
@@ -156,7 +175,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--lora-modules", default=[], nargs="+", metavar="NAME=PATH",
         help="adapters that are there from the start")  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
+    add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
+        help="priorities that requests may have; default: 0:2147483647")  # fmt: skip
+    add("--priority-keys", nargs="+", type=_positive, metavar="N",
+        help="lines of --api-key-file that may use priorities; default: all")  # fmt: skip
     add("--api-key-file", type=Path, metavar="FILE", help="keys of /v1, one a line; default: open")
+    http_settings.add_flags(parser, _positive, _size, positive_seconds)
     add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
     add("--shutdown-timeout", default=30.0, type=positive_seconds, metavar="S")
     add("--allow-inject", action="store_true", help=f"obey {INJECT_VARIABLE}: tests only")
@@ -172,13 +196,15 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
             "unset it, or add --allow-inject in a test"
         )
     try:
-        parse_faults(inject)
-    except InjectError as error:
+        injection.check(inject)
+    except SettingsError as error:
         raise UsageError(str(error)) from None
     try:
         flags.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--run-dir {flags.run_dir}: {error.strerror}; give a directory") from None
+    if os.statvfs(flags.run_dir).f_flag & os.ST_RDONLY:
+        raise UsageError(f"--run-dir {flags.run_dir} is on a read-only volume: mount it writable")
     if not os.access(flags.run_dir, os.W_OK | os.X_OK):
         raise UsageError(f"--run-dir {flags.run_dir} is not writable by uid {os.getuid()}")
     run_dir = flags.run_dir.resolve()
@@ -208,6 +234,8 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         num_blocks=flags.num_blocks,
         kv_offload_bytes=flags.kv_offload_bytes,
         max_queued=flags.max_queued,
+        priority_range=flags.priority_range,
+        priority_keys=_priority_keys(flags),
         api_key_file=flags.api_key_file,
         startup_timeout_s=flags.startup_timeout,
         shutdown_timeout_s=flags.shutdown_timeout,
@@ -218,7 +246,15 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         max_loras=flags.max_loras if flags.enable_lora else 0,
         max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,
+        http=http_settings.from_flags(flags),
     )
+
+
+def _priority_keys(flags: argparse.Namespace) -> list[int] | None:
+    keys: list[int] | None = flags.priority_keys
+    if keys is not None and flags.api_key_file is None:
+        raise UsageError("--priority-keys: needs --api-key-file, whose lines it counts from 1")
+    return keys
 
 
 def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Path]:

@@ -22,7 +22,8 @@ DEFAULT_IMAGES = Images(
 @dataclass(frozen=True)
 class Config:
     """Times are seconds. No namespaces means all of them. ``lease`` is the namespace and name of
-    the leader's Lease; None where there is only this operator."""
+    the leader's Lease; None where there is only this operator. In ``unrestricted_namespaces`` a
+    ``podTemplate`` may ask for anything."""
 
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class Config:
     scrape_s: float = 15.0
     request_timeout_s: float = 30.0
     kept_incidents: int = 50
+    unrestricted_namespaces: frozenset[str] = frozenset()
 
 
 def parse(
@@ -49,40 +51,82 @@ def parse(
         prog="plimsoll-operator", description="Runs InferenceServices on a Kubernetes cluster."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="watch and reconcile until it is told to stop")
+    run = commands.add_parser("run", help="watch and reconcile until a signal stops it")
     add = run.add_argument
-    add("--kubeconfig", metavar="FILE", help="default: the pod's own account, then $KUBECONFIG")
+    add("--kubeconfig", metavar="FILE", help="default: the pod's service account, then $KUBECONFIG")
     scope = run.add_mutually_exclusive_group()
     scope.add_argument(
         "--namespace",
         action="append",
         metavar="NAME",
-        help="watch this namespace; may be given often (env PLIMSOLL_NAMESPACES, commas)",
+        help="watch this namespace; repeatable (or set PLIMSOLL_NAMESPACES, separated by commas)",
     )
     scope.add_argument("--all-namespaces", action="store_true", help="watch all (the default)")
     add("--engine-image", default=env.get("PLIMSOLL_ENGINE_IMAGE"), metavar="IMAGE")
     add("--supervisor-image", default=env.get("PLIMSOLL_SUPERVISOR_IMAGE"), metavar="IMAGE")
-    add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
-    add("--workers", type=_positive, default=8, metavar="N", help="services handled at once")
     add(
-        "--qps", type=_positive, default=400, metavar="N", help="requests a second, in the long run"
+        "--probe-image",
+        default=env.get("PLIMSOLL_PROBE_IMAGE"),
+        metavar="IMAGE",
+        help="holds the code of spec.probe; default: the supervisor's image",
     )
-    add("--burst", type=_positive, default=800, metavar="N", help="requests at once")
+    add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
+    add(
+        "--workers",
+        type=_positive,
+        default=8,
+        metavar="N",
+        help="maximum number of services reconciled at the same time",
+    )
+    add(
+        "--qps",
+        type=_positive,
+        default=400,
+        metavar="N",
+        help="average limit of requests per second to the API server",
+    )
+    add(
+        "--burst",
+        type=_positive,
+        default=800,
+        metavar="N",
+        help="burst limit of requests to the API server",
+    )
     add(
         "--max-disruptions",
         type=_positive,
         default=10,
         metavar="N",
-        help="replicas of the whole cluster that may be in a remediation at once",
+        help="maximum number of replicas in the cluster under remediation at the same time",
     )
     add(
         "--leader-election",
         default=env.get("PLIMSOLL_LEADER_ELECTION"),
         metavar="NAMESPACE/NAME",
-        help="the Lease by which one of several operators is chosen; without it there is only one",
+        help="Lease for leader election; leave it out if only one operator runs",
     )
-    add("--resync", type=_positive, default=600, metavar="S", help="list everything this often")
-    add("--scrape", type=_positive, default=15, metavar="S", help="read memory figures this often")
+    add(
+        "--unrestricted-namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a namespace whose podTemplates are not held to the pod security standard "
+        "'restricted'; may be given often",
+    )
+    add(
+        "--resync",
+        type=_positive,
+        default=600,
+        metavar="S",
+        help="interval between full lists of all objects",
+    )
+    add(
+        "--scrape",
+        type=_positive,
+        default=15,
+        metavar="S",
+        help="interval between reads of the memory figures",
+    )
     flags = parser.parse_args(arguments)
     named = flags.namespace or [n for n in env.get("PLIMSOLL_NAMESPACES", "").split(",") if n]
     return Config(
@@ -91,6 +135,7 @@ def parse(
         images=Images(
             flags.engine_image or DEFAULT_IMAGES.engine,
             flags.supervisor_image or DEFAULT_IMAGES.supervisor,
+            flags.probe_image or None,
         ),
         http_port=flags.http_port,
         workers=flags.workers,
@@ -101,6 +146,7 @@ def parse(
         identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         resync_s=flags.resync,
         scrape_s=flags.scrape,
+        unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
     )
 
 

@@ -1,7 +1,7 @@
 """The operator's own ``/healthz``, ``/readyz`` and ``/metrics``.
 
 Healthy means that reconciling works: a canary lists one InferenceService through the same client
-(it only reads), and no watch has gone deaf. A quiet cluster sends no events, so the age of the last
+(it only reads), and no watch is stale. A quiet cluster sends no events, so the age of the last
 one is a metric and not a verdict; what convicts a watch is that a full list showed changes that it
 had not told of, twice running. Ready means listed once, or standing by for the leader. Without the
 custom resource definitions it waits for them: healthy, since no restart would help, and not ready.
@@ -16,18 +16,18 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from plimsoll_operator.api import Api, ApiError
 from plimsoll_operator.config import Config
 from plimsoll_operator.kinds import DEFINED, SERVICE
 from plimsoll_operator.metrics import Metrics
-from plimsoll_operator.watch import Watches
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.watches import Watches
 
 log = logging.getLogger(__name__)
 
 CANARY_S = 20.0
-STALE_S = 120.0
+CANARY_TIMEOUT_S = 120.0
 """Unhealthy when the canary was last well this long ago: six of its turns."""
-DEAF_LISTS = 2
+STALE_LISTS = 2
 DEFINITIONS_S = 2.0
 
 
@@ -61,7 +61,7 @@ class Health:
                 log.warning("waiting for %s: apply the CRDs (kubectl apply -k config)", said)
             await asyncio.sleep(DEFINITIONS_S)
         if said:
-            log.info("the CRDs are there")
+            log.info("the CRDs are installed")
 
     async def canary(self, config: Config) -> None:
         """Reads for ever, and never writes."""
@@ -76,10 +76,11 @@ class Health:
 
     def verdict(self) -> str | None:
         """What is wrong, None where nothing is."""
-        if self.canary_age_s() >= STALE_S:
+        if self.canary_age_s() >= CANARY_TIMEOUT_S:
             return f"the API server did not answer the canary for {self.canary_age_s():.0f} s"
-        deaf = self._watches.deaf(DEAF_LISTS)
-        return f"no events come for {', '.join(deaf)} although there are changes" if deaf else None
+        stale = self._watches.stale(STALE_LISTS)
+        kinds = ", ".join(stale)
+        return f"stale watches: {kinds} changed without an event" if stale else None
 
     async def serve(self, port: int) -> web.AppRunner:
         """Serves on all interfaces; OSError where the port is taken."""

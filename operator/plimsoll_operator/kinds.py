@@ -5,9 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from plimsoll_api.names import (
+    API_GROUP,
+    CRD_VERSION,
+    INCIDENT_KIND,
+    INCIDENT_PLURAL,
+    SERVICE_KIND,
+    SERVICE_LABEL,
+    SERVICE_PLURAL,
+)
 from plimsoll_operator.render.names import OWNED_SELECTOR
 
 Object = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """One InferenceService."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class Ref(NamedTuple):
@@ -48,12 +67,13 @@ class Kind:
         return "/".join(parts)
 
 
-SERVICE = Kind("InferenceService", "plimsoll.dev", "v1alpha1", "inferenceservices", "")
-INCIDENT = Kind("LeakIncident", "plimsoll.dev", "v1alpha1", "leakincidents", "")
+SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
+INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "")
 DEFINED = (SERVICE, INCIDENT)
 """The kinds that our own definitions make."""
 
 POD = Kind("Pod", "", "v1", "pods")
+EVENT = Kind("Event", "", "v1", "events", "")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 OWNED = (
     Kind("ServiceAccount", "", "v1", "serviceaccounts"),
@@ -88,3 +108,18 @@ def owner_uid(item: Object) -> str | None:
         if owner.get("controller"):
             return str(owner.get("uid"))
     return None
+
+
+def key_of(item: Object) -> Key | None:
+    """The service that ``item`` belongs to; None where it belongs to none."""
+    meta = item["metadata"]
+    namespace = meta.get("namespace") or ""
+    if item["kind"] == SERVICE.kind:
+        return Key(namespace, meta["name"])
+    if item["kind"] == INCIDENT.kind:
+        return Key(namespace, item["spec"]["service"])
+    for owner in meta.get("ownerReferences") or ():
+        if owner.get("kind") == SERVICE.kind:
+            return Key(namespace, owner["name"])
+    name = (meta.get("labels") or {}).get(SERVICE_LABEL)
+    return Key(namespace, name) if name else None

@@ -8,44 +8,45 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import kopf
 
-from plimsoll_operator import logs, watch
-from plimsoll_operator.api import Api, ApiError
-from plimsoll_operator.breaker import Breaker
+from plimsoll_api import logs
 from plimsoll_operator.config import Config, parse
-from plimsoll_operator.controller import Controller
+from plimsoll_operator.handlers.inference_service import Controller
+from plimsoll_operator.handlers.lease import Breaker
 from plimsoll_operator.health import Health
-from plimsoll_operator.leader import Election, LeadershipLost
-from plimsoll_operator.metrics import Metrics, Parts
-from plimsoll_operator.ratelimit import RateLimit
-from plimsoll_operator.scrape import Scraper
-from plimsoll_operator.store import Key, Store
-from plimsoll_operator.workqueue import WorkQueue
+from plimsoll_operator.kinds import Key
+from plimsoll_operator.metrics import Metrics, OperatorCollector
+from plimsoll_operator.runtime.background import Background
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.election import Election, LeadershipLost
+from plimsoll_operator.runtime.queue import WorkQueue
+from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.resync import Resync
+from plimsoll_operator.runtime.watches import Watches, settings
+from plimsoll_operator.scraper import Scraper
 
 log = logging.getLogger(__name__)
 
-SUSPICIOUS_S = 60.0
-INTERRUPTED_S = 5.0
-"""Watches that begin anew do so together: a list of our own waits until none did for this long."""
-MOST_BEGINNINGS = 20
-"""A watch that begins anew all the time does not put it off for ever."""
 VOTING_TIMEOUT_S = 5.0
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Works until ``stop``. ApiError, OSError or TimeoutError where the API server cannot be
-    listed at the start; an ExceptionGroup where a part died later."""
+    listed at the start; an ExceptionGroup where a part died for good: see :mod:`background`."""
     limit = RateLimit(config.qps, config.burst)
     api = await Api.connect(config.kubeconfig, config.request_timeout_s, limit)
     metrics = Metrics()
     store = Store()
     queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.reconciled)
     scraper = Scraper(store, queue.add)
-    watches = watch.Watches(store, queue)
-    controller = Controller(api, store, scraper, config, queue.add_later)
+    watches = Watches(store, queue)
+    resync = Resync(api, store, watches, queue.add, config.namespaces)
+    controller = Controller(api, store, scraper, config, resync.served, queue.add_later)
     health = Health(api, watches, metrics)
     election = voting = None
     if config.lease:
@@ -53,30 +54,35 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         voting = await Api.connect(config.kubeconfig, VOTING_TIMEOUT_S, RateLimit(5.0, 10))
         election = Election(voting, *config.lease, config.identity)
     breaker = Breaker(api, store, config.max_disruptions)
+    background = Background()
     age, suspects = health.canary_age_s, controller.suspects
-    parts = Parts(api, store, queue, watches, scraper, breaker, suspects, age, voting)
+    failures = background.failures
+    parts = OperatorCollector(
+        api, store, queue, watches, scraper, breaker, suspects, age, voting, failures
+    )
     metrics.registry.register(parts)
     server = await health.serve(config.http_port)
+    keep = background.keep
+    canary = partial(keep, "canary", partial(health.canary, config))
     try:
         if not await _first(stop, health.definitions()):
             return
         if election:
             health.ready = True  # to stand by is what it is there for
-            if not await _first(stop, election.acquire(), health.canary(config)):
+            if not await _first(stop, election.acquire(), canary()):
                 return
         metrics.leading.set(1)
         # Everything is known before anything is decided: a restart writes nothing.
-        for key in await controller.sync():
-            queue.add(key)
+        await resync.list_all()
         health.ready = True
         log.info("watching %s", ", ".join(config.namespaces) or "all namespaces")
         await _until(
             stop,
-            queue.run(controller.handle),
-            scraper.run(config.scrape_s),
-            breaker.run(),
-            health.canary(config),
-            _resync(controller, watches, queue, config.resync_s),
+            keep("reconcile", partial(queue.run, controller.handle)),
+            keep("scrape", partial(scraper.run, config.scrape_s), needed=False),
+            keep("breaker", breaker.run, needed=False),
+            canary(),
+            keep("resync", partial(resync.run, config.resync_s)),
             *([election.keep()] if election else []),
             _watch(watches, config, stop),
         )
@@ -89,12 +95,14 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any) -> bool:
-    """Whether ``wanted`` came to its end before ``stop``; ``beside`` runs meanwhile."""
+    """Whether ``wanted`` came to its end before ``stop``; ``beside`` runs meanwhile, and its end
+    is an error."""
     tasks = [asyncio.create_task(part) for part in (stop.wait(), wanted, *beside)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[1].done():
-            tasks[1].result()
+        for task in tasks[1:]:
+            if task.done():
+                task.result()
         return tasks[1].done()
     finally:
         for task in tasks:
@@ -102,63 +110,20 @@ async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch(watches: watch.Watches, config: Config, stop: asyncio.Event) -> None:
-    """kopf takes the signals for itself and ends at them: the rest follows it.
+async def _watch(watches: Watches, config: Config, stop: asyncio.Event) -> None:
+    """Run kopf, which takes the signals for itself and ends at them: the rest follows it.
 
     At its end it waits 5 s for every task that is younger than itself, so it comes last.
     """
     await asyncio.sleep(0)
     await kopf.operator(
         registry=watches.registry(config.kubeconfig),
-        settings=watch.settings(),
+        settings=settings(),
         namespaces=config.namespaces,
         clusterwide=not config.namespaces,
         standalone=True,
     )
     stop.set()
-
-
-async def _resync(
-    controller: Controller, watches: watch.Watches, queue: WorkQueue[Key], every_s: float
-) -> None:
-    """Lists everything again and again; sooner after a list that showed what no event had told.
-
-    A list that kopf began a watch with, at the start or after an interruption, calls for one of our
-    own soon: kopf tells of no object that is not in its list any more, and the watch is not to
-    blame for that.
-    """
-    while True:
-        usual = min(every_s, SUSPICIOUS_S) if watches.deaf(1) else every_s
-        interrupted = await _within(usual, watches.listing.wait())
-        if interrupted:
-            await _quiet(watches.listing)
-        try:
-            behind = (lambda *_: None) if interrupted else watches.listed
-            for key in await controller.sync(behind):
-                queue.add(key)
-        except (ApiError, OSError, TimeoutError) as error:
-            if interrupted:
-                watches.listing.set()
-            log.warning("resync: %s", error or repr(error))
-
-
-async def _quiet(listing: asyncio.Event) -> None:
-    """Returns with ``listing`` cleared, once it was not set for :data:`INTERRUPTED_S`."""
-    for _ in range(MOST_BEGINNINGS):
-        listing.clear()
-        await asyncio.sleep(INTERRUPTED_S)
-        if not listing.is_set():
-            return
-    listing.clear()
-
-
-async def _within(seconds: float, wanted: Coroutine[Any, Any, Any]) -> bool:
-    """Whether ``wanted`` came to its end in time."""
-    try:
-        await asyncio.wait_for(wanted, seconds)
-    except TimeoutError:
-        return False
-    return True
 
 
 async def _until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
@@ -172,7 +137,7 @@ async def _until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None
         if not stop.is_set():
             for task in done:
                 task.result()
-            raise RuntimeError("a part of the operator ended by itself")
+            raise RuntimeError("a background task of the operator ended unexpectedly")
 
 
 async def _serve(config: Config) -> None:
@@ -186,7 +151,8 @@ async def _serve(config: Config) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 after a signal, 1 where the cluster could not be used."""
     config = parse(arguments)
-    logs.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper())
+    libraries = dict.fromkeys(("kopf", "aiohttp", "asyncio"), "WARNING")
+    logs.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper(), libraries)
     if config.kubeconfig:
         os.environ["KUBECONFIG"] = config.kubeconfig  # where kopf looks
     try:
@@ -200,9 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ExceptionGroup as error:
         lost = error.subgroup(LeadershipLost)
         if lost:
-            log.error("another operator may work now: %s", lost.exceptions[0])
+            log.error("another operator may have taken over: %s", lost.exceptions[0])
         else:
-            log.critical("a part of the operator failed", exc_info=error)
+            log.critical("a background task of the operator failed", exc_info=error)
         return 1
     return 0
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plimsoll_operator.api import Api, ApiError
-from plimsoll_operator.breaker import Breaker
-from plimsoll_operator.scrape import Scraper
-from plimsoll_operator.store import Key, Store
-from plimsoll_operator.watch import Watches
-from plimsoll_operator.workqueue import WorkQueue
+from plimsoll_operator.handlers.lease import Breaker
+from plimsoll_operator.kinds import Key
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.queue import WorkQueue
+from plimsoll_operator.runtime.watches import Watches
+from plimsoll_operator.scraper import Scraper
 
-PREFIX = "plimsoll_operator_"
+METRIC_PREFIX = "plimsoll_operator_"
 BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -25,25 +26,27 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.latency = Histogram(
-            f"{PREFIX}reconcile_seconds",
-            "Time from the beginning of a reconcile to its end.",
+            f"{METRIC_PREFIX}reconcile_seconds",
+            "Duration of a reconcile.",
             registry=self.registry,
             buckets=BUCKETS,
         )
         self.waiting = Histogram(
-            f"{PREFIX}queue_wait_seconds",
+            f"{METRIC_PREFIX}queue_wait_seconds",
             "Time that a service waited for a worker.",
             registry=self.registry,
             buckets=BUCKETS,
         )
         self.errors = Counter(
-            f"{PREFIX}reconcile_errors",
+            f"{METRIC_PREFIX}reconcile_errors",
             "Reconciles that failed, by the API server's reason or the kind of error.",
             ("reason",),
             registry=self.registry,
         )
         self.leading = Gauge(
-            f"{PREFIX}leader", "1 while this operator works, 0 in standby.", registry=self.registry
+            f"{METRIC_PREFIX}leader",
+            "1 while this operator is the leader, 0 in standby.",
+            registry=self.registry,
         )
 
     def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
@@ -63,7 +66,7 @@ def reason_of(error: Exception) -> str:
     return error.reason if isinstance(error, ApiError) else type(error).__name__
 
 
-class Parts(Collector):
+class OperatorCollector(Collector):
     """Metrics that the parts of the operator keep themselves, read at the time of a scrape."""
 
     def __init__(
@@ -77,7 +80,9 @@ class Parts(Collector):
         suspects: Collection[Key],
         canary_age_s: Callable[[], float],
         voting: Api | None,
+        failures: Mapping[str, int],
     ) -> None:
+        self._failures = failures
         self._voting, self._breaker = voting, breaker
         self._api, self._store, self._queue = api, store, queue
         self._watches, self._scraper = watches, scraper
@@ -87,45 +92,65 @@ class Parts(Collector):
         """All of them, with their present values."""
         yield _gauge("watch_age_seconds", "Time since the last watch event.", self._watches.age_s)
         ages = GaugeMetricFamily(
-            f"{PREFIX}watch_kind_age_seconds", "Time since a watch's last event.", labels=("kind",)
+            f"{METRIC_PREFIX}watch_kind_age_seconds",
+            "Time since the last event of a watch, by kind.",
+            labels=("kind",),
         )
         for kind, age in sorted(self._watches.ages().items()):
             ages.add_metric((kind,), age)
         yield ages
         missed = CounterMetricFamily(
-            f"{PREFIX}watch_missed",
-            "Changes that a full list showed and the watch had not.",
+            f"{METRIC_PREFIX}watch_missed",
+            "Changes that a full list showed and no watch reported.",
             labels=("kind",),
         )
         for kind, count in sorted(self._watches.missed.items()):
             missed.add_metric((kind,), count)
         yield missed
-        yield _gauge("canary_age_seconds", "Time since the canary read well.", self._canary_age_s())
+        yield _gauge(
+            "canary_age_seconds", "Time since the canary read last succeeded.", self._canary_age_s()
+        )
         yield _gauge("queue_length", "Services that wait for a worker.", len(self._queue))
         known = len(self._store.services())
-        yield _gauge("services", "InferenceServices known.", known)
+        yield _gauge("services", "InferenceServices that the operator knows.", known)
         turns = self._breaker.last
         yield _gauge("slots_held", "Restart slots that supervisors hold.", turns.held)
-        text = "Restart slots that the circuit breaker keeps shut."
+        text = "Restart slots that the circuit breaker keeps closed."
         yield _gauge("slots_shut", text, len(turns.take))
-        text = "InferenceServices whose present revision leaks in most replicas."
-        found = GaugeMetricFamily(f"{PREFIX}suspect_revisions", text, labels=("inferenceservice",))
+        text = "InferenceServices whose current revision leaks in most replicas."
+        found = GaugeMetricFamily(
+            f"{METRIC_PREFIX}suspect_revisions", text, labels=("inferenceservice",)
+        )
         for key in sorted(self._suspects):
             found.add_metric((str(key),), 1.0)
         yield found
-        yield _counter("reconciles", "Reconciles, failed ones included.", self._queue.handled)
+        yield _counter("reconciles", "Reconciles, including failed ones.", self._queue.handled)
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
-        yield _counter("watch_events", "Events of all watches.", self._watches.events)
+        yield _counter("watch_events", "Events from all watches.", self._watches.events)
         yield _counter("scrape_failures", "Scrapes without an answer.", self._scraper.failures)
-        text = "Requests to the API server, those of watches and of the election apart."
+        text = "Requests to the API server, except those of watches and of the election."
         yield _counter("requests", text, self._api.requests)
         elections = self._voting.requests if self._voting else 0
         yield _counter("elections", "Requests for the leader's lease.", elections)
-        yield _counter("refusals", "Requests that were asked to wait (429).", self._api.refusals)
+        yield _counter(
+            "refusals", "Requests that the API server refused for now (429).", self._api.refusals
+        )
         waited = self._api.limit.waited_s
-        yield _counter("throttled_seconds", "Time held back by the own rate limit.", waited)
+        yield _counter(
+            "throttled_seconds",
+            "Time that requests waited for the operator's own rate limit.",
+            waited,
+        )
+        failures = CounterMetricFamily(
+            f"{METRIC_PREFIX}part_failures",
+            "Failures of a background task, which restarts after a delay.",
+            labels=("part",),
+        )
+        for part, count in sorted(self._failures.items()):
+            failures.add_metric((part,), count)
+        yield failures
         writes = CounterMetricFamily(
-            f"{PREFIX}writes", "Writes to the API server.", labels=("verb", "kind")
+            f"{METRIC_PREFIX}writes", "Writes to the API server.", labels=("verb", "kind")
         )
         for (verb, kind), count in sorted(self._api.writes.items()):
             writes.add_metric((verb, kind), count)
@@ -133,8 +158,8 @@ class Parts(Collector):
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
+    return GaugeMetricFamily(f"{METRIC_PREFIX}{name}", text, value=value)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"{PREFIX}{name}", text, value=value)
+    return CounterMetricFamily(f"{METRIC_PREFIX}{name}", text, value=value)

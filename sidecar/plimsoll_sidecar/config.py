@@ -47,5 +47,5 @@ def _read(path: Path) -> SupervisorConfig:
         raise ConfigError(f"configuration {path}: {error.strerror}") from error
     try:
         return supervision.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"configuration {path}: {error}") from error

@@ -9,27 +9,28 @@ It also writes the admin token, before the engine starts (the engine waits for t
 
 from __future__ import annotations
 
+import contextlib
 import os
-import select
 import signal
-import socket
 import sys
 import time
+from collections.abc import Callable
 
+from plimsoll_api.names import PROBE_PORT, TOKEN_FILE
+from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
+from plimsoll_sidecar.paths import RESET_FILE
 
-TOKEN_FILE = "admin-token"
-RESET_FILE = "reset-restart-budget"
 BACK_OFF_S = 0.5
 BACK_OFF_MAX_S = 30.0
 STEADY_S = 60.0
 """A child that lived this long starts again without back-off."""
 STOP_S = 8.0
 """Time for the child to end, within the grace that the kubelet leaves to sidecars."""
-PROBE_S = 0.5
+WAIT_S = 0.5
 USAGE = (
     "usage: plimsoll-supervisor --config FILE --run-dir DIR --state-dir DIR"
-    " [--metrics-port 9464] [--probe-port 9465] [--host H]\n"
+    " [--metrics-port PORT] [--probe-port PORT] [--host H]\n"
     "       plimsoll-supervisor --reset-restart-budget --state-dir DIR\n"
 )
 
@@ -57,9 +58,12 @@ def write_token(run_dir: str) -> None:
     try:
         os.write(descriptor, os.urandom(32).hex().encode())
         os.fsync(descriptor)
+        os.replace(temporary, path)
+    except OSError as error:
+        os.unlink(temporary)
+        raise OSError(error.errno, error.strerror, path) from error
     finally:
         os.close(descriptor)
-    os.replace(temporary, path)
 
 
 class Launcher:
@@ -68,12 +72,15 @@ class Launcher:
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments
         self._state_dir = option(arguments, "--state-dir")
-        self._listener = _listen(
-            option(arguments, "--host", "0.0.0.0"), option(arguments, "--probe-port", "9465")
+        self._probes = _probes(
+            option(arguments, "--host", "0.0.0.0"),
+            option(arguments, "--probe-port", str(PROBE_PORT)),
+            self._answer,
         )
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_write, False)
+        self._probes.watch(self._wake)
         self._child = 0
         self._started = 0.0
         self._next_start = 0.0
@@ -86,7 +93,6 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        listener = self._listener.fileno()
         while True:
             self._reap()
             now = time.monotonic()
@@ -97,11 +103,9 @@ class Launcher:
                     os.kill(self._child, signal.SIGKILL)
             elif self._child == 0 and now >= self._next_start:
                 self._start(now)
-            readable, _, _ = select.select([listener, self._wake], [], [], 0.5)
-            if self._wake in readable:
+            self._probes.turn(WAIT_S)
+            with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 512)
-            if listener in readable:
-                self._answer()
 
     def _stop(self, number: int, frame: object) -> None:
         if self._stop_at is None:
@@ -135,42 +139,23 @@ class Launcher:
         self._next_start = now + self._back_off
         if self._stop_at is None:
             sys.stderr.write(
-                f"supervisor ended with status {code}, starts again in {self._back_off:.1f} s\n"
+                f"supervisor exited with status {code}, restarting in {self._back_off:.1f} s\n"
             )
         self._back_off = min(2 * self._back_off, BACK_OFF_MAX_S)
 
-    def _answer(self) -> None:
+    def _answer(self, request: web.Request) -> web.Answer:
         """One probe. ``/ready`` depends on a drain, everything else says that we live."""
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        with connection:
-            try:
-                connection.settimeout(PROBE_S)
-                path = connection.recv(2048).split(b" ")[1:2]
-                ready = path != [b"/ready"] or is_ready(self._state_dir)
-                status, body = ("200 OK", "ok\n") if ready else ("503 Unavailable", "draining\n")
-                connection.sendall(
-                    f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\n"
-                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
-                )
-            except OSError:
-                return
+        if request.path == "/ready" and not is_ready(self._state_dir):
+            return 503, web.TEXT, b"draining\n"
+        return 200, web.TEXT, b"ok\n"
 
 
-def _listen(host: str, port: str) -> socket.socket:
+def _probes(host: str, port: str, answer: Callable[[web.Request], web.Answer]) -> web.HttpServer:
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, int(port)))
-        listener.listen(16)
-        listener.setblocking(False)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"probe port {host}:{port}: {error}\n")
+        return web.HttpServer(host, int(port), answer)
+    except (OSError, ValueError, OverflowError) as error:
+        sys.stderr.write(f"--probe-port {port} on {host}: {error}\n")
         raise SystemExit(2) from error
-    return listener
 
 
 def main() -> int:
@@ -183,14 +168,18 @@ def main() -> int:
         os.makedirs(state_dir, exist_ok=True)
         if "--reset-restart-budget" in arguments:
             with open(os.path.join(state_dir, RESET_FILE), "w"):
-                sys.stdout.write("the supervisor resets its restart budget within a sample\n")
+                sys.stdout.write(
+                    "the supervisor will reset its restart budget with its next sample\n"
+                )
             return 0
         run_dir = option(arguments, "--run-dir")
         option(arguments, "--config")
         os.makedirs(run_dir, exist_ok=True)
         write_token(run_dir)
     except OSError as error:
-        sys.stderr.write(f"{error.filename}: {error.strerror}; it must be writable\n")
+        sys.stderr.write(
+            f"{error.filename}: {error.strerror}; it must be writable and have free space\n"
+        )
         return 2
     return Launcher(arguments).run()
 

@@ -12,23 +12,31 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from plimsoll_api import logs
+from plimsoll_api.names import METRICS_PORT, PROBE_PORT, TOKEN_FILE
 from plimsoll_api.supervision import SupervisorConfig
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.endpoints import Endpoints, Leaving, Unseen
-from plimsoll_sidecar.act.engines import adapter_for
-from plimsoll_sidecar.act.process import ProcessId
-from plimsoll_sidecar.act.slots import LeaseSlots, LocalSlots, Slots
+from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
+from plimsoll_sidecar.act.restart_slots.budget_reset import pod_uid
+from plimsoll_sidecar.act.restart_slots.endpoints import Endpoints, Leaving, Unseen
+from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots, LocalSlots, Slots
+from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.launcher import TOKEN_FILE
+from plimsoll_sidecar.manual import actions
+from plimsoll_sidecar.manual.ask_server import AskServer
 from plimsoll_sidecar.page.html import page
 from plimsoll_sidecar.record.diagnostics import Diagnostics
-from plimsoll_sidecar.record.kube import KubeClient
+from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.server import StateServer
-from plimsoll_sidecar.signals.dcgm import Dcgm
+from plimsoll_sidecar.signals.device.amd import AmdExporter
+from plimsoll_sidecar.signals.device.dcgm import Dcgm
+from plimsoll_sidecar.signals.device.exporter_page import Pod
+from plimsoll_sidecar.signals.process.process_id import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
+from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
 from plimsoll_sidecar.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -39,14 +47,14 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
     parse.add_argument("--run-dir", type=Path, required=True, help="shared with the engine")
     parse.add_argument("--state-dir", type=Path, required=True, help="journal and diagnostics")
-    parse.add_argument("--metrics-port", type=int, default=9464, help="/metrics and /state")
-    parse.add_argument("--probe-port", type=int, default=9465, help="the launcher's own")
+    parse.add_argument("--metrics-port", type=int, default=METRICS_PORT, help="/metrics and /state")
+    parse.add_argument("--probe-port", type=int, default=PROBE_PORT, help="the launcher's own")
     parse.add_argument("--host", default="0.0.0.0", help="address of the metrics port")
     return parse
 
 
 def new_detector(config: SupervisorConfig) -> Detector:
-    return Detector(config.memory, config.supervision.stall_timeout_s, config.sample_interval_s)
+    return Detector(config.memory, config.supervision.stall.timeout_s, config.sample_interval_s)
 
 
 def build(
@@ -71,14 +79,22 @@ def build(
         publisher = Publisher(kube, current.service, pod)
         endpoints = Endpoints(kube, namespace, current.service.name, pod)
         if current.slots:
-            slots = LeaseSlots(kube, namespace, current.slots, pod)
+            uid = pod_uid(ACCOUNT / "token")
+            slots = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = Diagnostics(engine, state_dir, run_dir, frontend)
         policy = current.supervision.restart_budget
         return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
 
-    source = Sampler(engine, clock, exporter=Dcgm.of_node())
+    mine = Pod.of_environment(current.engine.container)
+    source = Sampler(
+        engine,
+        clock,
+        exporter=Dcgm.of_node(mine),
+        amd=AmdExporter.of_node(mine),
+        orphaned=OrphanedMemory.of_pod(),
+    )
     metrics = Metrics(lambda: source.cgroup)
     supervisor = Supervisor(
         config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod
@@ -88,7 +104,7 @@ def build(
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure()
     try:
         supervisor, metrics = build(arguments, KubeClient.in_cluster())
         server = StateServer(
@@ -97,6 +113,11 @@ def main(argv: list[str] | None = None) -> int:
             metrics.text,
             lambda: supervisor.state,
             lambda live: page(supervisor.state, supervisor.history.points(), live),
+            Hosts.of_pod(
+                os.environ.get("POD_NAME", ""),
+                supervisor.service.name,
+                supervisor.service.namespace,
+            ),
         )
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"{error}\n")
@@ -111,7 +132,10 @@ def main(argv: list[str] | None = None) -> int:
         return ending.wait(seconds) or os.getppid() != launcher
 
     server.start()
+    persons = AskServer(arguments.state_dir, actions.run)
+    persons.start()
     supervisor.run(stopped)
+    persons.stop()
     server.stop()
     return 0
 

@@ -9,13 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from plimsoll_api import trace
 from plimsoll_api.admin import Status
-from plimsoll_api.supervision import Budget, SupervisorConfig
-from plimsoll_sidecar import trace
-from plimsoll_sidecar.act.engines import adapter_for
-from plimsoll_sidecar.signals.dcgm import Dcgm
+from plimsoll_api.supervision import MemoryBudget, SupervisorConfig
+from plimsoll_api.trace import Budgets, EngineInfo, Header, Limits, Sample, TraceBudget
+from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
+from plimsoll_sidecar.signals.device.amd import AmdExporter
+from plimsoll_sidecar.signals.device.dcgm import Dcgm
+from plimsoll_sidecar.signals.device.exporter_page import Pod
 from plimsoll_sidecar.signals.sampler import Sampler
-from plimsoll_sidecar.trace import Budgets, EngineInfo, Header, Limits, Sample, TraceBudget
 
 FIRST_ANSWER_S = 60.0
 """How long the engine may take to answer first; then the recording begins without its version."""
@@ -88,7 +90,12 @@ def record(
     ``stopped`` waits the seconds that it is given, at most, and says whether to end. Raises OSError
     where ``out`` cannot be written.
     """
-    sampler = Sampler(adapter_for(config.engine, token_file), exporter=Dcgm.of_node())
+    mine = Pod.of_environment(config.engine.container)
+    sampler = Sampler(
+        adapter_for(config.engine, token_file),
+        exporter=Dcgm.of_node(mine),
+        amd=AmdExporter.of_node(mine),
+    )
     begin = time.monotonic()
     end = float("inf") if duration_s is None else begin + duration_s
     while sampler.sample() and sampler.status is None:
@@ -106,5 +113,5 @@ def record(
     return count
 
 
-def _budget(budget: Budget | None) -> TraceBudget | None:
+def _budget(budget: MemoryBudget | None) -> TraceBudget | None:
     return TraceBudget(budget.growth_bytes, budget.window_s) if budget else None

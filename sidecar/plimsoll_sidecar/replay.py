@@ -13,17 +13,17 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api import trace
 from plimsoll_api.admin import Capability, EngineState
-from plimsoll_api.supervision import Budget, MemoryPolicy, Mode, Supervision
-from plimsoll_sidecar import trace
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy, Mode, Supervision
+from plimsoll_api.trace import Header, Sample, TraceBudget, TraceError
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.govern.command import EngineView, Event, Happening, Outcome, Result, Turn
+from plimsoll_sidecar.govern.command import EngineView, Event, EventType, Outcome, Result, Turn
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.trace import Header, Sample, TraceBudget, TraceError
 
 
-class Line(msgspec.Struct, omit_defaults=True, kw_only=True):
+class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One line of the output. Unknown values are absent."""
 
     event: str
@@ -50,7 +50,7 @@ class Summary(msgspec.Struct, kw_only=True):
     remediations: int = 0
 
 
-def replay(path: Path, mode: Mode = Mode.OBSERVE) -> Iterator[Line | Summary]:
+def replay(path: Path, mode: Mode = Mode.OBSERVE) -> Iterator[ReplayLine | Summary]:
     """The events of the trace in order of time, then the summary. Raises :class:`TraceError`."""
     header, samples = trace.read(path)
     memory = policy_of(path, header)
@@ -63,9 +63,9 @@ def judge(
     supervision: Supervision,
     interval_s: float,
     name: str,
-) -> Iterator[Line | Summary]:
+) -> Iterator[ReplayLine | Summary]:
     """The events of ``samples`` in order of time, each as soon as it happens, then the summary."""
-    detector = Detector(memory, supervision.stall_timeout_s, interval_s)
+    detector = Detector(memory, supervision.stall.timeout_s, interval_s)
     governor = Governor(supervision, memory, replica=name)
     summary = Summary()
     results: list[Result] = []
@@ -113,14 +113,14 @@ def unobeyed(turn: Turn) -> list[Result]:
     return [Result(operation_id=operation, outcome=Outcome.UNKNOWN, message="a recording")]
 
 
-def line_of(event: Event, t: float) -> Line | None:
+def line_of(event: Event, t: float) -> ReplayLine | None:
     """The line that tells ``event``; None where the format has none for it."""
     incident = event.incident
-    match event.happening:
-        case Happening.OPENED | Happening.CONFIRMED:
+    match event.type:
+        case EventType.OPENED | EventType.CONFIRMED:
             attribution = incident.attribution
-            return Line(
-                event="incident" if event.happening is Happening.OPENED else "confirmed",
+            return ReplayLine(
+                event="incident" if event.type is EventType.OPENED else "confirmed",
                 t=t,
                 id=incident.name,
                 kind=incident.kind.value,
@@ -130,11 +130,11 @@ def line_of(event: Event, t: float) -> Line | None:
                 bytes_per_s=attribution.bytes_per_s,
                 trigger=_trigger(incident),
             )
-        case Happening.CLEARED:
+        case EventType.CLEARED:
             reason = incident.message or (incident.reason.value if incident.reason else "")
-            return Line(event="cleared", t=t, id=incident.name, reason=reason)
-        case Happening.REMEDIATION if event.action is not None:
-            return Line(
+            return ReplayLine(event="cleared", t=t, id=incident.name, reason=reason)
+        case EventType.REMEDIATION if event.action is not None:
+            return ReplayLine(
                 event="remediation",
                 t=t,
                 id=incident.name,
@@ -167,20 +167,22 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _count(summary: Summary, line: Line) -> None:
+def _count(summary: Summary, line: ReplayLine) -> None:
     summary.incidents += line.event == "incident"
     summary.confirmed += line.event == "confirmed"
     summary.remediations += line.event == "remediation"
 
 
-def _budget(path: Path, kind: str, budget: TraceBudget | None, limit: int | None) -> Budget | None:
+def _budget(
+    path: Path, kind: str, budget: TraceBudget | None, limit: int | None
+) -> MemoryBudget | None:
     if budget is None:
         return None
     if budget.growth <= 0 or not budget.window_s > 0:
         raise TraceError(f"{path}:1: budget.{kind}: growth and window_s must be above zero")
     if limit is not None and limit <= 0:
         raise TraceError(f"{path}:1: limits.{kind} is {limit}, it must be above zero or null")
-    return Budget(growth_bytes=budget.growth, window_s=budget.window_s, limit_bytes=limit)
+    return MemoryBudget(growth_bytes=budget.growth, window_s=budget.window_s, limit_bytes=limit)
 
 
 if __name__ == "__main__":

@@ -17,25 +17,37 @@ from typing import Protocol
 import msgspec
 
 from plimsoll_api.admin import Capability, Role, Status
-from plimsoll_api.supervision import SupervisorConfig
-from plimsoll_sidecar.act import process
+from plimsoll_api.assessment import Assessment
+from plimsoll_api.incident_record import JOURNAL_FILE
+from plimsoll_api.state import View
+from plimsoll_api.supervision import Mode, ServiceRef, SupervisorConfig
+from plimsoll_api.trace import Sample
 from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.act.sweep import Sweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.assessment import Assessment
-from plimsoll_sidecar.detect.remembered import Remembered
-from plimsoll_sidecar.govern.command import EngineView, Event, Happening, Outcome, Result
+from plimsoll_sidecar.detect.leak.baseline import Checkpoint
+from plimsoll_sidecar.govern.command import (
+    EngineProcess,
+    EngineView,
+    Event,
+    EventType,
+    Outcome,
+    Result,
+)
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.state import GovernorState
-from plimsoll_sidecar.launcher import RESET_FILE
+from plimsoll_sidecar.govern.policy.restart_budget import NONE
+from plimsoll_sidecar.govern.state import GovernorState, shift
+from plimsoll_sidecar.manual.notes import Inbox
 from plimsoll_sidecar.page.history import History
-from plimsoll_sidecar.record.journal import Engine, Journal, JournalError
+from plimsoll_sidecar.paths import RESET_FILE
+from plimsoll_sidecar.record.journal import Journal, JournalError
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher, describe
-from plimsoll_sidecar.record.view import View
-from plimsoll_sidecar.signals import known as signals
-from plimsoll_sidecar.trace import Sample
+from plimsoll_sidecar.record.rows import LastKnownEngine
+from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
+from plimsoll_sidecar.signals.sampler import known_signals
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +67,9 @@ class Source(Protocol):
 class Judge(Protocol):
     def update(self, sample: Sample) -> Assessment: ...
 
-    def remembered(self) -> Remembered: ...
+    def checkpoint(self) -> Checkpoint: ...
 
-    def resume(self, remembered: Remembered) -> None: ...
+    def resume(self, checkpoint: Checkpoint) -> None: ...
 
 
 class Supervisor:
@@ -68,7 +80,7 @@ class Supervisor:
         config: ConfigFile,
         source: Source,
         new_detector: Callable[[SupervisorConfig], Judge],
-        new_actuator: Callable[[Callable[[], process.ProcessId | None]], Actuator],
+        new_actuator: Callable[[Callable[[], ProcessId | None]], Actuator],
         publisher: Publisher | None,
         metrics: Metrics,
         state_dir: Path,
@@ -81,16 +93,24 @@ class Supervisor:
         self._hold: str | None = None
         self._unsent: list[Result] = []
         self._retry_at = self._config_at = 0.0
-        self._engine = Engine()
+        self._engine = LastKnownEngine()
         self._recent: list[Incident] = []
         self._unwritten: dict[str, Incident] = {}
         state = self._open_journal()
-        self._inherited: Engine | None = self._engine
+        self._clock = SteadyClock(self._journal.clock if self._journal is not None else None)
+        self._inherited: LastKnownEngine | None = self._engine
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
         self._actuator = new_actuator(self._frontend)
+        self._sweep = Sweep.of_pod()
+        self._by_hand, self._adopted = Inbox(state_dir), False
+        self._actuator.recovers = config.current.supervision.mode is Mode.RECOVER
         self.state = b"{}"
         self.history = History()
         metrics.budgets(config.current.memory)
+
+    @property
+    def service(self) -> ServiceRef:
+        return self._config.current.service
 
     def run(self, stopped: Callable[[float], bool]) -> None:
         """Until ``stopped``, which waits the seconds it is given, says that it is time to end."""
@@ -101,19 +121,28 @@ class Supervisor:
         self._publish()
         pending = self._governor.state.pending
         if pending is not None and self._hold is None:
-            log.info("%s was under way when the supervisor ended: sent again", pending.verb)
+            log.info("the supervisor ended during %s: sending it again", pending.verb)
             self._actuator.send(pending)
-        due, clock = time.monotonic(), SteadyClock()
+        due = time.monotonic()
         while not stopped(max(0.0, due - time.monotonic())):
             due = max(due + self._config.current.sample_interval_s, time.monotonic())
             if not self._follow_config():
                 break
-            self.tick(clock.now(follow=not self._governor.state.incidents))
+            self.tick(self._now())
         self._actuator.stop()
         if self._publisher is not None:
             self._publisher.stop(timeout_s=2.0)
         if self._journal is not None:
             self._journal.close()
+
+    def _now(self) -> float:
+        """A wall clock that was set is followed while no incident waits; all times that are kept
+        moves along."""
+        step = 0.0 if self._governor.state.incidents else self._clock.follow()
+        if step:
+            log.warning("the wall clock changed by %+.0f s", step)
+            shift(self._governor.state, step)
+        return self._clock.now()
 
     def tick(self, now: float) -> None:
         """One sample and everything that follows from it."""
@@ -121,13 +150,20 @@ class Supervisor:
         sample = self._source.sample()
         status = self._source.status
         self._meet_engine(status)
+        if self._sweep is not None:
+            policy = self._config.current.supervision
+            requested = policy.sweep_shared_memory and policy.mode is Mode.RECOVER
+            self._metrics.swept(self._sweep.follow(self._frontend(), requested))
         assessment = self._detector.update(sample)
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:
-                self._detector.resume(self._inherited.remembered)
+                self._detector.resume(self._inherited.checkpoint)
             self._inherited = None
-        self._metrics.observe(assessment, signals.known(sample), time.monotonic() - begin)
+        known = known_signals(sample, shared_memory=self._sweep is not None)
+        self._metrics.observe(assessment, known, time.monotonic() - begin)
+        self._metrics.open_files(sample.host.open_files)
+        self._adopt_count()
         self._reset_if_asked()
         results, self._unsent = [*self._unsent, *self._actuator.results()], []
         engine = EngineView(
@@ -135,14 +171,20 @@ class Supervisor:
             state=status.state if status else None,
             capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
             replaceable=self._publisher is not None,
+            processes=_processes(status),
         )
-        learned = self._remember(status)
-        turn = self._governor.advance(assessment, engine, now, results, self._hold)
+        learned = self._checkpoint(status)
+        by_hand = self._by_hand.read()
+        turn = self._governor.advance(assessment, engine, now, results, self._hold, by_hand)
         for event in turn.events:
             self._unwritten[event.incident.name] = event.incident
             _log(event)
         if turn.changed or learned or self._unwritten or self._hold is not None:
             written = self._write()
+            if written:
+                self._by_hand.forget()
+            if self._adopted:
+                self._actuator.keep(self._governor.counted())
             if turn.command is not None:
                 if written:
                     self._actuator.send(turn.command)
@@ -150,7 +192,7 @@ class Supervisor:
                     refused = Result(
                         operation_id=turn.command.operation_id,
                         outcome=Outcome.REFUSED,
-                        message=self._hold or "the journal cannot be written",
+                        message=self._hold or "the journal is not writable",
                     )
                     self._unsent.append(refused)
         self._acknowledge()
@@ -162,8 +204,9 @@ class Supervisor:
         """Opens and reads the journal. While it cannot be, nothing is done to the engine."""
         self._retry_at = time.monotonic() + JOURNAL_RETRY_S
         try:
-            path = self._state_dir / "journal.sqlite"
-            journal = Journal(path, publishes=self._publisher is not None)
+            path = self._state_dir / JOURNAL_FILE
+            publishes = self._publisher is not None
+            journal = Journal(path, publishes, self._metrics.journal_damaged)
             state, self._engine = journal.load()
             self._recent = journal.recent(SHOWN_INCIDENTS)
         except JournalError as error:
@@ -182,7 +225,8 @@ class Supervisor:
             if self._journal is None:
                 return False
         try:
-            self._journal.write(self._governor.state, list(self._unwritten.values()), self._engine)
+            changed, clock = list(self._unwritten.values()), self._clock.reading()
+            self._journal.write(self._governor.state, changed, self._engine, clock)
         except JournalError as error:
             self._retry_at = time.monotonic() + JOURNAL_RETRY_S
             self._held(str(error))
@@ -199,15 +243,17 @@ class Supervisor:
         kinds = {incident.kind for incident in state.incidents}
         joined = [i for i in self._governor.state.incidents if i.kind not in kinds]
         state.incidents.extend(joined)
-        self._unwritten = {incident.name: incident for incident in joined}
-        self._governor.state = state
+        ended = [i for i in self._unwritten.values() if i.ended]
+        self._unwritten = {incident.name: incident for incident in (*ended, *joined)}
+        counted, self._governor.state = self._governor.counted(), state
+        self._governor.adopt(counted)
         if state.pending is not None:
             self._actuator.send(state.pending)
 
     def _held(self, reason: str | None) -> None:
         if reason != self._hold:
             if reason is None:
-                log.info("the journal can be written again")
+                log.info("the journal is writable again")
             else:
                 log.error("%s", reason)
         self._hold = reason
@@ -240,7 +286,7 @@ class Supervisor:
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
-        known = process.identify(frontend.pid) if frontend else None
+        known = identify(frontend.pid) if frontend else None
         self._engine = msgspec.structs.replace(
             self._engine,
             capabilities=frozenset(c.value for c in status.capabilities),
@@ -248,21 +294,21 @@ class Supervisor:
             frontend_started=known.started if known else None,
         )
 
-    def _remember(self, status: Status | None) -> bool:
+    def _checkpoint(self, status: Status | None) -> bool:
         """Keeps what the detector measures from; True when that is new."""
         if status is None or self._inherited is not None:
             return False
         before = self._engine
         self._engine = msgspec.structs.replace(
-            before, epoch=status.epoch, remembered=self._detector.remembered()
+            before, epoch=status.epoch, checkpoint=self._detector.checkpoint()
         )
-        return self._engine.remembered != before.remembered
+        return self._engine.checkpoint != before.checkpoint
 
-    def _frontend(self) -> process.ProcessId | None:
+    def _frontend(self) -> ProcessId | None:
         engine = self._engine
         if engine.frontend_pid is None or engine.frontend_started is None:
             return None
-        return process.ProcessId(engine.frontend_pid, engine.frontend_started)
+        return ProcessId(engine.frontend_pid, engine.frontend_started)
 
     def _follow_config(self) -> bool:
         """Takes over a new configuration; False when it needs a new start of the supervisor."""
@@ -272,30 +318,48 @@ class Supervisor:
         old, error = self._config.current, self._config.error
         changed = self._config.reread()
         if self._config.error is not None and self._config.error != error:
-            log.error("%s; the configuration before it stays in force", self._config.error)
+            log.error("%s; the previous configuration stays in force", self._config.error)
         self._metrics.config(self._config.error is None)
         if not changed:
             return True
         new = self._config.current
         if (old.service, old.engine, old.slots) != (new.service, new.engine, new.slots):
-            log.info("the configuration names another engine or service: starting anew")
+            log.info("the configuration names another engine or service: restarting")
             return False
         log.info("the configuration changed: mode %s", new.supervision.mode)
         _set_log_level(new)
         self._governor.policy, self._governor.memory = new.supervision, new.memory
         self._actuator.policy = new.supervision.restart_budget
+        self._actuator.recovers = new.supervision.mode is Mode.RECOVER
         self._metrics.budgets(new.memory)
         if _detection(old) != _detection(new):
             self._detector = self._new_detector(new)
             self._inherited = self._engine
         return True
 
+    def _adopt_count(self) -> None:
+        """A journal that was lost gives back no restart: the slot's Lease has counted them too."""
+        kept = None if self._adopted else self._actuator.stored()
+        if kept is None:
+            return
+        self._adopted = True
+        known = len(self._governor.state.restarts)
+        lacking = self._governor.adopt(kept)
+        if kept != NONE:
+            level = logging.WARNING if lacking else logging.INFO
+            text = "restarts of this replica: %d in the journal, %d on the slot Lease; using %d"
+            log.log(level, text, known, len(kept.at), known + lacking)
+            self._write()
+        self._actuator.keep(self._governor.counted())
+
     def _reset_if_asked(self) -> None:
-        asked = self._state_dir / RESET_FILE
-        if asked.exists():
+        requested = self._state_dir / RESET_FILE
+        if requested.exists():
             self._governor.reset()
+            self._adopted = True  # what the slot's Lease counts is reset as well
+            self._actuator.keep(self._governor.counted())
             if self._write():
-                asked.unlink(missing_ok=True)
+                requested.unlink(missing_ok=True)
                 log.info("the restart budget was reset")
 
     # ---- showing
@@ -325,6 +389,7 @@ class Supervisor:
             restarts_left=left,
             restart_budget_exhausted=governor.state.exhausted,
             journal_error=self._hold,
+            set_aside=self._journal.kept if self._journal is not None else [],
             config_error=self._config.error,
             ladder=list(config.supervision.ladder),
             ledger=status.ledger if status is not None else [],
@@ -332,8 +397,15 @@ class Supervisor:
         self.state = msgspec.json.encode(view)
 
 
+def _processes(status: Status | None) -> tuple[EngineProcess, ...]:
+    if status is None:
+        return ()
+    first = sorted(status.processes, key=lambda one: one.role is not Role.FRONTEND)
+    return tuple(EngineProcess(one.label, one.pid) for one in first)
+
+
 def _detection(config: SupervisorConfig) -> tuple[object, ...]:
-    return config.memory, config.supervision.stall_timeout_s, config.sample_interval_s
+    return config.memory, config.supervision.stall.timeout_s, config.sample_interval_s
 
 
 def _set_log_level(config: SupervisorConfig) -> None:
@@ -342,8 +414,8 @@ def _set_log_level(config: SupervisorConfig) -> None:
 
 
 def _log(event: Event) -> None:
-    if event.happening is Happening.ADVANCED:
+    if event.type is EventType.ADVANCED:
         log.info("incident %s: %s", event.incident.name, event.incident.phase)
         return
-    what = event.action or event.happening
+    what = event.action or event.type
     log.warning("incident %s: %s: %s", event.incident.name, what, describe(event.incident))

@@ -1,4 +1,5 @@
-"""A supervisor's token writes incidents of its own pod and of no other, on a real API server."""
+"""A supervisor's token writes incidents and restart slots of its own pod and of no other, on a real
+API server."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from plimsoll_operator.reconcile import parse
-from plimsoll_operator.render import rbac
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_operator.plan import parse
+from plimsoll_operator.render import Images, rbac, render
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
 
@@ -32,7 +34,12 @@ def kube(cluster: Lab) -> Iterator[Kube]:
 
 
 def account(kube: Kube, name: str) -> list[dict[str, Any]]:
-    service = parse(
+    service = service_of(kube, name)
+    return [rbac.service_account(service), rbac.role(service), rbac.role_binding(service)]
+
+
+def service_of(kube: Kube, name: str) -> InferenceService:
+    return parse(
         {
             "apiVersion": "plimsoll.dev/v1alpha1",
             "kind": "InferenceService",
@@ -40,7 +47,6 @@ def account(kube: Kube, name: str) -> list[dict[str, Any]]:
             "spec": {"model": {"uri": "file:///m"}},
         }
     )
-    return [rbac.service_account(service), rbac.role(service), rbac.role_binding(service)]
 
 
 def pod(service: str) -> dict[str, Any]:
@@ -72,20 +78,28 @@ def incident(pod: str, service: str = "qwen", name: str = "incident") -> dict[st
     }
 
 
-def writer(kube: Kube, folder: Path, *bound: str) -> Write:
+def slot(kube: Kube, service: str, **spec: Any) -> dict[str, Any]:
+    """The service's slot Lease as it is, with ``spec`` changed."""
+    found = kube.get("lease", f"{service}-restart-0") or {}
+    return found | {"spec": (found.get("spec") or {}) | spec}
+
+
+def writer(kube: Kube, folder: Path, *bound: str, account: str = "qwen-supervisor") -> Write:
     """Writes as qwen's supervisor, with a token that is bound to a pod or to none."""
     objects = ["--bound-object-kind=Pod", f"--bound-object-name={bound[0]}"] if bound else []
-    token = kube("create", "token", "qwen-supervisor", *objects).strip()
+    token = kube("create", "token", account, *objects).strip()
     config = yaml.safe_load(kube.kubeconfig.read_text())
     config["users"] = [{"name": "supervisor", "user": {"token": token}}]
     config["contexts"][0]["context"]["user"] = "supervisor"
-    file = folder / f"kubeconfig-{'-'.join(bound)}"
+    file = folder / f"kubeconfig-{'-'.join((account, *bound))}"
     file.write_text(yaml.safe_dump(config))
 
-    def write(item: dict[str, Any], *more: str) -> subprocess.CompletedProcess[str]:
+    def write(
+        item: dict[str, Any], *more: str, verb: str = "apply --server-side"
+    ) -> subprocess.CompletedProcess[str]:
         command = [*kube.kubectl, f"--kubeconfig={file}", f"-n={kube.namespace}"]
         return subprocess.run(
-            [*command, "apply", "--server-side", "-f", "-", *more],
+            [*command, *verb.split(), "-f", "-", *more],
             input=json.dumps(item),
             capture_output=True,
             text=True,
@@ -95,11 +109,84 @@ def writer(kube: Kube, folder: Path, *bound: str) -> Write:
     return write
 
 
+def refused(done: subprocess.CompletedProcess[str], said: str) -> bool:
+    return done.returncode != 0 and said in done.stderr
+
+
+def test_only_slots_for_the_own_pod(kube: Kube, tmp_path: Path) -> None:
+    own, unbound = writer(kube, tmp_path, "qwen-0"), writer(kube, tmp_path)
+    foreign = "is not the pod of this token"
+    for service in ("qwen", "llama"):
+        kube("apply", "-f", "-", stdin=json.dumps(slots(kube, service)))
+
+    def put(write: Write, service: str, **spec: Any) -> subprocess.CompletedProcess[str]:
+        return write(slot(kube, service, **spec), verb="replace")
+
+    eventually(lambda: refused(put(own, "qwen", holderIdentity="qwen-1"), foreign), "in force")
+    assert refused(put(own, "qwen", holderIdentity="plimsoll-operator"), foreign)
+    assert refused(put(unbound, "qwen", holderIdentity="qwen-0"), "it is bound to none")
+    assert not (kube.get("lease", "qwen-restart-0") or {}).get("spec")
+
+    # It takes, renews and gives back its own.
+    times = ("2026-01-01T00:00:00.000000Z", "2026-01-01T00:00:15.000000Z")
+    for renewed in times:
+        done = put(own, "qwen", holderIdentity="qwen-0", renewTime=renewed)
+        assert done.returncode == 0, done.stderr
+    done = put(own, "qwen", holderIdentity="", renewTime=times[1])
+    assert done.returncode == 0, done.stderr
+
+    # What somebody else holds it cannot free, and its annotations it can write.
+    kube("patch", "lease", "qwen-restart-0", "--type=merge",
+         "-p", json.dumps({"spec": {"holderIdentity": "plimsoll-operator"}}))  # fmt: skip
+    assert refused(put(own, "qwen", holderIdentity=""), foreign)
+    assert refused(put(own, "qwen", renewTime=times[0]), foreign)
+    counted = slot(kube, "qwen")
+    counted["metadata"]["annotations"] = {"plimsoll.dev/restarts": "[]"}
+    done = own(counted, verb="replace")
+    assert done.returncode == 0, done.stderr
+    relabelled = slot(kube, "qwen")
+    relabelled["metadata"]["labels"]["plimsoll.dev/service"] = "llama"
+    assert refused(own(relabelled, verb="replace"), "only the operator may set")
+
+
+def test_no_tenant_forges_a_slot(kube: Kube, tmp_path: Path) -> None:
+    """Who may edit everything in a namespace makes no Lease that looks like one of ours, and takes
+    none: not as themselves, and not with another service's token."""
+    kube("apply", "-f", "-", stdin=json.dumps(slots(kube, "llama")))
+    binding = ("create", "rolebinding")
+    for account in ("qwen-supervisor", "tenant"):
+        if account == "tenant":
+            kube("create", "serviceaccount", account)
+        subject = f"--serviceaccount={kube.namespace}:{account}"
+        kube(*binding, f"{account}-edits", "--clusterrole=edit", subject)
+    tenant = writer(kube, tmp_path, account="tenant")
+    supervisor = writer(kube, tmp_path, "qwen-0")
+    taken = "this slot is of service llama"
+
+    def takes(write: Write, holder: str) -> subprocess.CompletedProcess[str]:
+        return write(slot(kube, "llama", holderIdentity=holder), verb="replace")
+
+    eventually(lambda: refused(takes(tenant, "llama-0"), taken), "in force")
+    assert refused(takes(supervisor, "qwen-0"), taken)
+    forged = slots(kube, "llama")
+    forged["metadata"]["name"] = "llama-restart-1"
+    assert refused(tenant(forged, verb="create"), "only the operator may create")
+    plain = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    done = tenant(plain | {"metadata": {"name": "theirs"}, "spec": {"holderIdentity": "me"}})
+    assert done.returncode == 0, done.stderr
+    assert not (kube.get("lease", "llama-restart-0") or {}).get("spec")
+
+
+def slots(kube: Kube, name: str) -> dict[str, Any]:
+    """The service's only slot Lease, as the operator applies it."""
+    made = render(service_of(kube, name), Images("engine:1", "supervisor:1"))
+    (found,) = [one for one in made if one["kind"] == "Lease"]
+    del found["metadata"]["ownerReferences"]
+    return found
+
+
 def test_only_incidents_of_the_own_pod(kube: Kube, tmp_path: Path) -> None:
     own, unbound = writer(kube, tmp_path, "qwen-0"), writer(kube, tmp_path)
-
-    def refused(done: subprocess.CompletedProcess[str], said: str) -> bool:
-        return done.returncode != 0 and said in done.stderr
 
     # A policy is in force a moment after it was made.
     other = incident("llama-0", name="other")

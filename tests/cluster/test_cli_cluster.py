@@ -199,10 +199,10 @@ def test_an_action_needs_pods_exec(kube: Kube, tmp_path: Path) -> None:
 
 
 def test_another_version_of_the_crds_is_said(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "VERSION", "v9")
+    monkeypatch.setattr(client, "CRD_VERSION", "v9")
     done = plimsoll(kube, "incidents")
-    assert "is installed in v1alpha1, this program needs v9" in str(done.exception)
-    monkeypatch.setattr(client, "GROUP", "absent.dev")
+    assert "is installed in v1alpha1, but this program needs v9" in str(done.exception)
+    monkeypatch.setattr(client, "API_GROUP", "absent.dev")
     assert "absent.dev is not installed" in str(plimsoll(kube, "incidents").exception)
 
 

@@ -13,6 +13,7 @@ from tests.lab.lab import Lab, namespace
 from tests.lab.operator import Operator, operator_kubeconfig
 
 AGE = "plimsoll_operator_canary_age_seconds"
+OPERATOR = "app.kubernetes.io/component=operator"
 BINDING = "clusterrolebinding/plimsoll-operator"
 
 
@@ -35,7 +36,8 @@ def test_a_lost_permission_makes_the_canary_old_and_applying_config_gives_it_bac
             eventually(
                 lambda: operator.metric(AGE) < CANARY_S, "the canary reads again", 6 * CANARY_S
             )
-            system("rollout", "restart", "deploy/plimsoll-operator")
+            system("rollout", "restart", "deployment", "-l", OPERATOR)
+            system("logs", "-l", OPERATOR, "--tail=50")
         finally:
             operator.stop()
             operator_kubeconfig(kube, tmp_path / "restored")  # roles as every test has them

@@ -1,6 +1,7 @@
 """The supervisor's side of Kubernetes on a real API server, with the permissions it really gets."""
 
 import base64
+import os
 import threading
 import time
 import uuid
@@ -11,20 +12,45 @@ from typing import Any
 import pytest
 import yaml
 
+from plimsoll_api.admin import Status
+from plimsoll_api.incident_object import path_of
+from plimsoll_api.incident_record import Reason
+from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.supervision import RestartBudget, ServiceRef
-from plimsoll_operator.render import leases, rbac
-from plimsoll_sidecar.act.endpoints import Endpoints
-from plimsoll_sidecar.act.slots import ANNOTATION, DURATION_S, LeaseSlots
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.govern.incident import Incident, Phase, Reason
-from plimsoll_sidecar.record.incident import path_of
-from plimsoll_sidecar.record.kube import KubeClient, KubeError
+from plimsoll_api.names import OPERATOR, REPLICA_RESTARTS, SERVICE_RESTARTS
+from plimsoll_api.supervision import (
+    EngineEndpoint,
+    EngineType,
+    Mode,
+    RestartBudget,
+    ServiceRef,
+    Supervision,
+    SupervisorConfig,
+    encode,
+)
+from plimsoll_api.trace import Sample
+from plimsoll_operator.fleet import slots
+from plimsoll_operator.render import disruption, rbac
+from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
+from plimsoll_sidecar.act.restart_slots import budget_reset, lease_counts
+from plimsoll_sidecar.act.restart_slots.endpoints import Endpoints
+from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from plimsoll_sidecar.config import ConfigFile
+from plimsoll_sidecar.govern.command import Refusal
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.govern.policy.restart_budget import NONE
+from plimsoll_sidecar.main import new_detector
+from plimsoll_sidecar.paths import RESET_FILE
+from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
+from plimsoll_sidecar.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
 SERVICE = "qwen"
 POLICY = RestartBudget(count=2, window_s=3600.0)
+WIDE = RestartBudget(count=100, window_s=3600.0)
 
 
 class Rig:
@@ -70,7 +96,7 @@ class Rig:
         created = _eventually(lambda: self.admin.create(services, manifest))
         service = InferenceService.model_validate(manifest)
         coordination = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
-        for lease in leases.slot_leases(service):
+        for lease in disruption.slot_leases(service):
             self.admin.apply(f"{coordination}/{lease['metadata']['name']}", lease)
         rules = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
         self.admin.create(
@@ -78,7 +104,7 @@ class Rig:
         )
         self.admin.create(f"{rules}/roles", rbac.role(service))
         self.admin.create(f"{rules}/rolebindings", rbac.role_binding(service))
-        self.slot = leases.slot_leases(service)[0]["metadata"]["name"]
+        self.slot = disruption.slot_leases(service)[0]["metadata"]["name"]
         return str(created["metadata"]["uid"])
 
     def _token(self) -> str:
@@ -86,12 +112,24 @@ class Rig:
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         return str(self.admin.create(f"{account}/token", request)["status"]["token"])
 
-    def slots(self, holder: str, clock: Any = time.monotonic) -> LeaseSlots:
-        return LeaseSlots(self.kube, self.namespace, (self.slot,), holder, clock)
+    def slots(self, holder: str, clock: Any = time.monotonic, uid: str = "") -> LeaseSlots:
+        return LeaseSlots(self.kube, self.namespace, (self.slot,), holder, clock, uid)
+
+    def config(self) -> SupervisorConfig:
+        url = "http://127.0.0.1:9"
+        return SupervisorConfig(
+            service=self.service,
+            engine=EngineEndpoint(type=EngineType.PLIMSOLL, admin_url=url, serving_url=url),
+            supervision=Supervision(mode=Mode.RECOVER, restart_budget=POLICY),
+            slots=(self.slot,),
+        )
 
     def lease(self) -> dict[str, Any]:
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.slot}"
-        return self.admin.get(path)
+        return self.admin.get(self.lease_path)
+
+    @property
+    def lease_path(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.slot}"
 
 
 def _eventually(call: Any, limit_s: float = 20.0) -> Any:
@@ -116,12 +154,16 @@ def rig(cluster: Any, tmp_path: Path) -> Iterator[Rig]:
 
 def story(name: str = "qwen-0-deadbeef") -> Incident:
     return Incident(
-        name=name, kind=Kind.HOST_GROWTH, epoch="ab:1", opened_at=time.time(), phase_since=1.0
+        name=name,
+        kind=IncidentKind.HOST_GROWTH,
+        epoch="ab:1",
+        opened_at=time.time(),
+        phase_since=1.0,
     )
 
 
 def test_one_of_many_supervisors_gets_the_slot(rig: Rig) -> None:
-    answers: dict[str, str | None] = {}
+    answers: dict[str, Refusal | None] = {}
     contenders = {f"pod-{number}": rig.slots(f"pod-{number}") for number in range(6)}
     barrier = threading.Barrier(len(contenders))
 
@@ -146,9 +188,10 @@ def test_a_dead_holder_expires_by_the_clock_of_the_one_who_waits(rig: Rig) -> No
     now = 0.0
     assert rig.slots("dead").take("incident-1", POLICY) is None
     waiting = rig.slots("alive", lambda: now)
-    assert "held by dead" in (waiting.take("incident-2", POLICY) or "")
+    held = Refusal(WaitReason.SLOT_HELD, f"{rig.slot} is held by dead")
+    assert waiting.take("incident-2", POLICY) == held
     now = DURATION_S - 1.0
-    assert "held by dead" in (waiting.take("incident-2", POLICY) or "")
+    assert waiting.take("incident-2", POLICY) == held
     now = DURATION_S + 1.0
     assert waiting.take("incident-2", POLICY) is None
     lease = rig.lease()
@@ -172,16 +215,199 @@ def test_the_restarts_of_the_service_outlive_its_pods(rig: Rig) -> None:
         assert slots.take(f"incident-{number}", POLICY) is None
         assert slots.take(f"incident-{number}", POLICY) is None  # a repetition counts once
         slots.release()
-    assert rig.lease()["metadata"]["annotations"][ANNOTATION].count("incident-") == POLICY.count
-    assert "2 are allowed" in (rig.slots("pod-9").take("incident-9", POLICY) or "")
+    counted = rig.lease()["metadata"]["annotations"][SERVICE_RESTARTS]
+    assert counted.count("incident-") == POLICY.count
+    refusal = rig.slots("pod-9").take("incident-9", POLICY)
+    assert refusal is not None
+    assert refusal.reason is WaitReason.SERVICE_RESTART_BUDGET
+    assert "the limit is 2" in refusal.message
+
+
+def spend(rig: Rig, pod: str, uid: str) -> list[float]:
+    """A replica spends its budget, restart by restart."""
+    times = [time.time() + number / 8 for number in range(POLICY.count)]
+    for number, at in enumerate(times):
+        slots = rig.slots(pod, uid=uid)
+        assert slots.take(f"{pod}-{number:08x}", WIDE, at) is None
+        slots.release()
+    return times
+
+
+def test_a_lost_journal_gives_no_restart_back(rig: Rig) -> None:
+    times = spend(rig, "qwen-0", "uid-0")
+    fresh = rig.slots("qwen-0", uid="uid-0")
+    assert list(fresh.stored().at) == times
+    lease_counts_cleared(rig)
+    refusal = fresh.take("qwen-0-0000000f", POLICY, time.time())
+    assert refusal is not None
+    assert refusal.reason is WaitReason.REPLICA_RESTART_BUDGET
+    # Another pod, also one of the same name, begins at zero.
+    assert rig.slots("qwen-0", uid="uid-1").stored() == NONE
+    assert rig.slots("qwen-0", uid="uid-1").take("qwen-0-0000000e", POLICY, time.time()) is None
+
+
+def lease_counts_cleared(rig: Rig) -> None:
+    """Forgets the service's restarts, so that the replica's own are what counts."""
+    lease = rig.lease()
+    lease_counts.clear_service(lease)
+    rig.kube.put(rig.lease_path, lease)
+
+
+class Absent:
+    """An engine that is not there: nothing is asked of it here."""
+
+    status: Status | None = None
+
+    def sample(self) -> Sample:
+        return Sample(t=time.monotonic(), epoch=0, scrape_ok=False)
+
+
+def supervisor(rig: Rig, folder: Path) -> Supervisor:
+    """A real one, on the journal in ``folder`` and the slot of the API server."""
+    file = folder / "supervisor.json"
+    file.write_bytes(encode(rig.config()))
+    adapter = adapter_for(rig.config().engine, folder / "token")
+
+    def actuator(frontend: Any) -> Actuator:
+        slots = rig.slots("qwen-0", uid="uid-0")
+        made = Actuator(adapter, slots, None, lambda command: (), folder, POLICY, frontend)
+        made.start()
+        return made
+
+    return Supervisor(
+        ConfigFile(file), Absent(), new_detector, actuator, None, Metrics(), folder, "qwen-0"
+    )
+
+
+def end(one: Supervisor) -> None:
+    one._actuator.stop()
+    assert one._journal is not None
+    one._journal.close()
+
+
+def settled(one: Supervisor) -> Supervisor:
+    """After the slot's count was read."""
+
+    def tick() -> None:
+        one.tick(time.time())
+        _check(one._adopted)
+
+    _eventually(tick)
+    return one
+
+
+@pytest.mark.parametrize("loss", ["deleted", "truncated"])
+def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
+    rig: Rig, tmp_path: Path, loss: str
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    spend(rig, "qwen-0", "uid-0")
+    first = settled(supervisor(rig, folder))
+    assert first._governor.restarts_left(time.time()) == 0
+    first._governor.state.exhausted = True
+    first._write()
+    first._actuator.keep(first._governor.counted())
+    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").stored().exhausted))
+    end(first)
+    journal = folder / "journal.sqlite"
+    for file in (journal, Path(f"{journal}-wal"), Path(f"{journal}-shm")):
+        if loss == "deleted":
+            file.unlink(missing_ok=True)
+        elif file.exists():
+            os.truncate(file, 0)
+    second = settled(supervisor(rig, folder))
+    assert second._governor.state.exhausted, "the hard stop holds until a person resets it"
+    assert second._governor.restarts_left(time.time()) == 0
+
+    # What a person's resume does: the Leases at once, the journal within a sample.
+    said = budget_reset.clear(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
+    assert said == f"cleared {POLICY.count} restarts of this replica from the slot Leases"
+    (folder / RESET_FILE).touch()
+    second.tick(time.time())
+    assert second._governor.restarts_left(time.time()) == POLICY.count
+    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").stored() == NONE))
+    assert rig.lease()["metadata"].get("annotations", {}) == {}
+    end(second)
+    third = settled(supervisor(rig, folder))
+    assert third._governor.restarts_left(time.time()) == POLICY.count, "in the journal as well"
+    end(third)
+
+
+def test_a_resume_clears_the_service_on_purpose_only(rig: Rig) -> None:
+    spend(rig, "qwen-0", "uid-0")
+    spend(rig, "qwen-1", "uid-1")
+    said = budget_reset.clear(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
+    assert said.startswith(f"cleared {POLICY.count} restarts of this replica from the slot Leases")
+    assert "2 of 2 restarts of other replicas still count" in said
+    assert "plimsoll resume --service" in said
+    assert rig.slots("qwen-0", uid="uid-0").take("qwen-0-0000000f", POLICY, 1.0) is not None
+    said = budget_reset.clear(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=True)
+    assert said == f"cleared {POLICY.count} restarts of the service from the slot Leases"
+    assert rig.slots("qwen-0", uid="uid-0").take("qwen-0-0000000f", POLICY, 1.0) is None
+    assert rig.slots("qwen-1", uid="uid-1").stored().at, "the other replica's own count stays"
+
+
+def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
+    lease = rig.lease()
+    forged = {REPLICA_RESTARTS: "[1]", SERVICE_RESTARTS: "x"}
+    lease["metadata"]["annotations"] = forged
+    rig.kube.put(rig.lease_path, lease)
+    with pytest.raises(lease_counts.UnreadableError, match="plimsoll resume POD --service"):
+        rig.slots("qwen-0").take("qwen-0-0000000f", POLICY, 1.0)
+    budget_reset.clear(rig.kube, rig.config(), "qwen-0", "qwen-0", whole_service=True)
+    assert rig.slots("qwen-0").take("qwen-0-0000000f", POLICY, 1.0) is None
+
+
+def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
+    assert rig.slots("qwen-1").take("incident-1", POLICY) is None
+    refusal = rig.slots("qwen-0").take("incident-2", POLICY)
+    assert refusal == Refusal(WaitReason.SLOT_HELD, f"{rig.slot} is held by qwen-1")
+    rig.slots("qwen-1").release()
+    assert rig.slots(OPERATOR).take("incident-3", POLICY) is None
+    refusal = rig.slots("qwen-0").take("incident-2", WIDE)
+    assert refusal is not None
+    assert refusal.reason is WaitReason.CIRCUIT_BREAKER
+    assert "circuit breaker" in refusal.message
+    assert slots.HOLDER == OPERATOR
+
+
+def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:
+    assert budget_reset.pod_uid(rig.token) == "", "this one is bound to no pod"
+    pods = f"/api/v1/namespaces/{rig.namespace}/pods"
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "qwen-0"},
+        "spec": {
+            "serviceAccountName": f"{SERVICE}-supervisor",
+            "containers": [{"name": "a", "image": "a"}],
+        },
+    }
+    pod = rig.admin.create(pods, body)
+    account = f"/api/v1/namespaces/{rig.namespace}/serviceaccounts/{SERVICE}-supervisor"
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": "qwen-0", "uid": pod["metadata"]["uid"]}
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"boundObjectRef": bound},
+    }
+    token = rig.admin.create(f"{account}/token", request)["status"]["token"]
+    rig.token.write_text(token)
+    assert budget_reset.pod_uid(rig.token) == pod["metadata"]["uid"]
 
 
 def test_an_incident_is_told_with_one_event_a_phase(rig: Rig) -> None:
     publisher = Publisher(rig.kube, rig.service, "qwen-0")
     incident = story()
-    for phase in (Phase.OPEN, Phase.OPEN, Phase.TRIMMING, Phase.RESOLVED):
+    for phase in (
+        IncidentPhase.OPEN,
+        IncidentPhase.OPEN,
+        IncidentPhase.TRIMMING,
+        IncidentPhase.RESOLVED,
+    ):
         incident.phase = phase
-        if phase is Phase.RESOLVED:
+        if phase is IncidentPhase.RESOLVED:
             incident.reason, incident.returned_bytes = Reason.TRIM, 5_000
         publisher.publish(incident)
     found = rig.admin.get(path_of(rig.namespace, incident.name))
@@ -207,7 +433,12 @@ def test_an_api_server_that_is_away_loses_nothing(rig: Rig) -> None:
     assert publisher.backlog == 1
     (rig.folder / "away").rename(rig.token)
     arrived: list[tuple[str, int]] = []
-    _eventually(lambda: _check(bool(arrived.extend(publisher.acknowledged()) or arrived)))
+
+    def acknowledged() -> None:
+        arrived.extend(publisher.acknowledged())
+        assert arrived
+
+    _eventually(acknowledged)
     assert arrived == [(incident.name, 1)]
     assert rig.admin.get(path_of(rig.namespace, incident.name))["status"]["phase"] == "Open"
     publisher.stop(5.0)

@@ -19,11 +19,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plimsoll_engine.core.blocks import BlockPool
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.models import loader
 from tests.logits import recorded
 
@@ -77,7 +77,7 @@ def generate(folder: Path) -> Iterator[tuple[list[int], list[int], torch.Tensor]
     """Each prompt, its greedy text, and the logits [text, vocabulary] that chose it."""
     config = loader.load_config(folder)
     model: Any = loader.load_model(folder, config, torch.bfloat16, torch.device("cuda", 0))
-    engine = Engine(
+    engine = EngineCore(
         Runner(model, BLOCKS, BLOCK), Scheduler(BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 2048)
     )
     seen = recorded(engine)

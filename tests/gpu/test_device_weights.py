@@ -1,4 +1,4 @@
-"""Weights on the device: lent to another process by their handle, guarded by sums, freed."""
+"""Weights on the device: shared with another process by their handle, guarded by sums, freed."""
 
 from __future__ import annotations
 

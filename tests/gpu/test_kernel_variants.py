@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.ipc import Sampling, Submit
-from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.models.tiny import write_checkpoint
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_faults.models.tiny import write_checkpoint
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -34,7 +34,7 @@ def variants() -> dict[str, int]:
     }
 
 
-def play(engine: Engine, batches: tuple[int, ...]) -> None:
+def play(engine: EngineCore, batches: tuple[int, ...]) -> None:
     """Requests of every length in batches of every size, prompts and decode steps mixed."""
     for count in batches:
         for number in range(count):
@@ -49,7 +49,7 @@ def play(engine: Engine, batches: tuple[int, ...]) -> None:
 def test_no_step_meets_a_kernel_that_others_like_it_have_not(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     config = WorkerConfig(str(tmp_path), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096)
-    lifecycle = Lifecycle(config)
+    lifecycle = CoreLifecycle(config)
     engine = lifecycle.start()
     engine.runner.graphs = None  # every step by its kernels
     play(engine, (4, 17, 1))

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import torch
 
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.graphs import DecodeGraphs
-from plimsoll_engine.ipc import Sampling, Submit
-from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.models.tiny import write_checkpoint
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_faults.models.tiny import write_checkpoint
 from tests.lora import merge, write_tiny_adapter
 
 pytestmark = pytest.mark.skipif(
@@ -30,7 +30,7 @@ def config(folder: Path) -> WorkerConfig:
     )  # fmt: skip
 
 
-def texts(engine: Engine, numbers: list[int], prompts: int = 5) -> dict[str, list[int]]:
+def texts(engine: EngineCore, numbers: list[int], prompts: int = 5) -> dict[str, list[int]]:
     """Of some prompts with every adapter, all in one batch."""
     found: dict[str, list[int]] = {}
     for place in range(prompts):
@@ -62,7 +62,7 @@ def test_adapters_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(DecodeGraphs, "replay", counted)
     gc.collect()
-    lifecycle = Lifecycle(config(base))
+    lifecycle = CoreLifecycle(config(base))
     engine = lifecycle.start()
     adapters = engine.runner.adapters
     assert adapters is not None
@@ -91,7 +91,7 @@ def test_adapters_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     lifecycle.shutdown()
     assert lifecycle.device_allocated() == lifecycle.device_baseline
     for number, folder in folders.items():
-        other = Lifecycle(config(folder))
+        other = CoreLifecycle(config(folder))
         for name, tokens in texts(other.start(), [0]).items():
             assert found[f"{name[:-1]}{number}"] == tokens, (number, name)
         other.shutdown()

@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.device import device_memory
-from plimsoll_engine.models.tiny import write_checkpoint
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.memory.device_memory import device_memory
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_faults.models.tiny import write_checkpoint
 from tests.logits import recorded
 from tests.ranks import started
 
@@ -73,7 +73,7 @@ def config(model: Path, run_dir: Path, size: int, dtype: str) -> WorkerConfig:
     )  # fmt: skip
 
 
-def generate(engine: Engine, prompts: list[list[int]], new: int) -> dict[str, list[int]]:
+def generate(engine: EngineCore, prompts: list[list[int]], new: int) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
     for number, prompt in enumerate(prompts):
         sampling = Sampling(max_tokens=new, ignore_eos=True)

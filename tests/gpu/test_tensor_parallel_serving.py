@@ -1,4 +1,4 @@
-"""Two GPUs behind the HTTP API, with zygote and weight holder: a restart, then a rank's death."""
+"""Two GPUs behind the HTTP API, with zygote and weight server: a restart, then a rank's death."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_faults.models.tiny import write_checkpoint
 from tests.integration.engine.conftest import Engine
 
 DEVICES = torch.cuda.device_count()
@@ -51,7 +51,7 @@ def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
     assert [device["index"] for device in status["devices"]] == [0, 1]
     assert all(device["used"] > 0 and device["torch_allocated"] > 0 for device in status["devices"])
     by_owner: dict[str, Any] = {entry["owner"]: entry for entry in status["ledger"]}
-    assert by_owner["weights"]["process"] == "holder"
+    assert by_owner["weights"]["process"] == "weight_server"
 
     before = ranks(engine)
     with ThreadPoolExecutor(1) as pool:

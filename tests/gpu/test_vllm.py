@@ -15,8 +15,8 @@ import pytest
 
 from plimsoll_api.admin import Capability, EngineState
 from plimsoll_api.supervision import EngineEndpoint, EngineType
-from plimsoll_sidecar.act.adapter import EngineError
-from plimsoll_sidecar.act.foreign import ForeignEngine
+from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 
 MODEL = os.environ.get("PLIMSOLL_TEST_VLLM_MODEL", "")
@@ -39,7 +39,7 @@ def test_a_real_server_is_seen_drained_and_ended(tmp_path: Path) -> None:
     with (tmp_path / "vllm.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
-        adapter = ForeignEngine(
+        adapter = ExternalEngine(
             EngineEndpoint(type=EngineType.VLLM, admin_url=url, serving_url=url)
         )
         deadline = time.monotonic() + START_S

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.host_memory import PythonObjects
-from plimsoll_engine.ipc import Sampling, Submit
-from plimsoll_engine.memory import lifecycle as lifecycle_module
-from plimsoll_engine.memory.device import device_memory
-from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.memory import core_lifecycle as lifecycle_module
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.trim import trim
-from plimsoll_engine.models.tiny import write_checkpoint
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.process.host_memory import PythonObjects
+from plimsoll_faults.models.tiny import write_checkpoint
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -41,7 +41,7 @@ def config(checkpoint: Path, device: str = "cuda", dtype: str = "float32") -> Wo
     return WorkerConfig(str(checkpoint), "/tmp", "unused", dtype, device, num_blocks=blocks)
 
 
-def generate(engine: Engine, count: int = 8, new: int = 64) -> dict[str, list[int]]:
+def generate(engine: EngineCore, count: int = 8, new: int = 64) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {f"r{i}": [] for i in range(count)}
     for i, name in enumerate(tokens):
         engine.submit(Submit(name, [10 + i] * (5 + 30 * i), Sampling(max_tokens=new)))
@@ -53,11 +53,11 @@ def generate(engine: Engine, count: int = 8, new: int = 64) -> dict[str, list[in
     return tokens
 
 
-def success(lifecycle: Lifecycle) -> None:
+def success(lifecycle: CoreLifecycle) -> None:
     generate(lifecycle.start())
 
 
-def forward_error(lifecycle: Lifecycle) -> None:
+def forward_error(lifecycle: CoreLifecycle) -> None:
     engine = lifecycle.start()
     model: Any = engine.runner.model
     forward = model.forward
@@ -71,15 +71,15 @@ def forward_error(lifecycle: Lifecycle) -> None:
     assert "broken forward" in engine.step().dropped[0].message
 
 
-def at_work(lifecycle: Lifecycle) -> None:
+def at_work(lifecycle: CoreLifecycle) -> None:
     engine = lifecycle.start()
     engine.submit(Submit("r", [5] * 900, Sampling(max_tokens=400)))
     for _ in range(3):
         engine.step()
 
 
-def failed_start(stage: str) -> Callable[[Lifecycle], None]:
-    def act(lifecycle: Lifecycle) -> None:
+def failed_start(stage: str) -> Callable[[CoreLifecycle], None]:
+    def act(lifecycle: CoreLifecycle) -> None:
         def fails(*_: object) -> object:
             raise RuntimeError(f"{stage} failed")
 
@@ -102,9 +102,9 @@ ENDS = [
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 def test_shutdown_returns_to_the_baseline_exactly(
-    end: Callable[[Lifecycle], None], checkpoint: Path
+    end: Callable[[CoreLifecycle], None], checkpoint: Path
 ) -> None:
-    lifecycle = Lifecycle(config(checkpoint))
+    lifecycle = CoreLifecycle(config(checkpoint))
     peak_before = torch.cuda.max_memory_allocated()
     end(lifecycle)
     lifecycle.shutdown()
@@ -117,7 +117,7 @@ def test_shutdown_returns_to_the_baseline_exactly(
 def test_ten_restarts_in_one_process_keep_no_byte(checkpoint: Path) -> None:
     used = []
     for _ in range(10):
-        lifecycle = Lifecycle(config(checkpoint))
+        lifecycle = CoreLifecycle(config(checkpoint))
         success(lifecycle)
         (device,) = device_memory(torch.device("cuda", 0))
         assert device.torch_allocated is not None
@@ -134,7 +134,7 @@ def test_ten_restarts_in_one_process_keep_no_byte(checkpoint: Path) -> None:
 def test_text_on_the_gpu_equals_text_on_the_cpu(checkpoint: Path) -> None:
     found = {}
     for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16")):
-        lifecycle = Lifecycle(config(checkpoint, device, dtype))
+        lifecycle = CoreLifecycle(config(checkpoint, device, dtype))
         engine = lifecycle.start()
         begun = time.monotonic()
         found[device, dtype] = generate(engine)
@@ -146,7 +146,7 @@ def test_text_on_the_gpu_equals_text_on_the_cpu(checkpoint: Path) -> None:
 
 
 def test_a_trim_gives_reserved_memory_back(checkpoint: Path) -> None:
-    lifecycle = Lifecycle(config(checkpoint))
+    lifecycle = CoreLifecycle(config(checkpoint))
     engine = lifecycle.start()
     block = torch.empty(GIB, dtype=torch.uint8, device="cuda")
     del block

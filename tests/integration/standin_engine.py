@@ -1,10 +1,13 @@
 """An engine that speaks the admin protocol and serves nobody: only for tests of the supervisor.
 
-``python standin_engine.py --port P --token-file F --log FILE [--leak] [--hang] [--deaf-after S]``
+``python standin_engine.py --port P --token-file F --log FILE [--leak] [--hang]
+[--unresponsive-after N]``
 
 Memory is a number that grows in the first epoch when ``--leak`` is given; with ``--hang`` the work
-counter of the first epoch stands still. Each restart adds a line to ``--log``. An engine restart
-executes the program anew in the same process, as a container's restart would.
+counter of the first epoch stands still; with ``--unresponsive-after`` it answers nothing any more
+after so many answers to GET /status, however late the first one is asked for. Each restart adds a
+line to ``--log``. An engine restart runs the program again in the same process, as the
+restart of a container would.
 """
 
 import argparse
@@ -36,6 +39,8 @@ class Engine:
         self.operations: dict[str, admin.Operation] = {}
         self.lock = threading.Lock()
         self.sick = not Path(arguments.log).exists()
+        self.told = 0
+        """Answers to GET /status."""
 
     @property
     def epoch(self) -> str:
@@ -124,9 +129,9 @@ def handler(engine: Engine, token: str) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(data)
 
-        def deaf(self) -> None:
-            after = engine.arguments.deaf_after
-            if after and engine.sick and time.monotonic() - engine.began > after:
+        def unresponsive(self) -> None:
+            after = engine.arguments.unresponsive_after
+            if after and engine.sick and engine.told >= after:
                 time.sleep(3600)
 
         def authorised(self) -> bool:
@@ -137,12 +142,13 @@ def handler(engine: Engine, token: str) -> type[BaseHTTPRequestHandler]:
             return False
 
         def do_GET(self) -> None:
-            self.deaf()
-            path = self.path.removeprefix(admin.PREFIX)
+            self.unresponsive()
+            path = self.path.removeprefix(admin.ADMIN_PREFIX)
             if not self.authorised():
                 return
             if path == "/status":
                 self.answer(200, engine.status())
+                engine.told += 1
             elif path.startswith("/diagnostics/"):
                 self.answer(200, f"{path} of epoch {engine.epoch}\n".encode())
             elif operation := engine.operations.get(path.removeprefix("/operations/")):
@@ -151,8 +157,8 @@ def handler(engine: Engine, token: str) -> type[BaseHTTPRequestHandler]:
                 self.answer(404, admin.ErrorBody(code="NotFound", message=path))
 
         def do_POST(self) -> None:
-            self.deaf()
-            path = self.path.removeprefix(admin.PREFIX)
+            self.unresponsive()
+            path = self.path.removeprefix(admin.ADMIN_PREFIX)
             data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if not self.authorised():
                 return
@@ -183,7 +189,7 @@ def main() -> None:
     parse.add_argument("--log", required=True)
     parse.add_argument("--leak", action="store_true")
     parse.add_argument("--hang", action="store_true")
-    parse.add_argument("--deaf-after", type=float, default=0.0)
+    parse.add_argument("--unresponsive-after", type=int, default=0)
     arguments = parse.parse_args()
     engine = Engine(arguments)
     token = arguments.token_file.read_text().strip()

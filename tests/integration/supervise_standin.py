@@ -3,6 +3,9 @@ stand-in engine's own figures so that a whole incident takes two seconds.
 
 ``--kill-at N`` ends the process with SIGKILL right after the N-th write of the journal;
 ``--kill-before N`` right before it. ``--file-limit`` bounds the size of every file.
+``--step SECONDS`` sets the wall clock of this process by so much, at the write that ``--step-at``
+names (right before it, so that the state of before meets the clock of after). ``--fill-at N`` fills
+the state volume right before the N-th write.
 The number of writes and the resident KiB are printed at the end.
 """
 
@@ -16,25 +19,39 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from plimsoll_api.admin import Status
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.trace import Malloc, Sample, SampleLoad
+from plimsoll_sidecar import clock
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.adapter import EngineError
-from plimsoll_sidecar.act.plimsoll import PlimsollEngine
-from plimsoll_sidecar.act.process import ProcessId
-from plimsoll_sidecar.act.slots import LocalSlots
+from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
+from plimsoll_sidecar.act.restart_slots.slots import LocalSlots
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
-from plimsoll_sidecar.detect.remembered import Remembered
+from plimsoll_sidecar.detect.leak.baseline import Checkpoint
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.signals.process.process_id import ProcessId
 from plimsoll_sidecar.supervisor import Supervisor
-from plimsoll_sidecar.trace import Malloc, Sample, SampleLoad
+from tests.integration.ballast import fill
 
 BASELINE = 100 << 20
+
+
+class Wall:
+    """``time.time`` of this process, which can be set; nothing else of the machine is."""
+
+    def __init__(self) -> None:
+        self.step, self._real = 0.0, time.time
+
+    def __call__(self) -> float:
+        return self._real() + self.step
 
 
 class Source:
@@ -63,10 +80,10 @@ class Source:
 class Judge:
     """Growth over 8 MiB is a leak; no answer or no step at all is a stall."""
 
-    def remembered(self) -> Remembered:
-        return Remembered()
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint()
 
-    def resume(self, remembered: Remembered) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         pass
 
     def update(self, sample: Sample) -> Assessment:
@@ -74,7 +91,7 @@ class Judge:
         stalled = not sample.scrape_ok or sample.load.steps_total == 0
         if stalled:
             suspicions.append(
-                Suspicion(kind=Kind.STALL, segment=None, confidence=1.0, consumed_ratio=0.0)
+                Suspicion(kind=IncidentKind.STALL, segment=None, confidence=1.0, consumed_ratio=0.0)
             )
         size = sample.malloc.python_objects if sample.malloc else None
         if size is not None:
@@ -83,7 +100,7 @@ class Judge:
             if grown > 8 << 20:
                 suspicions.append(
                     Suspicion(
-                        kind=Kind.HOST_GROWTH,
+                        kind=IncidentKind.HOST_GROWTH,
                         segment=Segment.PYTHON_OBJECTS,
                         confidence=0.9,
                         consumed_ratio=2.0,
@@ -104,7 +121,11 @@ def main() -> int:
     parse.add_argument("--state-dir", type=Path, required=True)
     parse.add_argument("--kill-at", type=int, default=0)
     parse.add_argument("--kill-before", type=int, default=0)
-    parse.add_argument("--limit", type=float, default=20.0)
+    parse.add_argument("--wall", type=float, default=0.0, help="seconds, from the begin on")
+    parse.add_argument("--fill-at", type=int, default=0)
+    parse.add_argument("--step-at", type=int, default=0)
+    parse.add_argument("--step", type=float, default=0.0)
+    parse.add_argument("--limit", type=float, default=45.0)
     parse.add_argument("--file-limit", type=int, default=0)
     arguments = parse.parse_args()
     logging.basicConfig(level=logging.INFO)
@@ -113,12 +134,16 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (arguments.file_limit, arguments.file_limit))
     write, writes = Journal.write, 0
 
-    def counted(self: Journal, *rest: object) -> None:
+    def counted(self: Journal, *rest: Any, **named: Any) -> None:
         nonlocal writes
         writes += 1
+        if writes == arguments.fill_at:
+            fill(arguments.state_dir)
+        if writes == arguments.step_at:
+            wall.step += arguments.step
         if writes == arguments.kill_before:
             os.kill(os.getpid(), signal.SIGKILL)
-        write(self, *rest)  # type: ignore[arg-type]
+        write(self, *rest, **named)
         if writes == arguments.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -132,6 +157,9 @@ def main() -> int:
         state_dir = arguments.state_dir
         return Actuator(engine, LocalSlots(), None, diagnostics.save, state_dir, policy, frontend)
 
+    wall = Wall()
+    wall.step = arguments.wall
+    clock.SteadyClock.__init__.__defaults__ = (None, wall, clock.since_boot, clock.boot_id)
     supervisor = Supervisor(
         config,
         Source(engine),

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from docs.tools.shots import CONTROL, typed
+from plimsoll_api.incident_record import JOURNAL_FILE, Attribution, Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_cli.incidents import STATE_DIR
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.govern.incident import Attribution, Incident, Phase, Reason, Step, StepOutcome
+from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
-from plimsoll_sidecar.record.journal import FILE, Engine, Journal
+from plimsoll_sidecar.record.journal import Journal
+from plimsoll_sidecar.record.rows import LastKnownEngine
 
 PROGRAM = (sys.executable, "-m", "plimsoll_cli.main")
 MIB = 1 << 20
@@ -30,7 +32,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / STATE_DIR).mkdir()
     steps = [
-        Step(
+        StepRecord(
             time=1000.0 + 10 * number,
             step=step,
             outcome=StepOutcome.SUCCEEDED,
@@ -43,12 +45,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     ]
     incident = Incident(
-        name=NAME, kind=Kind.HOST_GROWTH, epoch="ab:1", opened_at=1000.0, phase=Phase.RESOLVED,
-        reason=Reason.WORKER_RESTART, ended_at=1030.0, timeline=steps, returned_bytes=110 * MIB,
+        name=NAME, kind=IncidentKind.HOST_GROWTH, epoch="ab:1", opened_at=1000.0,
+        phase=IncidentPhase.RESOLVED, reason=Reason.WORKER_RESTART, ended_at=1030.0,
+        timeline=steps, returned_bytes=110 * MIB,
         attribution=Attribution(segment="malloc_in_use", bytes=60 * MIB, confidence=0.9),
     )  # fmt: skip
-    journal = Journal(folder / STATE_DIR / FILE)
-    journal.write(GovernorState(), [incident], Engine())
+    journal = Journal(folder / STATE_DIR / JOURNAL_FILE)
+    journal.write(GovernorState(), [incident], LastKnownEngine())
     journal.close()
     return folder
 
@@ -89,9 +92,9 @@ def test_a_pipe_and_what_the_exit_status_says(run_dir: Path, tmp_path: Path) -> 
     assert "\x1b" not in listed.stdout
     absent = piped("explain", "nobody", "--run-dir", str(run_dir))
     assert (absent.returncode, absent.stdout) == (2, "")
-    assert absent.stderr.startswith("plimsoll: nobody: not in the journals here")
+    assert absent.stderr.startswith("plimsoll: nobody: no local journal has this incident")
     gone = {"KUBECONFIG": str(tmp_path / "absent"), "HOME": str(tmp_path)}
     lost = piped("incidents", **gone)
     assert lost.returncode == 2
-    assert "no cluster to talk to" in lost.stderr
+    assert "no cluster is configured" in lost.stderr
     assert "Traceback" not in lost.stderr + absent.stderr

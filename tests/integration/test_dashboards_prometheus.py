@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from docs.tools import scene
-from plimsoll_api.supervision import Budget, MemoryPolicy
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.server import StateServer
-from plimsoll_sidecar.signals.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
 from tests.lab.operator import Operator, operator_kubeconfig
 from tests.unit.dashboards import queries
 
@@ -52,9 +53,10 @@ GROUP = CgroupMemory(
 def device() -> Iterator[str]:
     """``host:port`` of a supervisor's metrics with device memory."""
     metrics = Metrics(lambda: GROUP)
-    metrics.budgets(MemoryPolicy(device=Budget(growth_bytes=1 << 30, window_s=3600.0)))
+    metrics.budgets(MemoryPolicy(device=MemoryBudget(growth_bytes=1 << 30, window_s=3600.0)))
     metrics.observe(DEVICE, {"engine": True, "host": True, "device": True}, 0.001)
-    server = StateServer("127.0.0.1", 0, metrics.text, lambda: b"{}", lambda live: b"")
+    hosts = Hosts("pod", "service", "namespace")
+    server = StateServer("127.0.0.1", 0, metrics.text, lambda: b"{}", lambda live: b"", hosts)
     server.start()
     yield f"127.0.0.1:{server.port}"
     server.stop()
@@ -77,7 +79,7 @@ def test_every_panel_shows_something(cluster: Any, device: str, tmp_path: Path) 
                 if not _values(seen, query)
             ]
             assert empty == []
-            for query in queries.annotations("service"):
+            for query in queries.annotation_queries("service"):
                 assert _values(seen, query), query
             for rule in queries.alerts():
                 _values(seen, str(rule["expr"]))  # evaluates without an error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from plimsoll_api.supervision import EXPORTER_PORT, NODE_IP
-from plimsoll_sidecar.signals.dcgm import SCRAPE_S, Dcgm
-from plimsoll_sidecar.signals.device import DeviceBytes
+from plimsoll_sidecar.signals.device.amd import AmdExporter
+from plimsoll_sidecar.signals.device.dcgm import SCRAPE_S, Dcgm
+from plimsoll_sidecar.signals.device.exporter_page import Pod, node_url
+from plimsoll_sidecar.signals.device.nvml import Nvml
+from plimsoll_sidecar.signals.device.sources import DeviceBytes, assigned, reasons
 
 MIB = 1 << 20
 
@@ -90,5 +94,88 @@ def test_the_environment_names_the_nodes_exporter(
 ) -> None:
     monkeypatch.setenv(NODE_IP, host)
     monkeypatch.setenv(EXPORTER_PORT, port)
-    found = Dcgm.of_node()
-    assert (found._server._url if found else None) == url
+    assert node_url(os.environ[EXPORTER_PORT]) == url
+    assert (Dcgm.of_node() is None) == (url is None)
+
+
+MINE = Pod("models", "qwen-0", "engine")
+
+
+def owned(pod: str, namespace: str = "models", container: str = "engine", more: str = "") -> str:
+    return f'{more},container="{container}",namespace="{namespace}",pod="{pod}"'
+
+
+def test_a_slice_is_found_by_its_gpu_instance() -> None:
+    page = "".join(
+        line(name, "GPU-a", value, f',GPU_I_PROFILE="1g.10gb",GPU_I_ID="{part}"')
+        for part, used in (("7", "500"), ("9", "800"))
+        for name, value in (("USED", used), ("FREE", "200"))
+    )
+    with exporter([(200, page)]) as port:
+        dcgm = Dcgm(f"http://127.0.0.1:{port}")
+        assert dcgm.memory("MIG-GPU-a/9/0") == DeviceBytes(800 * MIB, 1000 * MIB)
+        assert dcgm.memory("GPU-a") is None, "the slices are not the whole"
+        assert dcgm.memory("MIG-GPU-a/1/0") is None
+
+
+def test_the_page_says_which_devices_are_the_pods() -> None:
+    page = (
+        line("USED", "GPU-a", "1", owned("qwen-0")).replace(',pod=""', "")
+        + line("USED", "GPU-b", "1", owned("qwen-1")).replace(',pod=""', "")
+        + line("USED", "GPU-c", "1", owned("qwen-0", "other")).replace(',pod=""', "")
+        + line("USED", "GPU-d", "1", owned("qwen-0", container="proxy")).replace(',pod=""', "")
+        + line("USED", "GPU-e", "1")
+    )
+    with exporter([(200, page)]) as port:
+        dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
+        assert dcgm.assigned() == ["GPU-a"]
+        assert [device.uuid for device in assigned([Nvml(), dcgm])] == ["GPU-a"]
+        assert Dcgm(f"http://127.0.0.1:{port}").assigned() == []
+
+
+def test_a_device_that_pods_share_is_counted_once() -> None:
+    page = "".join(
+        line(name, "GPU-a", value, owned(pod)).replace(',pod=""', "")
+        for pod in ("qwen-0", "qwen-1")
+        for name, value in (("USED", "600"), ("FREE", "400"))
+    )
+    with exporter([(200, page)]) as port:
+        dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
+        assert dcgm.memory("GPU-a") == DeviceBytes(600 * MIB, 1000 * MIB)
+
+
+def amd(name: str, number: int, value: str, pod: str) -> str:
+    return (
+        f'{name}{{card_model="0x74a1",container="engine",gpu_id="{number}",gpu_partition_id="0",'
+        f'hostname="node",namespace="models",pod="{pod}",serial_number="6923"}} {value}\n'
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "amd_"])
+def test_amds_exporter_tells_used_and_total_of_the_pods_devices(prefix: str) -> None:
+    page = (
+        amd(prefix + "gpu_used_vram", 0, "283", "")
+        + amd(prefix + "gpu_used_vram", 3, "4096", "qwen-0")
+        + amd(prefix + "gpu_total_vram", 3, "196592", "qwen-0")
+        + amd(prefix + "gpu_used_visible_vram", 3, "7", "qwen-0")
+    )
+    with exporter([(200, page)]) as port:
+        source = AmdExporter(f"http://127.0.0.1:{port}", pod=MINE)
+        (name,) = source.assigned()
+        assert source.memory(name) == DeviceBytes(4096 * MIB, 196592 * MIB)
+        assert source.memory("AMD-0") is None, "its size is not on the page"
+        assert source.memory("GPU-a") is None
+
+
+def test_why_a_source_is_not_in_use_is_said() -> None:
+    with exporter([(500, "")]) as port:
+        dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
+        told = reasons({"dcgm": dcgm}, None, ["GPU-a"])
+    assert told[0] == "nvml: not tried"
+    assert told[1] == "dcgm: GET /metrics: HTTP 500"
+    assert told[2] == "amd: no port is set (spec.supervisor.amdExporterPort)"
+    assert "names a device of the engine" in reasons({}, None, [])[0]
+    with exporter([(200, PAGE)]) as port:
+        dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
+        assert "dcgm: has no memory of GPU-x" in reasons({"dcgm": dcgm}, "nvml", ["GPU-x"])
+        assert not any(one.startswith("dcgm") for one in reasons({"dcgm": dcgm}, "dcgm", ["GPU-a"]))

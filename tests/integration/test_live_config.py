@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import httpx
 
 from plimsoll_api import supervision
 from plimsoll_api.supervision import (
@@ -18,6 +21,7 @@ from plimsoll_api.supervision import (
     Supervision,
     SupervisorConfig,
 )
+from plimsoll_cli.local import ports
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -38,27 +42,41 @@ def write(path: Path, mode: Mode, level: LogLevel) -> None:
 def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> None:
     file, said = tmp_path / "supervisor.json", tmp_path / "log"
     write(file, Mode.OBSERVE, LogLevel.INFO)
-    arguments = ["--config", file, "--run-dir", tmp_path, "--state-dir", tmp_path]
+    arguments = ["--config", str(file), "--run-dir", str(tmp_path), "--state-dir", str(tmp_path)]
     command = [sys.executable, "-m", "plimsoll_sidecar.main", *arguments, "--host", "127.0.0.1"]
+    (port,) = ports.choose([None])
     environ = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
     with said.open("w") as log:
-        process = subprocess.Popen([*command, "--metrics-port=0"], stderr=log, env=environ)
+        process = subprocess.Popen([*command, f"--metrics-port={port}"], stderr=log, env=environ)
     try:
-        time.sleep(3.0)
+        sampled_since(port, 0.0)
         assert " DEBUG " not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.DEBUG)
         wait_for(said, "no status: ")
         assert "the configuration changed: mode Recover" in said.read_text()
         write(file, Mode.OBSERVE, LogLevel.ERROR)
         wait_for(said, "the configuration changed: mode Observe")
-        time.sleep(0.5)
+        newest = sampled_since(port, time.time())
         before = said.stat().st_size
-        time.sleep(1.0)
+        for _ in range(3):
+            newest = sampled_since(port, newest)
         assert said.stat().st_size == before
         assert process.poll() is None
     finally:
         process.terminate()
         assert process.wait(20) == 0
+
+
+def sampled_since(port: int, since: float, limit_s: float = 30.0) -> float:
+    """The time of a sample that was taken after ``since``, in Unix seconds."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            newest = httpx.get(f"http://127.0.0.1:{port}/state").json().get("time", 0.0)
+            if newest > since:
+                return float(newest)
+        time.sleep(0.05)
+    raise AssertionError(f"no sample within {limit_s:g} s")
 
 
 def wait_for(said: Path, text: str, limit_s: float = 30.0) -> None:

@@ -65,12 +65,12 @@ def test_restarts_slow_down(tmp_path: Path) -> None:
 
     async def case() -> None:
         one.start()
-        await asyncio.sleep(3)
+        began = time.monotonic()
+        await until(lambda: one.starts == 4)
+        assert time.monotonic() - began > 3  # the first at once, then after 1 s and 2 s
         await one.stop(5)
 
     run(case)
-
-    assert 2 <= one.starts <= 4  # at once, after 1 s, after 2 s more
 
 
 def test_the_end_of_the_first_process_ends_the_others(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_process_dies_with_whoever_started_it(tmp_path: Path) -> None:
         [
             sys.executable, "-c",
             "import subprocess, sys, os\n"
-            "leash = [sys.executable, '-m', 'plimsoll_cli.local.leash', str(os.getpid())]\n"
-            "child = subprocess.Popen([*leash, '/bin/sleep', '300'])\n"
+            "guard = [sys.executable, '-m', 'plimsoll_cli.local.parent_death', str(os.getpid())]\n"
+            "child = subprocess.Popen([*guard, '/bin/sleep', '300'])\n"
             f"open({str(log)!r}, 'w').write(str(child.pid))\n"
             "child.wait()",
         ]
@@ -173,9 +173,13 @@ def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
     async def case() -> None:
         one.start()
-        await asyncio.sleep(0.2)
-        with pytest.raises(FileNotFoundError):
+
+        def checks() -> bool:
             one.check()
+            return False
+
+        with pytest.raises(FileNotFoundError):
+            await until(checks)
 
     run(case)
 

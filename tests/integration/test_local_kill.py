@@ -85,7 +85,7 @@ class Local:
         self.output = folder / f"{name}.out"
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                [*PLIMSOLL, "run", "--local", "--file", manifest, "--run-dir", self.root],
+                [*PLIMSOLL, "run", "--local", "--file", str(manifest), "--run-dir", self.root],
                 stdout=out,
                 stderr=out,
             )
@@ -116,6 +116,12 @@ class Local:
         if "epoch" not in body:
             raise OSError("the supervisor has taken no sample yet")
         return body
+
+    def seen_serving(self, epoch: str) -> Callable[[], bool]:
+        """A probe: true once the supervisor has sampled ``epoch`` with all its processes."""
+        return lambda: (
+            (state := self.state())["epoch"] == epoch and state["engine_state"] == "serving"
+        )
 
     def epoch(self) -> Epoch:
         return Epoch.parse(self.status().epoch)
@@ -191,22 +197,15 @@ class Load(threading.Thread):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    command = [sys.executable, "-m", "plimsoll_engine.models.tiny", folder]
-    subprocess.run(command, check=True, timeout=120)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Local]:
-    local = Local(tmp_path_factory.mktemp("local"), model, "healthy")
+def local(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Local]:
+    local = Local(tmp_path_factory.mktemp("local"), tiny, "healthy")
     yield local
     local.kill()
 
 
 def test_the_worker_is_killed(local: Local) -> None:
     before = local.epoch()
+    wait_for("the supervisor sees it", local.seen_serving(str(before)), 30)
     with Load(local) as load:
         os.kill(local.pid(Role.WORKER), signal.SIGKILL)
         wait_for("texts after it", load.more(3), BACK_S)
@@ -214,6 +213,9 @@ def test_the_worker_is_killed(local: Local) -> None:
 
     after = wait_for("serving", local.serving, BACK_S)
     assert Epoch.parse(after.epoch) == Epoch(before.boot_id, before.number + 1)
+    crash = wait_for("its record", lambda: _crash(local, str(before)), 30)
+    assert (crash["phase"], crash["reason"]) == ("Unresolved", "WorkerRestarted")
+    assert "lost processes: worker (PID" in "\n".join(crash["attribution"]["evidence"])
 
 
 def test_the_supervisor_is_killed(local: Local) -> None:
@@ -255,8 +257,10 @@ def test_the_launcher_is_killed(local: Local) -> None:
 def test_the_frontend_is_killed(local: Local) -> None:
     before = local.status()
     old = {p.pid for p in before.processes}
+    frontend = local.pid(Role.FRONTEND)
+    wait_for("the supervisor sees it", local.seen_serving(before.epoch), 30)
     with Load(local) as load:
-        os.kill(local.pid(Role.FRONTEND), signal.SIGKILL)
+        os.kill(frontend, signal.SIGKILL)
         # Nothing outlives the frontend that could carry a stream.
         wait_for("an error", lambda: load.errors, 30)
         after = wait_for("serving", local.serving, BACK_S)
@@ -267,11 +271,39 @@ def test_the_frontend_is_killed(local: Local) -> None:
     assert after.worker_starts == 1
     assert not old & set(local.pids())
     wait_for("the supervisor follows", lambda: local.state()["epoch"] == local.status().epoch, 30)
+    crash = wait_for("its record", lambda: _crash(local, before.epoch), 30)
+    assert (crash["phase"], crash["reason"]) == ("Unresolved", "ContainerRestarted")
+    evidence = "\n".join(crash["attribution"]["evidence"])
+    assert f"frontend (PID {frontend})" in evidence
+    assert re.search(r"memory before: host \d", evidence)
+    assert local.state()["open"] == [], "nothing follows from it"
+    (listed,) = _listed(local, "--kind=EngineCrash", "--limit=1")
+    assert listed["spec"]["epoch"] == before.epoch
+    told = [*PLIMSOLL, "explain", listed["metadata"]["name"], "--run-dir", str(local.root)]
+    story = subprocess.run(told, capture_output=True, check=True, timeout=60, text=True).stdout
+    assert "the engine ended unexpectedly" in story
+    assert "--previous" in story
 
 
-def test_a_frontend_that_hangs_is_ended(tmp_path: Path, model: Path) -> None:
+def test_a_restart_by_hand_is_recorded_and_is_no_crash(local: Local) -> None:
+    before = local.epoch()
+    wait_for("the supervisor sees it", local.seen_serving(str(before)), 30)
+    command = [*PLIMSOLL, "restart", local.name, "--run-dir", str(local.root), "--yes"]
+    done = subprocess.run(command, capture_output=True, timeout=BACK_S, text=True)
+    assert done.returncode == 0, done.stderr
+    wait_for("the next epoch", lambda: local.state()["epoch"] != str(before), BACK_S)
+    wait_for("its record", lambda: _ended(local.state(), "ManualRestart"), 30)
+    assert _crash(local, str(before)) is None
+    (listed,) = _listed(local, "--kind=ManualAction", "--limit=1")
+    assert (listed["status"]["phase"], listed["spec"]["epoch"]) == ("Resolved", str(before))
+    metrics = httpx.get(f"{local.supervisor_url}/metrics").text
+    assert 'plimsoll_incidents_total{kind="ManualAction"} 1.0' in metrics
+
+
+@pytest.mark.long
+def test_a_frontend_that_hangs_is_ended(tmp_path: Path, tiny: Path) -> None:
     """Its processes live, and neither its status nor its serving port answers."""
-    local = Local(tmp_path, model, "hung", stall="5s")
+    local = Local(tmp_path, tiny, "hung", stall="5s")
     try:
         before = local.epoch()
         os.kill(local.pid(Role.FRONTEND), signal.SIGSTOP)
@@ -290,7 +322,7 @@ def test_a_frontend_that_hangs_is_ended(tmp_path: Path, model: Path) -> None:
 
 def test_a_second_replica_in_the_same_directory_is_refused(local: Local) -> None:
     manifest = local.root.parent / f"{local.name}.yaml"
-    command = [*PLIMSOLL, "run", "--local", "--file", manifest, "--run-dir", local.root]
+    command = [*PLIMSOLL, "run", "--local", "--file", str(manifest), "--run-dir", str(local.root)]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -311,8 +343,8 @@ def test_ctrl_c_stops_everything_in_order(local: Local) -> None:
     assert '"after": "stopped"' in engine
 
 
-def test_children_do_not_outlive_a_killed_parent(tmp_path: Path, model: Path) -> None:
-    local = Local(tmp_path, model, "orphaned")
+def test_children_do_not_outlive_a_killed_parent(tmp_path: Path, tiny: Path) -> None:
+    local = Local(tmp_path, tiny, "orphaned")
     assert local.pids("plimsoll_engine")
 
     local.kill()
@@ -320,9 +352,10 @@ def test_children_do_not_outlive_a_killed_parent(tmp_path: Path, model: Path) ->
     wait_for("no process is left", lambda: not local.pids(), 10)
 
 
-def test_the_supervisor_is_killed_in_an_incident(tmp_path: Path, model: Path) -> None:
+@pytest.mark.long
+def test_the_supervisor_is_killed_in_an_incident(tmp_path: Path, tiny: Path) -> None:
     """At three phases: one incident, told whole, and one restart."""
-    local = Local(tmp_path, model, "leaky", LEAK)
+    local = Local(tmp_path, tiny, "leaky", LEAK)
     try:
         with Load(local, max_tokens=8) as load:
             for phase in ("Trimming", "Restarting", "Verifying"):
@@ -364,8 +397,14 @@ def _ended(state: dict[str, Any], reason: str) -> dict[str, Any] | None:
     return next((one for one in state["recent"] if one.get("reason") == reason), None)
 
 
-def _listed(local: Local) -> list[dict[str, Any]]:
-    command = [*PLIMSOLL, "incidents", "--run-dir", local.root, "--output", "json"]
+def _crash(local: Local, epoch: str) -> dict[str, Any] | None:
+    """The record of the end of ``epoch`` by itself."""
+    kinds = [one for one in local.state()["recent"] if one["kind"] == "EngineCrash"]
+    return next((one for one in kinds if one["epoch"] == epoch), None)
+
+
+def _listed(local: Local, *flags: str) -> list[dict[str, Any]]:
+    command = [*PLIMSOLL, "incidents", "--run-dir", str(local.root), "--output", "json", *flags]
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)
     incidents: list[dict[str, Any]] = json.loads(done.stdout)
     return incidents

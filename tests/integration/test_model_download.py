@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_engine import source
+from plimsoll_engine.download import source
 
 COMMIT = "a" * 40
 FILES = {"config.json": b'{"model_type": "tiny"}', "model.safetensors": b"w" * 300_000}
@@ -81,11 +81,14 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hub() -> Iterator[tuple[str, list[str]]]:
     """A hub's address and what was asked of it."""
-    handler = type("Hub", (_Hub,), {"asked": []})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+    class Hub(_Hub):
+        asked: list[str] = []  # noqa: RUF012 - of this server
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", handler.asked
+    yield f"http://127.0.0.1:{server.server_port}", Hub.asked
     server.shutdown()
     thread.join()
     server.server_close()
@@ -127,7 +130,7 @@ def test_a_checkpoint_comes_once_and_serves_without_the_hub(
 
     away = run("http://127.0.0.1:9", "org/tiny", target)
     assert away.returncode == 0, away.stdout
-    assert "using what is here" in away.stdout
+    assert "using the cached files" in away.stdout
 
 
 @pytest.mark.parametrize(

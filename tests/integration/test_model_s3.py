@@ -199,7 +199,7 @@ def test_what_a_killed_download_left_is_gone_on_with(
 
     store.objects["models/tiny/config.json"] = b"newer"
     assert download(uri, target, environ("http://127.0.0.1:9")) == version
-    assert "using what is here" in caplog.text
+    assert "using the cached files" in caplog.text
 
 
 def test_an_object_that_changes_meanwhile_is_no_mixture(store: Store, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 from plimsoll_sidecar.page.html import page as render
+from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.server import StateServer
 from tests.unit.page.test_supervisor_page import history, state
 
@@ -18,8 +19,9 @@ from tests.unit.page.test_supervisor_page import history, state
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     points = history(100).points()
+    hosts = Hosts("pod-0", "qwen", "team-a")
     server = StateServer(
-        "127.0.0.1", 0, lambda: b"", state, lambda live: render(state(), points, live)
+        "127.0.0.1", 0, lambda: b"", state, lambda live: render(state(), points, live), hosts
     )
     server.start()
     yield f"http://127.0.0.1:{server.port}"

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from plimsoll_api.admin import ProcessMemory, Role
-from plimsoll_sidecar.signals import proc
-from plimsoll_sidecar.signals.proc import Processes
+from plimsoll_sidecar.signals.process import resident_memory
+from plimsoll_sidecar.signals.process.process_id import identify
+from plimsoll_sidecar.signals.process.resident_memory import Processes
 
 MIB = 1 << 20
 PROGRAM = """
@@ -53,7 +54,7 @@ def test_a_process_and_its_descendants_are_summed(engine: subprocess.Popen[bytes
     assert host.by_process is not None
     assert [p.role for p in host.by_process] == ["frontend", "other"]
     assert sum(p.rss_shmem or 0 for p in host.by_process) == host.rss_shmem
-    assert processes.first == engine.pid
+    assert processes.first == identify(engine.pid)
 
 
 def test_a_process_that_ended_is_not_read(engine: subprocess.Popen[bytes]) -> None:
@@ -74,15 +75,15 @@ def test_our_own_pid_named_by_an_engine_is_of_another_namespace() -> None:
 def test_a_zombie_has_no_memory() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     deadline = time.monotonic() + 10
-    while proc.resident(process.pid) is not None and time.monotonic() < deadline:
+    while resident_memory.resident(process.pid) is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert proc.resident(process.pid) is None
+    assert resident_memory.resident(process.pid) is None
     process.wait(10)
-    assert proc.resident(process.pid) is None
+    assert resident_memory.resident(process.pid) is None
 
 
 def test_the_whole_account_of_a_process_on_request(engine: subprocess.Popen[bytes]) -> None:
-    rollup = proc.proportional(engine.pid)
+    rollup = resident_memory.proportional(engine.pid)
     assert rollup is not None
     assert rollup["Rss"] >= 48 * MIB
-    assert proc.proportional(2**22 + 1) is None
+    assert resident_memory.proportional(2**22 + 1) is None

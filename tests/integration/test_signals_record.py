@@ -9,21 +9,36 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 
+from plimsoll_api import trace
 from plimsoll_api.admin import EngineState, Load, ProcessMemory, Role, Status
 from plimsoll_api.supervision import (
-    Budget,
+    AMD_EXPORTER_PORT,
+    NODE_IP,
     EngineEndpoint,
     EngineType,
+    MemoryBudget,
     MemoryPolicy,
     ServiceRef,
     SupervisorConfig,
 )
-from plimsoll_sidecar import replay, trace
+from plimsoll_sidecar import replay
 from plimsoll_sidecar.record_trace import record
+
+AMD_PAGE = b"".join(
+    b'gpu_%s_vram{gpu_id="%d",namespace="models",pod="%s",container="engine"} %d\n' % row
+    for row in (
+        (b"used", 0, b"qwen-0", 1000),
+        (b"total", 0, b"qwen-0", 4000),
+        (b"used", 1, b"qwen-1", 3000),
+        (b"total", 1, b"qwen-1", 4000),
+    )
+)
+"""A node's exporter: one device of our pod, one of another."""
 
 
 @pytest.fixture
@@ -42,6 +57,11 @@ def url(child: subprocess.Popen[bytes]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             nonlocal steps
+            if self.path == "/metrics":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(AMD_PAGE)
+                return
             steps += 1
             known = self.headers["Authorization"] == "Bearer secret"
             status = Status(
@@ -74,7 +94,7 @@ def config(url: str) -> SupervisorConfig:
     return SupervisorConfig(
         service=ServiceRef("tiny"),
         engine=EngineEndpoint(EngineType.PLIMSOLL, url, url),
-        memory=MemoryPolicy(host=Budget(1 << 28, 3600.0, 1 << 32), warmup_s=1.0),
+        memory=MemoryPolicy(host=MemoryBudget(1 << 28, 3600.0, 1 << 32), warmup_s=1.0),
         sample_interval_s=0.05,
     )
 
@@ -95,6 +115,28 @@ def test_what_is_recorded_can_be_replayed(
     )
     assert all(s.scrape_ok and s.epoch == 1 and (s.host.rss_anon or 0) > 0 for s in found)
     assert [line.event for line in replay.replay(out)] == ["summary"]
+
+
+@pytest.mark.usefixtures("child")
+def test_the_devices_of_the_pod_are_recorded_and_no_other_s(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = urlsplit(url)
+    for name, value in {
+        NODE_IP: str(address.hostname),
+        AMD_EXPORTER_PORT: str(address.port),
+        "POD_NAME": "qwen-0",
+        "POD_NAMESPACE": "models",
+    }.items():
+        monkeypatch.setenv(name, value)
+    token, out = tmp_path / "token", tmp_path / "run.jsonl"
+    token.write_text("secret\n")
+    record(config(url), token, out, threading.Event().wait, duration_s=0.3)
+    found = list(trace.read(out)[1])
+    assert [[(d.used, d.total) for d in s.device] for s in found] == [
+        [(1000 << 20, 4000 << 20)] for _ in found
+    ]
+    assert found
 
 
 def test_an_engine_that_refuses_the_token_is_recorded_as_unknown(tmp_path: Path, url: str) -> None:

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
 KEPT = 64 << 10
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    sys.path.insert(0, str(BENCH))
-    try:
-        spec = importlib.util.spec_from_file_location("bench_soak", BENCH / "soak.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(BENCH))
-    return module
+def soaked(
+    requests: int, block: int, concurrency: int, seed: int, inject: str = ""
+) -> dict[str, Any]:
+    """The figures of a soak."""
+    from bench.soak import soak  # SciPy takes a second, in every worker that collects tests
+
+    found = asyncio.run(soak(requests, block, concurrency, seed, inject))
+    return dict(found["figures"])
 
 
 @pytest.mark.timeout(300)
-def test_two_thousand_requests_leave_nothing(bench: ModuleType) -> None:
-    figures = asyncio.run(bench.soak(2_000, 200, 100, seed=1))["figures"]
+def test_two_thousand_requests_leave_nothing() -> None:
+    figures = soaked(2_000, 200, 100, seed=1)
 
     assert figures["requests_count"] == 2_000
     assert min(figures[f"{kind}_requests_count"] for kind in ("text", "image", "audio")) > 200
@@ -44,9 +35,9 @@ def test_two_thousand_requests_leave_nothing(bench: ModuleType) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-def test_what_requests_leave_behind_is_measured(bench: ModuleType) -> None:
+def test_what_requests_leave_behind_is_measured() -> None:
     fault = f"append_list:bytes_per_request={KEPT}"
-    figures = asyncio.run(bench.soak(600, 100, 50, seed=1, inject=fault))["figures"]
+    figures = soaked(600, 100, 50, seed=1, inject=fault)
 
     finished = 1 - figures["aborted_count"] / figures["requests_count"]
     assert figures["growth_low_bytes_per_request"] > KEPT * finished * 0.5
@@ -54,8 +45,8 @@ def test_what_requests_leave_behind_is_measured(bench: ModuleType) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_hundred_thousand_requests(bench: ModuleType) -> None:
-    figures = asyncio.run(bench.soak(100_000, 5_000, 256, seed=2))["figures"]
+def test_a_hundred_thousand_requests() -> None:
+    figures = soaked(100_000, 5_000, 256, seed=2)
 
     assert figures["audit_violations_count"] == 0
     assert figures["gen2_collected_count"] == 0

@@ -14,18 +14,19 @@ import pytest
 
 from plimsoll_api import supervision
 from plimsoll_api.supervision import (
-    Budget,
     EngineEndpoint,
     EngineType,
+    MemoryBudget,
     MemoryPolicy,
     Mode,
     ServiceRef,
+    Stall,
     Supervision,
     SupervisorConfig,
 )
-from plimsoll_sidecar.act import plimsoll
-from plimsoll_sidecar.act.adapter import EngineError
-from plimsoll_sidecar.act.plimsoll import PlimsollEngine
+from plimsoll_sidecar.act.adapters import plimsoll_engine
+from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.main import build, parser
 
 SOUND = {
@@ -132,10 +133,10 @@ def test_an_answer_that_trickles_is_given_up_in_time(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte comes within the timeout of one read."""
-    monkeypatch.setattr(plimsoll, "ANSWER_S", 0.5)
+    monkeypatch.setattr(plimsoll_engine, "ANSWER_S", 0.5)
     with server(changed(), pause_s=0.05) as port:
         began = time.monotonic()
-        with pytest.raises(EngineError, match="does not come to its end"):
+        with pytest.raises(EngineError, match="did not end in time"):
             engine_on(port, token).status()
         assert time.monotonic() - began < 5.0
 
@@ -152,8 +153,10 @@ def test_a_supervisor_lives_on_it_and_sends_nothing(
                 admin_url=f"http://127.0.0.1:{port}",
                 serving_url="http://127.0.0.1:1",
             ),
-            memory=MemoryPolicy(host=Budget(1 << 20, 60.0), device=Budget(1 << 20, 60.0)),
-            supervision=Supervision(mode=Mode.RECOVER, stall_timeout_s=600.0),
+            memory=MemoryPolicy(
+                host=MemoryBudget(1 << 20, 60.0), device=MemoryBudget(1 << 20, 60.0)
+            ),
+            supervision=Supervision(mode=Mode.RECOVER, stall=Stall(timeout_s=600.0)),
         )
         file = tmp_path / "supervisor.json"
         file.write_bytes(supervision.encode(config))

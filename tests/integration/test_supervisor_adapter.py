@@ -11,10 +11,11 @@ import pytest
 
 from plimsoll_api.admin import Diagnostic, EngineState, Epoch, Status
 from plimsoll_api.supervision import EngineEndpoint, EngineType
-from plimsoll_sidecar.act.adapter import EngineError
-from plimsoll_sidecar.act.plimsoll import PlimsollEngine
-from plimsoll_sidecar.act.process import end, identify
+from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
+from plimsoll_sidecar.act.adapters.termination import Ender
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+from plimsoll_sidecar.signals.process.process_id import identify
 
 
 def command(epoch: str, verb: Verb = Verb.RESTART_WORKER, number: int = 1) -> Command:
@@ -106,7 +107,8 @@ def test_a_wrong_token_is_said(rig: Rig) -> None:
 
 
 def test_diagnostics_are_text(rig: Rig) -> None:
-    assert b"stacks" in rig.client.diagnostics(Diagnostic.STACKS)
+    save = command("any", Verb.DIAGNOSE)
+    assert b"stacks" in rig.client.diagnostics(Diagnostic.STACKS, save)
 
 
 def test_an_engine_that_is_away_is_an_error(rig: Rig) -> None:
@@ -119,8 +121,9 @@ def test_a_pid_of_another_process_is_never_signalled(rig: Rig) -> None:
     process = identify(rig.process.pid)
     assert process is not None
     stranger = type(process)(process.pid, process.started + 1)
-    assert end(stranger) is None
+    assert Ender([stranger]).end(stranger).trouble is None
+    assert Ender([process], lambda one: False).end(None).trouble is None
     assert rig.process.poll() is None
-    assert end(process) is None
+    assert Ender([process]).end(process).trouble is None
     assert rig.process.wait(5) == -15
     assert identify(rig.process.pid) is None

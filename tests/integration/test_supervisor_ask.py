@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from plimsoll_api.action_answer import ActionAnswer
+from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.supervision import (
     CONFIG_FILE,
     EngineEndpoint,
@@ -23,9 +26,13 @@ from plimsoll_api.supervision import (
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local.ask import beside
 from plimsoll_cli.main import app
+from plimsoll_sidecar import ask
 from plimsoll_sidecar.act import readiness
-from plimsoll_sidecar.ask import Answer
-from plimsoll_sidecar.launcher import RESET_FILE, TOKEN_FILE
+from plimsoll_sidecar.govern.command import Outcome
+from plimsoll_sidecar.manual import actions
+from plimsoll_sidecar.manual.ask_server import AskServer
+from plimsoll_sidecar.manual.notes import FOLDER, Inbox
+from plimsoll_sidecar.paths import RESET_FILE, SOCKET
 
 
 class Replica:
@@ -53,9 +60,9 @@ class Replica:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "serving\n"
 
-    def ask(self, *arguments: str) -> tuple[int, Answer, str]:
+    def ask(self, *arguments: str) -> tuple[int, ActionAnswer, str]:
         status, out, error = beside(self.folder)(list(arguments), 60.0)
-        return status, msgspec.json.decode(out or "{}", type=Answer), error
+        return status, msgspec.json.decode(out or "{}", type=ActionAnswer), error
 
     def plimsoll(self, *arguments: str) -> Result:
         return CliRunner().invoke(app, [*arguments, "--run-dir", str(self.folder)])
@@ -90,10 +97,84 @@ def test_actions_are_fenced_by_the_epoch_that_was_seen(replica: Replica) -> None
     assert len(replica.log.read_text().splitlines()) == 1
     status, answer, _ = replica.ask("restart", fence)
     assert (status, answer.outcome) == (1, "Refused")
-    assert "look again" in answer.message
+    assert "try again" in answer.message
     status, answer, _ = replica.ask("trim")
     assert (status, answer.outcome) == (1, "Refused"), "without a fence nothing is done"
     assert len(replica.log.read_text().splitlines()) == 1
+    status, answer, _ = replica.ask("restart", "--expected-epoch=current", "--deadline=1")
+    assert (status, answer.outcome) == (0, "Succeeded"), "fenced by what the supervisor sees"
+    assert answer.epoch != seen.epoch
+
+
+def test_an_action_leaves_a_note_of_how_it_ended(replica: Replica) -> None:
+    epoch = replica.ask("status")[1].epoch
+    replica.ask("restart", f"--expected-epoch={epoch}", "--deadline=1")
+    inbox = Inbox(replica.state)
+    (action,) = inbox.read()
+    assert (action.action, action.epoch, action.outcome) == ("restart", epoch, Outcome.SUCCEEDED)
+    assert inbox.read() == [], "an action that ended is given once"
+    inbox.forget()
+    assert list((replica.state / FOLDER).iterdir()) == []
+
+
+def test_a_command_that_was_cut_off_is_noted_as_unknown(tmp_path: Path) -> None:
+    script = (
+        "import pathlib; from plimsoll_sidecar.manual import notes as b;"
+        f"b.write(pathlib.Path({str(tmp_path)!r}), b.ManualAction(id='person-00000001',"
+        " action='restart', epoch='a:1', at=1.0))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    (action,) = Inbox(tmp_path).read()
+    assert action.outcome is Outcome.UNKNOWN
+    for name, text in (("person-2.json", "{}"), ("person-3.json", "x" * 100_000)):
+        (tmp_path / FOLDER / name).write_text(text)
+    assert Inbox(tmp_path).read() == [action], "what is no action is removed"
+    assert [one.name for one in (tmp_path / FOLDER).iterdir()] == ["person-00000001.json"]
+
+
+def test_the_supervisor_that_runs_carries_it_out(replica: Replica) -> None:
+    """``ask`` itself imports next to nothing then; a person waits for it on little CPU."""
+    server = AskServer(replica.state, actions.run)
+    server.start()
+    try:
+        arguments = ["trim", "--expected-epoch=current", f"--config={replica.config}"]
+        arguments += [f"--run-dir={replica.folder / 'run'}", f"--state-dir={replica.state}"]
+        script = (
+            "import sys; from plimsoll_sidecar import ask; code = ask.main(sys.argv[1:]);"
+            "print(sorted({'msgspec', 'urllib3', 'argparse', 'ssl'} & set(sys.modules)))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60
+        )
+        answer, modules = done.stdout.splitlines()
+        assert msgspec.json.decode(answer, type=ActionAnswer).outcome == "Succeeded", done.stderr
+        assert modules == "[]"
+        assert (replica.state / SOCKET).stat().st_mode & 0o777 == 0o600
+        status, text = ask.handed_over(["nonsense", f"--state-dir={replica.state}"]) or (0, "")
+        assert status == 2
+        assert "invalid choice: 'nonsense'" in text
+        assert ask.handed_over(["status", f"--state-dir={replica.state}"]) is None
+    finally:
+        server.stop()
+    assert ask.handed_over(arguments) is None, "nothing was begun: ask carries it out by itself"
+
+
+def test_a_supervisor_that_ends_in_the_middle_is_said(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen()
+
+        def accept_and_end() -> None:
+            listener.accept()[0].close()
+
+        closer = threading.Thread(target=accept_and_end)
+        closer.start()
+        status, text = ask.handed_over(["trim", f"--state-dir={tmp_path}"]) or (0, "")
+        closer.join(10)
+    assert status == 1
+    answer = msgspec.json.decode(text, type=ActionAnswer)
+    assert answer.outcome == "Unknown"
+    assert "before you try again" in answer.message
 
 
 def test_a_drain_takes_the_replica_out_and_resume_brings_it_back(replica: Replica) -> None:
@@ -127,7 +208,7 @@ def test_the_command_line_acts_on_a_service_of_this_machine(
     assert trimmed.stdout.startswith("trim s: ")
     unasked = replica.plimsoll("restart", "s")
     assert isinstance(unasked.exception, UsageError)
-    assert "Nobody is there to answer: add --yes" in str(unasked.exception)
+    assert "No terminal to confirm on: add --yes" in str(unasked.exception)
     restarted = replica.plimsoll("restart", "s", "--yes")
     assert restarted.exit_code == 0, restarted.exception
     assert len(replica.log.read_text().splitlines()) == 1

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.lab import binaries, images, node
+from tests.lab import binaries, build, images, node
 from tests.lab import helm as chart
 from tests.lab.controlplane import ControlPlane
 from tests.lab.errors import LabError, MissingError
@@ -44,13 +44,17 @@ def running() -> dict[str, Any] | None:
 def setup() -> int:
     """Never fails for what this machine cannot have: the tests themselves say what is missing."""
     try:
-        packages = node.PACKAGES if node.missing() is not None else ()
+        packages: tuple[str, ...] = node.PACKAGES if node.missing() is not None else ()
+        packages += build.PACKAGES if build.missing() is not None else ()
         absent = tuple(TOOLS[tool] for tool in TOOLS if shutil.which(tool) is None)
         if packages or absent:
             install_packages(packages + absent)
         binaries.find(node=node.missing() is None)
         for major in binaries.HELM:
             binaries.helm(major)
+        if node.missing() is None:
+            build.archive("supervisor", images.SUPERVISOR)
+            build.archive("operator", images.OPERATOR)
     except MissingError as missing:
         print(f"lab: {missing}", file=sys.stderr)
     return 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-SKIPPED = frozenset({"__pycache__", "test", "tkinter", "idlelib", "ensurepip"})
+SKIPPED = frozenset({"test", "tkinter", "idlelib", "ensurepip"})
 
 
 @dataclass

@@ -21,7 +21,7 @@ VERSION = "v1.34.4"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy")
 BUILD_TIMEOUT_S = 1800
-HELM = {3: "helm.sh/helm/v3/cmd/helm@latest", 4: "helm.sh/helm/v4/cmd/helm@latest"}
+HELM = {3: "helm.sh/helm/v3/cmd/helm@v3.21.4", 4: "helm.sh/helm/v4/cmd/helm@v4.3.1"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""One CA, one serving certificate, a client certificate for each component, one token key."""
+"""One CA, one serving certificate, a client certificate for each component, one token key.
+
+As on many clusters, EKS among them, no certificate names a key identifier.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""The images of the tests: this Python, this checkout's packages, and what they need.
+"""The images of the node tests.
 
-The images leave this environment's packages out, because PyTorch alone has 5 GB: the node shows
-them read-only to every container, at :data:`ENVIRONMENT`. The supervisor's image does not look
-there: it has the few packages that it may need, and no more.
+Operator and supervisor are the images that users get, built from the Dockerfile. The engine's has
+this Python, this checkout's code and no packages, because PyTorch alone has 5 GB: the node shows
+this environment read-only to every container, at :data:`ENVIRONMENT`. A test of its own builds and
+runs the engine image that users get.
 """
 
 from __future__ import annotations
 
+import compileall
 import platform
 import shutil
 import subprocess
@@ -23,14 +25,11 @@ ENGINE = "localhost/plimsoll-engine:test"
 SUPERVISOR = "localhost/plimsoll-supervisor:test"
 OPERATOR = "localhost/plimsoll-operator:test"
 CODE = "/opt/plimsoll/code"
-SITE = "/opt/plimsoll/site-packages"
-"""The supervisor's few packages."""
 ENVIRONMENT = "/opt/plimsoll/environment"
 """Where the node shows :func:`site_packages` to every container."""
 EXAMPLE_MODEL = "/opt/plimsoll/models/tiny"
 """Where the services of ``examples/`` look for their checkpoint."""
 
-SUPERVISOR_PACKAGES = ("msgspec", "urllib3", "psutil", "prometheus_client", "pynvml.py")
 TOOLS = [
     "sh",
     "sleep",
@@ -78,7 +77,7 @@ def pause_image(folder: Path, binaries: Binaries) -> Path:
 def engine_image(folder: Path, checkpoint: Path | None = None) -> Path:
     """Python and our code, and a checkpoint for the examples where one is given."""
     layer = _python()
-    _code(layer, "plimsoll_api", "plimsoll_engine")
+    _code(layer, "plimsoll_api", "plimsoll_engine", "plimsoll_faults")
     if checkpoint is not None:
         layer.trees[checkpoint] = EXAMPLE_MODEL
     env = _env(f"{CODE}:{ENVIRONMENT}")
@@ -87,35 +86,11 @@ def engine_image(folder: Path, checkpoint: Path | None = None) -> Path:
     return target
 
 
-def supervisor_image(folder: Path) -> Path:
-    """Python, our code and the supervisor's own packages."""
-    layer = _python()
-    _code(layer, "plimsoll_api", "plimsoll_sidecar")
-    site = site_packages()
-    for name in SUPERVISOR_PACKAGES:
-        layer.trees[site / name] = f"{SITE}/{name}"
-    target = folder / "supervisor.tar"
-    env = _env(f"{CODE}:{SITE}")
-    entrypoint = ["python", "-m", "plimsoll_sidecar.launcher"]
-    archive.write(target, SUPERVISOR, layer, entrypoint, env)
-    return target
-
-
-def operator_image(folder: Path) -> Path:
-    """Python and our code."""
-    layer = _python()
-    _code(layer, "plimsoll_api", "plimsoll_operator")
-    target = folder / "operator.tar"
-    env = _env(f"{CODE}:{ENVIRONMENT}")
-    archive.write(target, OPERATOR, layer, ["python", "-m", "plimsoll_operator.main"], env)
-    return target
-
-
 def checkpoint(folder: Path) -> Path:
     """The tiny checkpoint, made in ``folder``."""
     target = folder / "tiny"
-    command = [sys.executable, "-m", "plimsoll_engine.models.tiny", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "plimsoll_faults.models.tiny", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise LabError(f"{' '.join(command)}: {done.stderr.strip()[-1000:]}")
     return target
@@ -160,11 +135,16 @@ def _code(layer: archive.Layer, *packages: str) -> None:
     folders = {
         "plimsoll_api": "crds",
         "plimsoll_engine": "engine_image",
-        "plimsoll_operator": "operator",
-        "plimsoll_sidecar": "sidecar",
+        "plimsoll_faults": "faults",
     }
     for package in packages:
-        layer.trees[ROOT / folders[package] / package] = f"{CODE}/{package}"
+        source = ROOT / folders[package] / package
+        # As pip does: without it every start of Python would compile what it imports.
+        compileall.compile_dir(source, quiet=2)
+        layer.trees[source] = f"{CODE}/{package}"
+    # The version, and the entry points by which the engine finds the faults.
+    for metadata in site_packages().glob("plimsoll*.dist-info"):
+        layer.trees[metadata] = f"{CODE}/{metadata.name}"
 
 
 def _env(python_path: str) -> dict[str, str]:

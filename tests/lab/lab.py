@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lab import images
+from tests.lab import build, images
 from tests.lab.binaries import find
 from tests.lab.controlplane import ControlPlane
 from tests.lab.errors import LabError, MissingError
@@ -65,18 +65,16 @@ class Lab:
         """A node with the images of the engine, which may hold a checkpoint, and the supervisor."""
         self.node = Node(self.plane)
         self.node.start()
-        self._load(images.engine_image(self.home, checkpoint))
-        self._load(images.supervisor_image(self.home))
+        engine = images.engine_image(self.home, checkpoint)
+        self.node.load(engine)
+        engine.unlink()
+        self.node.load(build.archive("supervisor", images.SUPERVISOR))
 
     def load_operator(self) -> str:
         """The name of the operator's image, which is on the node then."""
-        self._load(images.operator_image(self.home))
-        return images.OPERATOR
-
-    def _load(self, image: Path) -> None:
         assert self.node is not None
-        self.node.load(image)
-        image.unlink()
+        self.node.load(build.archive("operator", images.OPERATOR))
+        return images.OPERATOR
 
     def tools(self, **others: Path) -> Path:
         """A folder for a person's or a test's PATH with kubectl and ``others`` by name."""

@@ -12,6 +12,7 @@ from tests.lab import images
 from tests.lab.kube import Kube
 from tests.lab.lab import Lab, mounted, namespace
 from tests.lab.operator import Operator, operator_kubeconfig
+from tests.lab.services import image_flags, on_cpu
 
 SERVICE = "leaky"
 
@@ -43,9 +44,7 @@ def operator(node: Lab, kube: Kube, tmp_path: Path) -> Iterator[Callable[[], Ope
     started: list[Operator] = []
 
     def start() -> Operator:
-        images_of = ["--engine-image", node.engine_image]
-        images_of += ["--supervisor-image", node.supervisor_image]
-        started.append(Operator(account, kube.namespace, *images_of))
+        started.append(Operator(account, kube.namespace, *image_flags(node)))
         return started[-1]
 
     yield start
@@ -59,21 +58,13 @@ def manifest(kube: Kube, checkpoint: Path) -> Callable[..., dict[str, Any]]:
 
     def make(inject: str, **supervision: Any) -> dict[str, Any]:
         model = mounted(kube, "model", checkpoint)
-        return {
-            "apiVersion": "plimsoll.dev/v1alpha1",
-            "kind": "InferenceService",
-            "metadata": {"name": SERVICE},
-            "spec": {
-                "model": {"uri": f"pvc://{model}/tiny"},
-                "engine": {
-                    "args": ["--device=cpu", "--dtype=float32", "--allow-inject"],
-                    "env": [{"name": "PLIMSOLL_INJECT", "value": inject}],
-                    "resources": {"limits": {"memory": "4Gi"}},
-                    "startupTimeout": "8m",
-                },
-                "memory": {"host": {"growthBudget": "64Mi", "window": "1h"}, "warmup": "5s"},
-                "supervision": {"mode": "Recover", **supervision},
-            },
+        made = on_cpu(SERVICE, model)
+        made["spec"]["engine"]["args"].append("--allow-inject")
+        made["spec"]["engine"]["env"] = [{"name": "PLIMSOLL_INJECT", "value": inject}]
+        made["spec"] |= {
+            "memory": {"host": {"growthBudget": "64Mi", "window": "1h"}, "warmup": "5s"},
+            "supervision": {"mode": "Recover", **supervision},
         }
+        return made
 
     return make

@@ -27,6 +27,13 @@ SERVICE = "leaky"
 READY_S = 180
 SELECTOR = f"plimsoll.dev/service={SERVICE}"
 QUIET = "request_cycle:payload_bytes=1Ki"
+KILL_FRONTEND = """\
+import os, signal
+from pathlib import Path
+pids = [int(one.parent.name) for one in Path("/proc").glob("[0-9]*/cmdline")
+        if b"plimsoll_engine" in one.read_bytes()]
+os.kill(min(pids), signal.SIGKILL)
+"""
 Manifest = Callable[..., dict[str, Any]]
 
 
@@ -35,7 +42,7 @@ def plimsoll(kube: Kube, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, *flags])
 
 
-@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_person_trims_restarts_drains_and_resumes(
     kube: Kube, operator: Callable[[], Operator], manifest: Manifest
 ) -> None:
@@ -65,13 +72,19 @@ def test_a_person_trims_restarts_drains_and_resumes(
     assert int(after.rpartition(":")[2]) == int(before.rpartition(":")[2]) + 1, "a new worker"
 
     unasked = plimsoll(kube, "drain", pod)
-    assert "Nobody is there to answer: add --yes" in str(unasked.exception)
+    assert "No terminal to confirm on: add --yes" in str(unasked.exception)
     drained = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s")
     assert drained.exit_code == 0, drained.exception or drained.output
     eventually(lambda: not ready(kube), "the drained pod is out of service")
     resumed = plimsoll(kube, "resume", pod, "--yes")
     assert resumed.exit_code == 0, resumed.exception or resumed.output
     eventually(lambda: ready(kube), "the pod is back in service")
+
+    assert " from the slot Leases" in resumed.stdout
+
+    recorded = eventually(lambda: by_hand(kube, 4), "each action has its record")
+    assert set(recorded) == {"ManualTrim", "ManualRestart", "ManualDrain", "ManualResume"}
+    assert not incidents(kube, "EngineCrash")
 
     with forwarded(kube, pod) as url:
         page = httpx.get(url, timeout=10, trust_env=False)
@@ -82,6 +95,25 @@ def test_a_person_trims_restarts_drains_and_resumes(
     assert "journal" in kube("exec", pod, "-c", "supervisor", "--", "ls", "/var/lib/plimsoll")
     held = kube("get", "leases", "-l", f"plimsoll.dev/service={SERVICE}")
     assert SERVICE in held
+
+
+@pytest.mark.long
+def test_a_frontend_that_is_killed_in_its_pod_leaves_a_record(
+    kube: Kube, operator: Callable[[], Operator], manifest: Manifest
+) -> None:
+    operator()
+    kube.apply(manifest(QUIET))
+    kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
+    (found,) = kube.list("pods", SELECTOR)
+    pod = found["metadata"]["name"]
+    (epoch,) = re.findall(r"epoch (\S+);", checks(kube)[pod]["text"])
+    kube("exec", pod, "-c", "supervisor", "--", "python", "-c", KILL_FRONTEND)
+    (crash,) = eventually(lambda: incidents(kube, "EngineCrash"), "it is recorded", READY_S)
+    assert (crash["spec"]["epoch"], crash["spec"]["pod"]) == (epoch, pod)
+    assert crash["status"]["outcome"] == "ContainerRestarted"
+    story = plimsoll(kube, "explain", crash["metadata"]["name"]).stdout
+    assert "frontend (PID" in story
+    assert f"kubectl logs {pod} -c engine --previous" in story
 
 
 @pytest.mark.long
@@ -158,6 +190,19 @@ def server(image: str) -> dict[str, Any]:
             },
         },
     }
+
+
+def incidents(kube: Kube, kind: str) -> list[dict[str, Any]]:
+    done = plimsoll(kube, "incidents", SERVICE, "--kind", kind, "-o", "json")
+    assert done.exit_code == 0, done.exception or done.output
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return [one for one in found if one["status"].get("outcome")]
+
+
+def by_hand(kube: Kube, count: int) -> list[str]:
+    """How the actions by hand ended, once there are so many."""
+    found = [one["status"]["outcome"] for one in incidents(kube, "ManualAction")]
+    return found if len(found) >= count else []
 
 
 def checks(kube: Kube) -> dict[str, dict[str, Any]]:

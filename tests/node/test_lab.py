@@ -95,7 +95,7 @@ def test_a_pair_of_containers_as_we_render_them(node: Lab) -> None:
 
         def answers() -> bool:
             try:
-                return urllib.request.urlopen(f"http://{address}/", timeout=2).status == 200
+                return bool(urllib.request.urlopen(f"http://{address}/", timeout=2).status == 200)
             except OSError:  # kube-proxy follows readiness by up to a second
                 return False
 

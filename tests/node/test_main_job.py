@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.lab.kube import Kube, eventually
 from tests.lab.operator import Operator
-from tests.node.streams import Streams
+from tests.node.streams import SILENCE_S, Streams
 
 SERVICE = "leaky"
 SELECTOR = f"plimsoll.dev/service={SERVICE}"
@@ -27,15 +27,17 @@ Manifest = Callable[..., dict[str, Any]]
 def test_a_leak_is_found_cured_and_told(
     kube: Kube, operator: Callable[[], Operator], manifest: Manifest
 ) -> None:
-    operator()
+    """While no operator runs: the supervisor needs none, and the next one catches up."""
+    first = operator()
     applied = time.monotonic()
     kube.apply(manifest(LEAK))
     kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
     print(f"Ready {time.monotonic() - applied:.1f} s after apply")
     before = the_pod(kube)
+    first.stop()
 
     with streaming(kube) as streams:
-        incident = ended_incident(kube)
+        incident = ended_incident(kube, streams)
     the_story_is_whole(kube, incident, streams, kind="HostGrowth", step="Trim")
     status = incident["status"]
     grown = status["attribution"]["bytes"]
@@ -44,11 +46,10 @@ def test_a_leak_is_found_cured_and_told(
     after = the_pod(kube)
     assert after["metadata"]["uid"] == before["metadata"]["uid"], "the pod was not replaced"
     assert restart_counts(after) == restart_counts(before), "no container was restarted"
+    assert service_status(kube).get("lastIncident") is None, "nobody wrote the status meanwhile"
 
-    eventually(lambda: service_status(kube).get("restarts") == 1, "the status counts the restart")
-    said = service_status(kube)
-    assert said["openIncidents"] == 0
-    assert said["lastIncident"] == incident["metadata"]["name"]
+    operator()
+    the_service_tells(kube, incident)
     reasons = {event["reason"] for event in kube.list("events")}
     assert any("Restarting" in reason or "Resolved" in reason for reason in reasons), reasons
 
@@ -66,7 +67,7 @@ def test_a_hang_is_seen_and_ended(
     kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
     before = the_pod(kube)
     with streaming(kube) as streams:
-        incident = ended_incident(kube)
+        incident = ended_incident(kube, streams)
     the_story_is_whole(kube, incident, streams, kind="Stall", step="Diagnostics")
     saved_at = incident["status"]["diagnostics"]
     stacks = [f"/var/lib/plimsoll/{path}" for path in saved_at if "stacks" in path]
@@ -75,23 +76,7 @@ def test_a_hang_is_seen_and_ended(
     saved = kube("exec", pod, "-c", "supervisor", "--", "cat", *stacks)
     assert "evict" in saved, "the stacks show where the worker hung"
     assert restart_counts(the_pod(kube)) == restart_counts(before)
-
-
-def test_supervisors_go_on_without_the_operator(
-    kube: Kube, operator: Callable[[], Operator], manifest: Manifest
-) -> None:
-    first = operator()
-    kube.apply(manifest(LEAK))
-    kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
-    first.stop()
-    with streaming(kube) as streams:
-        incident = ended_incident(kube)
-    the_story_is_whole(kube, incident, streams, kind="HostGrowth", step="Trim")
-    assert service_status(kube).get("lastIncident") is None, "nobody wrote the status meanwhile"
-
-    operator()
-    eventually(lambda: service_status(kube).get("restarts") == 1, "the operator catches up")
-    assert service_status(kube)["lastIncident"] == incident["metadata"]["name"]
+    the_service_tells(kube, incident)
 
 
 def streaming(kube: Kube) -> Streams:
@@ -100,8 +85,8 @@ def streaming(kube: Kube) -> Streams:
     return Streams(f"http://{address}", SERVICE)
 
 
-def ended_incident(kube: Kube) -> dict[str, Any]:
-    """The one incident when it has ended, and some seconds of streaming after it."""
+def ended_incident(kube: Kube, streams: Streams) -> dict[str, Any]:
+    """The one incident when it has ended, and every client has streamed some more after it."""
 
     def ended() -> dict[str, Any] | None:
         items = kube.list("leakincidents")
@@ -113,7 +98,8 @@ def ended_incident(kube: Kube) -> dict[str, Any]:
 
     incident = eventually(ended, "an incident ends", STORY_S)
     assert incident is not None
-    time.sleep(3)
+    goal = streams.finished + 2 * streams.count
+    eventually(lambda: streams.finished >= goal, "streams after the incident", SILENCE_S)
     return incident
 
 
@@ -141,6 +127,14 @@ def the_story_is_whole(
 
     lease = kube.list("leases", SELECTOR)[0]
     assert not lease.get("spec", {}).get("holderIdentity"), "the restart slot is free again"
+
+
+def the_service_tells(kube: Kube, incident: dict[str, Any]) -> None:
+    """Its status counts the restart and names the incident."""
+    eventually(lambda: service_status(kube).get("restarts") == 1, "the status counts the restart")
+    said = service_status(kube)
+    assert said["openIncidents"] == 0
+    assert said["lastIncident"] == incident["metadata"]["name"]
 
 
 def the_admin_port_is_not_reachable(kube: Kube, pod: dict[str, Any]) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP_FOLDERS = ("operator", "sidecar", "engine_image", "crds", "cli", "charts", "tests", "bench")
+TOP_FOLDERS = (
+    "operator", "sidecar", "engine_image", "crds", "cli", "probe", "faults", "charts", "tests",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("folder", TOP_FOLDERS)

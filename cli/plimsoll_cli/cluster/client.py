@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,8 +19,9 @@ from kubernetes import client as k8s
 from kubernetes import config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
+from urllib3.util.ssl_ import create_urllib3_context
 
-from plimsoll_api.schema import GROUP, VERSION
+from plimsoll_api.names import API_GROUP, CRD_VERSION
 from plimsoll_cli.errors import RunError, UsageError
 
 Object = dict[str, Any]
@@ -49,27 +51,30 @@ class Cluster:
                 current = _namespace_of(file, context)
         except (ConfigException, OSError, yaml.YAMLError, TypeError) as error:
             raise UsageError(
-                f"no cluster to talk to: {error}; name one with --kubeconfig or KUBECONFIG, or add"
-                " --local for what ran on this machine"
+                f"no cluster is configured: {error}; use --kubeconfig or KUBECONFIG, or add --local"
+                " for services on this machine"
             ) from None
         configuration.retries = False
         self.host = str(configuration.host)
         self.namespace = None if everywhere else namespace or current
         self.configuration = configuration
         self._api = k8s.ApiClient(configuration)
+        self._api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = _tls(configuration)
 
     def get(self, path: str, **query: Any) -> Object:
         """One answer of the API server as JSON."""
         return self._call("GET", path, query)
 
     def create(self, path: str, body: Object) -> Object:
+        """Create an object below ``path``; return it as the API server stored it."""
         return self._call("POST", path, {}, body)
 
     def pages(self, plural: str, **query: Any) -> Iterator[Object]:
         """Every object of one of our kinds, in pages that keep the API server's memory small."""
-        yield from self.listed(f"/apis/{GROUP}/{VERSION}", plural, **query)
+        yield from self.listed(f"/apis/{API_GROUP}/{CRD_VERSION}", plural, **query)
 
     def listed(self, root: str, plural: str, **query: Any) -> Iterator[Object]:
+        """Yield the objects of a kind in the chosen namespaces, page by page."""
         where = f"/namespaces/{self.namespace}" if self.namespace else ""
         going_on: str | None = None
         while True:
@@ -88,7 +93,9 @@ class Cluster:
         """One of our objects in the chosen namespace; None where there is none."""
         namespace = self.namespace or "default"
         try:
-            return self.get(f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{plural}/{name}")
+            return self.get(
+                f"/apis/{API_GROUP}/{CRD_VERSION}/namespaces/{namespace}/{plural}/{name}"
+            )
         except AbsentError:
             self._check_crd(plural)
             return None
@@ -114,11 +121,13 @@ class Cluster:
         if status == 410:
             raise _Gone from None
         if status == 404:
-            if path.startswith(f"/apis/{GROUP}/{VERSION}/") and not _names_one(path):
+            if path.startswith(f"/apis/{API_GROUP}/{CRD_VERSION}/") and not _names_one(path):
                 self._check_crd(path.rsplit("/", 1)[1])
             raise AbsentError(f"{path}: not found") from None
         if status == 401:
-            raise RunError(f"the API server {self.host} does not know you: log in again") from None
+            raise RunError(
+                f"the API server {self.host} rejected your credentials: log in again"
+            ) from None
         if status == 403:
             raise RunError(denied(method, path)) from None
         raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
@@ -126,17 +135,30 @@ class Cluster:
     def _check_crd(self, plural: str) -> None:
         """RunError where the kind is not installed, or in another version only."""
         try:
-            group = self.get(f"/apis/{GROUP}")
+            group = self.get(f"/apis/{API_GROUP}")
         except AbsentError:
             raise RunError(
-                f"{GROUP} is not installed on {self.host}: kubectl apply --server-side -k config"
+                f"{API_GROUP} is not installed on {self.host}:"
+                " kubectl apply --server-side -k config"
             ) from None
         versions = [one["version"] for one in group["versions"]]
-        if VERSION not in versions:
+        if CRD_VERSION not in versions:
             raise RunError(
-                f"{plural}.{GROUP} is installed in {', '.join(versions)}, this program needs"
-                f" {VERSION}: use the command line of the installed version, or upgrade the CRDs"
+                f"{plural}.{API_GROUP} is installed in {', '.join(versions)}, but this program"
+                f" needs {CRD_VERSION}: use the command line of the installed version, or upgrade"
+                " the CRDs"
             )
+
+
+def _tls(configuration: k8s.Configuration) -> ssl.SSLContext:
+    """Verifies certificates as kubectl does. Python 3.13 also demands key identifiers, which the
+    CAs of many clusters, EKS's among them, lack. The pool adds the cluster's CA."""
+    verify = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
+    context = create_urllib3_context(cert_reqs=verify)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not (configuration.ssl_ca_cert or configuration.ca_cert_data):
+        context.load_default_certs()
+    return context
 
 
 class AbsentError(RunError):

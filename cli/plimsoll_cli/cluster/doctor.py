@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll_api.inferenceservice import PLURAL as SERVICES
-from plimsoll_api.leakincident import PLURAL as INCIDENTS
-from plimsoll_api.schema import GROUP, VERSION
+from plimsoll_api.action_answer import ActionAnswer
+from plimsoll_api.names import API_GROUP, CRD_VERSION, SERVICE_LABEL, SUPERVISOR_CONTAINER
+from plimsoll_api.names import INCIDENT_PLURAL as INCIDENTS
+from plimsoll_api.names import SERVICE_PLURAL as SERVICES
+from plimsoll_api.units import format_bytes
 from plimsoll_cli.cluster.client import Cluster
 from plimsoll_cli.errors import RunError
-from plimsoll_sidecar.ask import Answer
 
 LEAST_MINOR = 33
 """Native sidecars are stable since Kubernetes 1.33."""
 NEEDED = (
-    ("list", GROUP, SERVICES, ""),
-    ("list", GROUP, INCIDENTS, ""),
+    ("list", API_GROUP, SERVICES, ""),
+    ("list", API_GROUP, INCIDENTS, ""),
     ("list", "", "pods", ""),
     ("create", "", "pods", "exec"),
 )
 """What this program asks of the API server: verb, group, resource, subresource."""
-SUPERVISOR = "supervisor"
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,28 @@ def _version(cluster: Cluster) -> Check:
     minor = int("".join(c for c in str(found["minor"]) if c.isdigit()) or 0)
     text = f"{cluster.host}, Kubernetes {found['gitVersion']}"
     if minor < LEAST_MINOR:
-        return Check("api server", False, f"{text}: at least 1.{LEAST_MINOR} is needed")
+        return Check("api server", False, f"{text}: Plimsoll needs at least 1.{LEAST_MINOR}")
     return Check("api server", True, text)
 
 
 def _crds(cluster: Cluster) -> Iterator[Check]:
     for plural in (SERVICES, INCIDENTS):
-        name = f"{plural}.{GROUP}"
+        name = f"{plural}.{API_GROUP}"
         try:
-            group = cluster.get(f"/apis/{GROUP}")
+            group = cluster.get(f"/apis/{API_GROUP}")
             versions = [one["version"] for one in group["versions"]]
-            known = cluster.get(f"/apis/{GROUP}/{VERSION}") if VERSION in versions else {}
+            known = (
+                cluster.get(f"/apis/{API_GROUP}/{CRD_VERSION}") if CRD_VERSION in versions else {}
+            )
         except RunError as error:
             yield Check(name, False, f"{error}: kubectl apply --server-side -k config")
             continue
         there = plural in [one["name"] for one in known.get("resources", [])]
-        text = f"{VERSION} is served" if there else f"{VERSION} is needed, {versions} are served"
+        text = (
+            f"{CRD_VERSION} is served"
+            if there
+            else f"Plimsoll needs {CRD_VERSION}, but the API server serves {versions}"
+        )
         yield Check(name, there, text)
 
 
@@ -102,7 +108,9 @@ def _operator(cluster: Cluster) -> Check:
     except RunError as error:
         return Check("operator", None, str(error).splitlines()[0])
     if not found:
-        return Check("operator", False, "no Deployment is labelled app.kubernetes.io/name=plimsoll")
+        return Check(
+            "operator", False, "no Deployment has the label app.kubernetes.io/name=plimsoll"
+        )
     ready = sum(int(one.get("status", {}).get("readyReplicas") or 0) for one in found)
     images = {c["image"] for one in found for c in one["spec"]["template"]["spec"]["containers"]}
     return Check("operator", ready > 0, f"{ready} ready, {', '.join(sorted(images))}")
@@ -113,7 +121,7 @@ def _replicas(cluster: Cluster, service: str | None) -> Iterator[Check]:
     from plimsoll_cli.actions import status
     from plimsoll_cli.cluster.exec import beside
 
-    chosen = f"plimsoll.dev/service={service}" if service else "plimsoll.dev/service"
+    chosen = f"plimsoll.dev/service={service}" if service else SERVICE_LABEL
     for pod in cluster.listed("/api/v1", "pods", labelSelector=chosen):
         name = str(pod["metadata"]["name"])
         trouble = _sidecar(pod)
@@ -126,36 +134,48 @@ def _replicas(cluster: Cluster, service: str | None) -> Iterator[Check]:
             yield Check(name, False, str(error).splitlines()[0])
             continue
         if seen.epoch is None:
-            yield Check(name, False, f"the supervisor does not see its engine: {seen.message}")
+            yield Check(name, False, f"the supervisor cannot see its engine: {seen.message}")
         else:
             yield Check(name, bool(seen.host_memory), _sight(seen))
+            yield from shared_memory(name, seen)
 
 
-def _sight(seen: Answer) -> str:
+def _sight(seen: ActionAnswer) -> str:
     """What a supervisor sees, and what its engine can do."""
     host = (
         f"host memory by {seen.host_memory}"
         if seen.host_memory
         else (
-            "it sees no host memory (shareProcessNamespace, and one user for both containers,"
-            " let it)"
+            "cannot see host memory (set shareProcessNamespace, and run both containers as the"
+            " same user)"
         )
     )
     device = f"device memory by {seen.device_memory}" if seen.device_memory else "no device memory"
+    device += f" ({'; '.join(seen.device_reasons or [seen.nvml])})"
     return (
         f"engine {seen.version} {seen.state}, epoch {seen.epoch}; supervisor {seen.supervisor};"
-        f" {host}; {device} ({seen.nvml}); can {', '.join(sorted(seen.capabilities))}"
+        f" {host}; {device}; can {', '.join(sorted(seen.capabilities))}"
     )
+
+
+def shared_memory(name: str, seen: ActionAnswer) -> Iterator[Check]:
+    """Memory of ``/dev/shm`` that no process holds; nothing where the supervisor cannot watch it,
+    because the pod has no volume there."""
+    if seen.shared_memory_error:
+        yield Check(f"{name} /dev/shm", None, f"unknown: {seen.shared_memory_error}")
+    elif seen.shared_orphan is not None:
+        size = format_bytes(seen.shared_orphan)
+        yield Check(f"{name} /dev/shm", True, f"{size} that no process holds")
 
 
 def _sidecar(pod: dict[str, Any]) -> str | None:
     """Why the supervisor of this pod cannot see its engine; None where nothing is wrong."""
     spec = pod["spec"]
-    sidecars = [c for c in spec.get("initContainers", []) if c["name"] == SUPERVISOR]
+    sidecars = [c for c in spec.get("initContainers", []) if c["name"] == SUPERVISOR_CONTAINER]
     if not sidecars:
-        return "there is no supervisor in it: plimsoll inject adds one"
+        return "the pod has no supervisor: plimsoll inject adds one"
     if not spec.get("shareProcessNamespace"):
-        return "shareProcessNamespace is not true: the engine's processes are invisible"
+        return "shareProcessNamespace is not true: the supervisor cannot see the engine's processes"
     if pod.get("status", {}).get("phase") != "Running":
-        return f"it is {pod.get('status', {}).get('phase')}"
+        return f"the pod is {pod.get('status', {}).get('phase')}"
     return None

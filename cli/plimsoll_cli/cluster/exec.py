@@ -7,19 +7,18 @@ from kubernetes import client as k8s
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
 
+from plimsoll_api.names import ASK_MODULE, SUPERVISOR_CONTAINER
 from plimsoll_cli.actions import Reach
 from plimsoll_cli.cluster.client import Cluster, denied
 from plimsoll_cli.errors import RunError
 
-SUPERVISOR = "supervisor"
-
 
 def beside(cluster: Cluster, pod: str, namespace: str | None = None) -> Reach:
-    """Runs ``plimsoll_sidecar.ask`` in the supervisor's container of ``pod``."""
+    """Runs the supervisor's ``ask`` program in the supervisor's container of ``pod``."""
 
     def reach(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
-        command = ["python", "-m", "plimsoll_sidecar.ask", *arguments]
-        return run(cluster, pod, SUPERVISOR, command, limit_s, namespace)
+        command = ["python", "-m", ASK_MODULE, *arguments]
+        return run(cluster, pod, SUPERVISOR_CONTAINER, command, limit_s, namespace)
 
     return reach
 
@@ -61,5 +60,5 @@ def _why(failure: ApiException, path: str, pod: str, container: str, host: str) 
     if failure.status == 403 or "403" in text:
         return denied("POST", path)
     if failure.status == 404 or "404" in text:
-        return f"pod {pod} or its container {container} is not there"
+        return f"pod {pod} or its container {container} does not exist"
     return f"exec in {pod} by {host}: {text.strip()}"

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from plimsoll_api.inferenceservice import PLURAL
+from plimsoll_api.names import SERVICE_PLURAL as PLURAL
 from plimsoll_cli.cluster.client import Cluster, Object
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.output import Cell, Output, console, fitting, plain, show, table, write
@@ -48,10 +48,12 @@ class Row:
 
     @property
     def key(self) -> str:
+        """Return NAMESPACE/NAME, by which rows of two readings are matched."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def spent(self) -> int | None:
+        """Return the larger consumed share of host and device, in percent; None where unknown."""
         known = [value for value in (self.host, self.device) if value is not None]
         return max(known, default=None)
 
@@ -63,6 +65,7 @@ class History:
     seen: dict[str, deque[float | None]] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Row]) -> None:
+        """Add a reading; services that are gone are forgotten."""
         fresh = {row.key: row for row in rows}
         self.seen = {key: self.seen.get(key) or deque(maxlen=KEPT) for key in fresh}
         for key, row in fresh.items():
@@ -90,6 +93,7 @@ def row_of(item: Object) -> Row:
 
 
 def worst_first(rows: Iterable[Row]) -> list[Row]:
+    """Sort by open incidents, then by the share of the budget that is spent."""
     return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
 
 
@@ -147,6 +151,7 @@ def frame(
 
 
 def columns(wide: bool, width: int, trend: bool = True) -> list[str]:
+    """Return the titles that a terminal of ``width`` columns has room for."""
     names = ["SERVICE", "READY", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
     if width >= NARROW:
         names[2:2] = ["BUDGET", "TREND"] if trend else ["BUDGET"]

@@ -50,7 +50,7 @@ def run(out: Path, streams: int, file: Path, device: str, view: bool) -> None:
                 say("making the tiny checkpoint")
                 await model.make_tiny(folder)
             leaky = services.with_model(service, folder)
-            say("a clean run of the same prompts, for their texts")
+            say("running the same prompts without the leak, for reference texts")
             clean = await runner.prepare(services.without_fault(leaky), work / "clean", say)
             async with runner.running(clean, say):
                 texts = await references(clean.serving_url, leaky.served_name)

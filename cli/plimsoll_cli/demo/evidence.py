@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from plimsoll_api.incident_record import IncidentRecord, Reason, StepOutcome
+from plimsoll_api.incidents import IncidentPhase
+from plimsoll_api.trace import Sample
 from plimsoll_cli.demo.streams import End, Reply
 from plimsoll_cli.figures import percentile
-from plimsoll_sidecar.detect.segments import HostSource
-from plimsoll_sidecar.govern.incident import Incident, Phase, Reason, StepOutcome
-from plimsoll_sidecar.trace import Sample
+from plimsoll_cli.local import traces
 
 RETURNED_WITHIN = 0.1
 """Memory is back when it differs from the baseline by at most this share of the growth."""
@@ -52,7 +53,7 @@ class DeviceBytes:
 class Observed:
     """Everything that the demo saw."""
 
-    incidents: Sequence[Incident]
+    incidents: Sequence[IncidentRecord]
     memory: Sequence[Point]
     replies: Sequence[Reply]
     texts_different: int
@@ -64,22 +65,20 @@ class Observed:
 
 def memory_of(samples: Sequence[Sample], started_at: float) -> list[Point]:
     """The replica's host memory over time, as the detector sees it."""
-    source = next((s for s in (HostSource.best(sample.host) for sample in samples) if s), None)
-    if source is None:
-        return []
-    sizes = ((sample.t, source.total(sample.host)) for sample in samples)
-    return [Point(started_at + t, size) for t, size in sizes if size is not None]
+    return [Point(started_at + t, size) for t, size in traces.host_memory(samples)]
 
 
-def cured(incidents: Sequence[Incident]) -> Incident | None:
+def cured(incidents: Sequence[IncidentRecord]) -> IncidentRecord | None:
     """The first incident that a worker restart resolved."""
     found = [
-        i for i in incidents if i.phase is Phase.RESOLVED and i.reason is Reason.WORKER_RESTART
+        i
+        for i in incidents
+        if i.phase is IncidentPhase.RESOLVED and i.reason is Reason.WORKER_RESTART
     ]
     return min(found, key=lambda incident: incident.opened_at, default=None)
 
 
-def restarts(incidents: Sequence[Incident]) -> list[tuple[float, float]]:
+def restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, float]]:
     """Begin and end of each worker restart that was carried out, Unix seconds."""
     return [
         (step.time, step.finished_at)
@@ -124,7 +123,7 @@ def figures(seen: Observed) -> dict[str, float | int | None]:
     met = pauses(seen.replies, windows)
     times = seen.times
     values: dict[str, float | int | None] = {
-        "incidents_resolved_count": sum(i.phase is Phase.RESOLVED for i in seen.incidents),
+        "incidents_resolved_count": sum(i.phase is IncidentPhase.RESOLVED for i in seen.incidents),
         "worker_restarts_count": len(windows),
         "streams_count": seen.streams,
         "streams_broken_count": sum(reply.end is End.BROKEN for reply in seen.replies),
@@ -150,7 +149,7 @@ def figures(seen: Observed) -> dict[str, float | int | None]:
     return values
 
 
-def _crossing(seen: Observed, incident: Incident) -> float | None:
+def _crossing(seen: Observed, incident: IncidentRecord) -> float | None:
     """When memory first stood above the incident's baseline by more than the leak budget."""
     if incident.baseline_bytes is None or seen.budget_bytes is None:
         return None
@@ -158,7 +157,7 @@ def _crossing(seen: Observed, incident: Incident) -> float | None:
     return next((point.at for point in seen.memory if point.bytes > line), None)
 
 
-def _growth(incident: Incident, idle: int | float | None) -> int | None:
+def _growth(incident: IncidentRecord, idle: int | float | None) -> int | None:
     """Memory at the begin of the restart, by the incident's evidence, less the idle baseline."""
     if incident.before_bytes is None or idle is None:
         return None

@@ -13,9 +13,9 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from plimsoll_api.incident_record import IncidentRecord, StepOutcome
 from plimsoll_cli.demo.evidence import Observed, gaps_in, restarts
 from plimsoll_cli.demo.streams import Reply
-from plimsoll_sidecar.govern.incident import Incident, StepOutcome
 
 MIB = 1 << 20
 SHOWN_GAP_S = 0.5
@@ -63,7 +63,7 @@ def _memory(axes: Axes, seen: Observed, start: float, budget_bytes: int | None) 
     axes.legend(**BESIDE)
 
 
-def _steps(axes: Axes, incident: Incident, start: float) -> None:
+def _steps(axes: Axes, incident: IncidentRecord, start: float) -> None:
     marks = [(incident.opened_at, "incident opened", "tab:orange")]
     marks += [
         (step.time, step.step, MARKED[step.step])

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_cli import incidents, stopping
-from plimsoll_cli.demo import recording
 from plimsoll_cli.demo.evidence import DeviceBytes, Observed, Times, cured, memory_of
 from plimsoll_cli.demo.streams import Clients, now
-from plimsoll_cli.local import runner
+from plimsoll_cli.local import runner, traces
 from plimsoll_cli.local.command import screens
-from plimsoll_cli.local.plan import Plan
+from plimsoll_cli.local.container import Container
+from plimsoll_cli.local.plan import Command, Plan
 from plimsoll_cli.local.status import Poller
-from plimsoll_cli.view import LiveView, Screen
-from plimsoll_sidecar.record.journal import FILE
+from plimsoll_cli.local.view import LiveView, Screen
 
 IDLE_S = 4.0
 """Idle time that is measured before and after the traffic: several samples."""
 SETTLE_S = 8.0
 """Streaming goes on for this long after the incident was resolved."""
 WATCH_S = 0.25
+STOP_S = 10.0
 
 
 class Scene:
@@ -52,7 +54,7 @@ class Scene:
             self.troubles.append(line)
             say(line)
 
-        recorder = recording.container(self._plan, trace, ended)
+        recorder = _recorder(self._plan, trace, ended)
         async with runner.running(self._plan, ended):
             recorder.start()
             background = [self._poller.run()]
@@ -62,10 +64,10 @@ class Scene:
                 async with stopping.background(*background):
                     await self._act(deadline)
             finally:
-                await recorder.stop(recording.STOP_S)
-        started_at, samples = recording.read(trace)
+                await recorder.stop(STOP_S)
+        started_at, samples = traces.read(trace)
         return Observed(
-            incidents=incidents.read(self._plan.state_dir / FILE),
+            incidents=incidents.read(self._plan.state_dir / JOURNAL_FILE),
             memory=memory_of(samples, started_at),
             replies=self._clients.replies,
             texts_different=self._clients.different(),
@@ -101,15 +103,24 @@ class Scene:
             view = self._poller.snapshot.view
             ended = [incident for incident in view.recent if incident.ended] if view else []
             if cured(ended) is not None:
-                self._note = "cured: some seconds more"
+                self._note = "resolved: streaming for a few more seconds"
                 await asyncio.sleep(SETTLE_S)
                 return
             await asyncio.sleep(WATCH_S)
-        self.troubles.append("the time was over before an incident was resolved")
+        self.troubles.append("the time ended before an incident was resolved")
 
     def _screens(self) -> Callable[[], Screen]:
         base, clients = screens(self._plan, self._poller), self._clients
         return lambda: replace(base(), traffic=clients.traffic(), note=self._note)
+
+
+def _recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Container:
+    """The supervisor's own recorder, as one more process beside engine and supervisor."""
+    program = (sys.executable, "-m", "plimsoll_cli.main", "record")
+    argv = (*program, str(file.absolute()), f"--run-dir={plan.root}")
+    return Container(
+        Command("recorder", argv, plan.supervisor.env, plan.root / "recorder.log"), on_exit
+    )
 
 
 def _allocated(poller: Poller) -> int | None:

@@ -15,11 +15,15 @@ def check(file: Path, service: InferenceService) -> None:
     """Raises UsageError where the manifest cannot make a demo."""
     spec = service.spec
     if not any(variable.name == INJECT for variable in spec.engine.env):
-        raise UsageError(f"{file}: spec.engine.env: {INJECT} is missing: nothing would leak")
+        raise UsageError(
+            f"{file}: spec.engine.env: {INJECT} is missing, so nothing would leak: add it"
+        )
     if spec.memory.host is None and spec.memory.device is None:
-        raise UsageError(f"{file}: spec.memory: give host or device a growthBudget")
+        raise UsageError(f"{file}: spec.memory: set a growthBudget for host or device")
     if spec.supervision.mode is not Mode.RECOVER:
-        raise UsageError(f"{file}: spec.supervision.mode: write Recover: the demo shows a cure")
+        raise UsageError(
+            f"{file}: spec.supervision.mode: set Recover, because the demo shows a restart"
+        )
     if Action.WORKER_RESTART not in spec.supervision.ladder:
         raise UsageError(f"{file}: spec.supervision.ladder: add WorkerRestart")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from plimsoll_api.incident_record import IncidentRecord, StepRecord
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.demo.evidence import Observed, cured
 from plimsoll_cli.timeline import bytes_change, headline
-from plimsoll_sidecar.govern.incident import Incident, Step
 
 REMEDIATIONS = frozenset(Action)
 
@@ -27,7 +27,7 @@ def tell(service: str, seen: Observed, values: Values, missing: list[str]) -> st
     return "\n".join(lines) + "\n"
 
 
-def _incident(incident: Incident, start: float) -> list[str]:
+def _incident(incident: IncidentRecord, start: float) -> list[str]:
     lines = [f"Incident {incident.name} in epoch {incident.epoch}: {headline(incident)}"]
     events = [(incident.opened_at, "incident opened")]
     events += [(step.time, _step(step)) for step in incident.timeline]
@@ -42,7 +42,7 @@ def _incident(incident: Incident, start: float) -> list[str]:
     return lines + [f"  evidence: {line}" for line in incident.attribution.evidence]
 
 
-def _step(step: Step) -> str:
+def _step(step: StepRecord) -> str:
     change = bytes_change(step) if step.step in REMEDIATIONS else ""
     details = [part for part in (change, step.message.replace("\n", " ")) if part]
     rest = f": {', '.join(details)}" if details else ""

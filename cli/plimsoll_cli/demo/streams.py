@@ -13,7 +13,7 @@ import httpx
 
 from plimsoll_cli.demo.prompts import PROMPTS, body
 from plimsoll_cli.errors import RunError
-from plimsoll_cli.view import Traffic
+from plimsoll_cli.local.view import Traffic
 
 READ_TIMEOUT_S = 60.0
 """Longest silence of a stream: longer than any restart, so that a hang is seen as a break."""
@@ -43,6 +43,7 @@ class Reply:
 
     @property
     def ended_at(self) -> float:
+        """Return the time of the last chunk, in seconds; of sending where none came."""
         return self.chunks[-1] if self.chunks else self.sent_at
 
 
@@ -62,6 +63,7 @@ class Clients:
                 group.create_task(self._stream(client, number))
 
     def finish(self) -> None:
+        """Let each stream end with the reply under way."""
         self._finishing = True
 
     async def _stream(self, client: httpx.AsyncClient, number: int) -> None:

@@ -8,42 +8,51 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.sidecar import Wish, inject
+from plimsoll_cli.inject.pods import KINDS
+from plimsoll_cli.inject.selection import Selection
+from plimsoll_cli.inject.sidecar import Options, inject
 
 Object = dict[str, Any]
 
 
-def run(file: Path, wish: Wish) -> tuple[str, list[str]]:
-    """The text to print and notes for a person. UsageError where nothing could be injected."""
+def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[str]]:
+    """Return the text to print and notes for a person.
+
+    UsageError, which names the file, the object and the field, where something cannot be injected,
+    and where nothing was.
+    """
     made: list[Object] = []
     notes: list[str] = []
     count = 0
     for document in flat(read(file)):
-        try:
-            injected = inject(document, wish)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"{file}: {document.get('kind')}: {first['msg']}") from None
-        if injected is None:
+        if not selection.takes(document):
             made.append(document)
             continue
-        count += 1
-        made += [injected.config_map, injected.document]
+        try:
+            injected = inject(document, options)
+        except UsageError as error:
+            raise UsageError(f"{file}: {error}") from None
+        count += len(injected.config_maps)
+        made += [*injected.config_maps, injected.document]
         notes += injected.notes
     if not count:
-        kinds = ", ".join(str(document.get("kind")) for document in made) or "nothing"
-        raise UsageError(
-            f"{file}: holds {kinds}: inject takes a Deployment, StatefulSet, DaemonSet, Pod or a"
-            " KServe InferenceService"
-        )
+        raise UsageError(f"{file}: nothing to inject: {_why(made, notes, selection)}")
     return yaml.safe_dump_all(made, sort_keys=False, width=100, explicit_start=True), notes
 
 
+def _why(documents: list[Object], notes: list[str], selection: Selection) -> str:
+    if notes:
+        return "; ".join(notes)
+    if not any(selection.takes(document) for document in documents) and documents:
+        return "no document matches --name and --selector"
+    kinds = ", ".join(str(document.get("kind")) for document in documents) or "nothing"
+    return f"the file holds {kinds}, and inject accepts {KINDS}"
+
+
 def read(file: Path) -> list[Object]:
-    """The documents of ``file``; ``-`` is the standard input. UsageError says what is wrong."""
+    """Return the documents of ``file`` (``-`` is standard input); UsageError says what is wrong."""
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
@@ -52,16 +61,32 @@ def read(file: Path) -> list[Object]:
         raise UsageError(f"{file}: cannot be read: {reason}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
-    wrong = next((one for one in documents if not isinstance(one, dict)), None)
-    if wrong is not None:
-        raise UsageError(f"{file}: holds a {type(wrong).__name__}, not a manifest")
+    for at, document in enumerate(documents, 1):
+        if _holds_itself(document, ()):
+            raise UsageError(f"{file}: document {at}: an alias refers to what it stands in")
+        if not isinstance(document, dict):
+            raise UsageError(
+                f"{file}: document {at}: holds a {type(document).__name__}, not a manifest"
+            )
+        for field in ("apiVersion", "kind"):
+            if not isinstance(document.get(field), str):
+                raise UsageError(f"{file}: document {at}: {field}: required")
     return documents
+
+
+def _holds_itself(value: object, around: tuple[int, ...]) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    if id(value) in around:
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return any(_holds_itself(part, (*around, id(value))) for part in parts)
 
 
 def flat(documents: list[Object]) -> Iterator[Object]:
     """The documents, and in place of a List its items."""
     for document in documents:
         if str(document.get("kind", "")).endswith("List") and "items" in document:
-            yield from flat(list(document["items"] or []))
+            yield from flat([one for one in document["items"] or [] if isinstance(one, dict)])
         else:
             yield document

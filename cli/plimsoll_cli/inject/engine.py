@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plimsoll_api import engine_flags
 from plimsoll_api.supervision import EngineType
 from plimsoll_cli.errors import UsageError
 
@@ -15,58 +16,106 @@ Object = dict[str, Any]
 
 PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000, EngineType.CUSTOM: 8000}
 """Ports of the OpenAI servers where no flag names one (vllm serve, sglang.launch_server)."""
+MAX_PORT = 65_535
 MARKS = ((EngineType.VLLM, re.compile(r"\bvllm\b")), (EngineType.SGLANG, re.compile("sglang")))
+SERVER = re.compile(r"(^|/)vllm$|vllm\.entrypoints\.|sglang\.launch_server")
+SEPARATORS = ("&&", "||", ";", "|", "&")
 KSERVE = "kserve-container"
 KSERVE_PORT = 8080
 MODEL_FLAGS = ("--served-model-name", "--served_model_name", "--model", "--model-path")
+PORT_FLAGS = ("--port", "--http_port", "--http-port")
 
 
 @dataclass(frozen=True)
-class Engine:
-    """``container`` is its name; ``limit`` its memory limit, None where it has none; ``limits`` are
-    all of its limits."""
+class EngineContainer:
+    """The engine's container.
+
+    ``container`` is its name and ``path`` its place in the document; ``limits`` are its resource
+    limits; ``uid`` is None where the manifest does not set it; ``hidden`` says whether only a
+    process with capabilities may look into it; ``shm`` is what it mounts at /dev/shm, None where
+    that is the pod's own.
+    """
 
     container: str
+    path: str
     type: EngineType
+    scheme: str
     port: int
     model: str
     limits: dict[str, Any]
     uid: int | None
+    hidden: bool
+    shm: Object | None = None
 
     @property
     def limit(self) -> str | None:
+        """The memory limit as the manifest writes it; None where it has none."""
         return self.limits.get("memory")
 
 
-def find(pod: Object, where: str, named: str | None = None) -> Engine:
-    """The engine in a pod spec. UsageError, which says ``where``, when it is not clear."""
+def find(
+    pod: Object, where: str, named: str | None = None, unrecognized: bool = False
+) -> EngineContainer | None:
+    """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
+
+    With ``unrecognized``, a container that runs something else counts as a custom engine. A
+    container that is ``named`` always counts. ``where`` begins the message of a UsageError: the
+    document and the path of the pod spec.
+    """
     containers: list[Object] = pod.get("containers") or []
-    chosen = _choose(containers, where, named)
+    chosen = _choose(containers, where, named, unrecognized)
+    if chosen is None:
+        return None
     words = _words(chosen)
     kind = _type(chosen, words)
+    server = _server(words)
+    path = f"{where}.containers[{chosen.get('name')}]"
     limits = (chosen.get("resources") or {}).get("limits") or {}
-    return Engine(
+    return EngineContainer(
         container=str(chosen["name"]),
+        path=path,
         type=kind,
-        port=_port(chosen, words, kind),
-        model=_model(words),
+        scheme=_scheme(chosen, server, kind),
+        port=_port(chosen, server, kind, path),
+        model=_model(server),
         limits=limits,
-        uid=_uid(pod, chosen),
+        uid=_uid(pod, chosen, where, path),
+        hidden=_hidden(pod, chosen),
+        shm=_shm(chosen),
     )
 
 
-def _choose(containers: list[Object], where: str, named: str | None) -> Object:
-    names = [str(one.get("name")) for one in containers]
+def names(pod: Object) -> str:
+    """Return the names of the pod's containers as a list for a person."""
+    return ", ".join(str(one.get("name")) for one in pod.get("containers") or []) or "none"
+
+
+def _shm(container: Object) -> Object | None:
+    mounts = container.get("volumeMounts") or []
+    return next((one for one in mounts if one.get("mountPath") == "/dev/shm"), None)
+
+
+def _choose(
+    containers: list[Object], where: str, named: str | None, unrecognized: bool
+) -> Object | None:
+    listed = [str(one.get("name")) for one in containers]
     if named is not None:
-        if named not in names:
-            raise UsageError(f"{where}: no container {named!r}: it has {', '.join(names)}")
-        return containers[names.index(named)]
+        if named not in listed:
+            raise UsageError(
+                f"{where}.containers: no container {named!r}: use one of {', '.join(listed)}"
+            )
+        return containers[listed.index(named)]
     known = [one for one in containers if _type(one, _words(one)) is not EngineType.CUSTOM]
-    for candidates in ([one for one in containers if one.get("name") == KSERVE], known, containers):
-        if len(candidates) == 1:
-            return candidates[0]
+    if not known and not unrecognized:
+        return None
+    candidates = known or containers
+    kserve = [one for one in candidates if one.get("name") == KSERVE]
+    for found in (kserve, candidates):
+        if len(found) == 1:
+            return found[0]
     raise UsageError(
-        f"{where}: which container is the engine? Name it with --container: {', '.join(names)}"
+        f"{where}.containers: which container is the engine? Use --container with one of"
+        f" {', '.join(listed)}"
     )
 
 
@@ -81,6 +130,13 @@ def _words(container: Object) -> list[str]:
     return words
 
 
+def _server(words: Sequence[str]) -> Sequence[str]:
+    """The words of the server's own command: a script may start others, such as Ray, before."""
+    begin = next((at for at, word in enumerate(words) if SERVER.search(word)), 0)
+    end = next((at for at in range(begin, len(words)) if words[at] in SEPARATORS), len(words))
+    return words[begin:end]
+
+
 def _type(container: Object, words: Sequence[str]) -> EngineType:
     # Not of every word: a model or a path may be called anything.
     text = " ".join([str(container.get("image", "")), *words[:12]])
@@ -92,15 +148,34 @@ def _type(container: Object, words: Sequence[str]) -> EngineType:
     return EngineType.CUSTOM
 
 
-def _port(container: Object, words: Sequence[str], kind: EngineType) -> int:
-    for flag in ("--port", "--http_port", "--http-port"):
+def _scheme(container: Object, words: Sequence[str], kind: EngineType) -> str:
+    """Return the scheme by the flags of a known engine, or by the probes of another one."""
+    if kind is not EngineType.CUSTOM:
+        return engine_flags.scheme(kind, words)
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        request = (container.get(probe) or {}).get("httpGet") or {}
+        if "scheme" in request:
+            return str(request["scheme"]).lower()
+    return "http"
+
+
+def _port(container: Object, words: Sequence[str], kind: EngineType, path: str) -> int:
+    for flag in PORT_FLAGS:
         found = _flag(words, flag)
+        # A reference to a variable is not resolved here; the container's port says the same.
         if found is not None and found.isdigit():
-            return int(found)
+            return _checked(int(found), f"{path}: {flag}")
     ports = container.get("ports") or []
     if ports:
-        return int(ports[0]["containerPort"])
+        declared = ports[0].get("containerPort") if isinstance(ports[0], dict) else None
+        return _checked(declared, f"{path}.ports[0].containerPort")
     return KSERVE_PORT if container.get("name") == KSERVE else PORTS[kind]
+
+
+def _checked(port: object, where: str) -> int:
+    if not isinstance(port, int) or not 0 < port <= MAX_PORT:
+        raise UsageError(f"{where}: {port!r} is not a port number from 1 to {MAX_PORT}")
+    return port
 
 
 def _model(words: Sequence[str]) -> str:
@@ -123,9 +198,30 @@ def _flag(words: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _uid(pod: Object, container: Object) -> int | None:
-    for context in (container.get("securityContext"), pod.get("securityContext")):
+def _uid(pod: Object, container: Object, where: str, path: str) -> int | None:
+    for context, at in (
+        (container.get("securityContext"), path),
+        (pod.get("securityContext"), where),
+    ):
         found = (context or {}).get("runAsUser")
-        if found is not None:
-            return int(found)
+        if found is None:
+            continue
+        if not isinstance(found, int) or found < 0:
+            raise UsageError(f"{at}.securityContext.runAsUser: {found!r} is not a user ID")
+        return found
     return None
+
+
+def _hidden(pod: Object, container: Object) -> bool:
+    """Whether the kernel hides sockets and environment from a process without capabilities.
+
+    ptrace_may_access(): the reader needs every capability that the process has. A process of
+    root has the runtime's default set unless the container drops it.
+    """
+    context = container.get("securityContext") or {}
+    capabilities = context.get("capabilities") or {}
+    if context.get("privileged") or capabilities.get("add"):
+        return True
+    dropped = "ALL" in [str(one).upper() for one in capabilities.get("drop") or []]
+    uid = context.get("runAsUser", (pod.get("securityContext") or {}).get("runAsUser"))
+    return uid in (None, 0) and not dropped

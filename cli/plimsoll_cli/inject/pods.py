@@ -1,34 +1,87 @@
-"""Where each kind keeps its pod spec, and the pod's labels."""
+"""Where each kind of workload keeps its pod specs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from plimsoll_api.names import SERVICE_KIND
+from plimsoll_api.supervision import CONTAINER_ENV
+from plimsoll_cli.errors import UsageError
+
 Object = dict[str, Any]
-TEMPLATED = {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController"}
+
+TEMPLATE = ("spec", "template")
+TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("", "ReplicationController"): TEMPLATE,
+    ("apps", "Deployment"): TEMPLATE,
+    ("apps", "StatefulSet"): TEMPLATE,
+    ("apps", "DaemonSet"): TEMPLATE,
+    ("apps", "ReplicaSet"): TEMPLATE,
+    ("batch", "Job"): TEMPLATE,
+    ("batch", "CronJob"): ("spec", "jobTemplate", "spec", "template"),
+}
+"""API group and kind to the path of the pod template."""
+
+RAY_CLUSTERS = {
+    "RayCluster": ("spec",),
+    "RayJob": ("spec", "rayClusterSpec"),
+    "RayService": ("spec", "rayClusterConfig"),
+}
+KINDS = (
+    "a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, Pod, LeaderWorkerSet,"
+    " RayCluster, RayService, RayJob or a KServe InferenceService"
+)
+WORKERS = (
+    "these pods of a multi-node engine serve no port: the supervisor of the leader watches the"
+    " leader's pod only"
+)
 
 
-def pod_of(document: Object) -> tuple[Object, Object] | None:
-    """Pod spec and labels, both to be changed in place; None where the kind has no pod."""
-    kind = document.get("kind")
-    if kind == "Pod":
-        return document.setdefault("spec", {}), _labels(document.setdefault("metadata", {}))
-    if kind in TEMPLATED:
-        template = document.setdefault("spec", {}).setdefault("template", {})
-        labels = _labels(template.setdefault("metadata", {}))
-        return template.setdefault("spec", {}), labels
-    if kind == "InferenceService" and str(document.get("apiVersion", "")).startswith(
-        "serving.kserve.io/"
-    ):
-        # KServe merges the fields of a pod spec that stand in the predictor.
-        predictor = document.setdefault("spec", {}).setdefault("predictor", {})
-        return predictor, _labels(predictor)
-    return None
+@dataclass(frozen=True)
+class PodSpec:
+    """A pod spec in a document. ``spec`` and ``labels`` are changed in place.
+
+    ``path`` is its place in the document. ``worker`` is true for the pods of a multi-node engine
+    that serve no port. ``restarts_group`` is true if the restart of one container restarts every
+    pod of the group.
+    """
+
+    path: str
+    spec: Object
+    labels: Object
+    worker: bool = False
+    restarts_group: bool = False
+
+
+def pods_of(document: Object, where: str) -> list[PodSpec]:
+    """Return the pod specs of ``document``, none for a kind without pods.
+
+    UsageError, which begins with ``where``, if something stands where an object is due.
+    """
+    kind = str(document.get("kind", ""))
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    if kind == "Pod" and not group:
+        metadata = _object(document, ("metadata",), where)
+        return [PodSpec("spec", _object(document, ("spec",), where), _labels(metadata, where))]
+    if (path := TEMPLATES.get((group, kind))) is not None:
+        return [_template(document, path, where)]
+    if group == "leaderworkerset.x-k8s.io" and kind == "LeaderWorkerSet":
+        return list(_leader_worker_set(document, where))
+    if group == "ray.io" and kind in RAY_CLUSTERS:
+        return list(_ray_cluster(document, RAY_CLUSTERS[kind], where))
+    if group == "serving.kserve.io" and kind == SERVICE_KIND:
+        return list(_predictor(document, where))
+    return []
 
 
 def containers_of(pod: Object) -> list[Object]:
-    """The pod's containers; for a KServe predictor with a model also the one that its runtime
-    makes, which a container of that name in the predictor is merged with."""
+    """Return the pod's containers.
+
+    For a KServe predictor with a model, the container that its runtime makes is among them: KServe
+    merges a container of that name in the predictor with it.
+    """
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
     if isinstance(model, dict) and not any(one.get("name") == "kserve-container" for one in listed):
@@ -38,8 +91,97 @@ def containers_of(pod: Object) -> list[Object]:
     return listed
 
 
-def _labels(metadata: Object) -> Object:
-    if metadata.get("labels") is None:
-        metadata["labels"] = {}
-    labels: Object = metadata["labels"]
-    return labels
+def engines_of(pod: Object) -> list[Object]:
+    """The objects that become containers of the pod, to be changed in place: those listed, and the
+    model that KServe makes one of."""
+    model = pod.get("model")
+    return [*(pod.get("containers") or []), *([model] if isinstance(model, dict) else [])]
+
+
+def engine_of(pod: Object, container: str) -> Object | None:
+    """The container itself, or the model that KServe makes it of."""
+    listed: list[Object] = pod.get("containers") or []
+    model = pod.get("model")
+    made = model if isinstance(model, dict) else None
+    return next((one for one in listed if one.get("name") == container), made)
+
+
+def mark(pod: Object, container: str) -> None:
+    """Put the container's name into its own environment.
+
+    The supervisor knows the engine's processes by it. KServe takes it from a predictor's model.
+    """
+    made = engine_of(pod, container)
+    if made is not None:
+        kept = [one for one in made.get("env") or [] if one.get("name") != CONTAINER_ENV]
+        made["env"] = [*kept, {"name": CONTAINER_ENV, "value": container}]
+
+
+def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
+    """Without a template for the leader, the template of the workers makes the leader, too."""
+    path = ("spec", "leaderWorkerTemplate")
+    group = _object(document, path, where)
+    # The default of the LeaderWorkerSet API.
+    policy = group.get("restartPolicy") or "RecreateGroupOnPodRestart"
+    restarts_group = policy == "RecreateGroupOnPodRestart"
+    leader = group.get("leaderTemplate") is not None
+    if leader:
+        yield _template(document, (*path, "leaderTemplate"), where, restarts_group=restarts_group)
+    yield _template(
+        document,
+        (*path, "workerTemplate"),
+        where,
+        worker=leader,
+        restarts_group=restarts_group,
+    )
+
+
+def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterator[PodSpec]:
+    yield _template(document, (*path, "headGroupSpec", "template"), where)
+    groups = _object(document, path, where).get("workerGroupSpecs") or []
+    for index, group in enumerate(groups):
+        at = f"{'.'.join(path)}.workerGroupSpecs[{index}]"
+        if not isinstance(group, dict):
+            raise UsageError(f"{where}: {at}: must be an object")
+        found = _template(group, ("template",), where)
+        yield PodSpec(f"{at}.{found.path}", found.spec, found.labels, worker=True)
+
+
+def _predictor(document: Object, where: str) -> Iterator[PodSpec]:
+    """KServe merges the fields of a pod spec that stand in the predictor."""
+    path = ("spec", "predictor")
+    predictor = _object(document, path, where)
+    yield PodSpec("spec.predictor", predictor, _labels(predictor, where))
+    if predictor.get("workerSpec") is not None:
+        workers = _object(document, (*path, "workerSpec"), where)
+        yield PodSpec("spec.predictor.workerSpec", workers, {}, worker=True)
+
+
+def _template(
+    document: Object,
+    path: tuple[str, ...],
+    where: str,
+    worker: bool = False,
+    restarts_group: bool = False,
+) -> PodSpec:
+    template = _object(document, path, where)
+    # Nothing is added to pods without a supervisor, not even empty labels.
+    labels = {} if worker else _labels(_object(template, ("metadata",), where), where)
+    spec = _object(template, ("spec",), where)
+    return PodSpec(".".join((*path, "spec")), spec, labels, worker, restarts_group)
+
+
+def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
+    """The object at ``path``, made where nothing stands."""
+    found = document
+    for at, key in enumerate(path):
+        if found.get(key) is None:
+            found[key] = {}
+        found = found[key]
+        if not isinstance(found, dict):
+            raise UsageError(f"{where}: {'.'.join(path[: at + 1])}: must be an object")
+    return found
+
+
+def _labels(metadata: Object, where: str) -> Object:
+    return _object(metadata, ("labels",), where)

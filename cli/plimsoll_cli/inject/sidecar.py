@@ -1,19 +1,41 @@
-"""Adds the supervisor to a pod spec, and writes its configuration."""
+"""Adds the supervisor to the pod specs of a document, and writes its configuration."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.supervision import CONFIG_FILE, EngineType, encode
-from plimsoll_cli.inject.engine import Engine, find
-from plimsoll_cli.inject.pods import containers_of, pod_of
-from plimsoll_operator.render import names, paths
+from plimsoll_api.names import API_VERSION, METRICS_PORT, PROBE_PORT, SERVICE_KIND, SERVICE_LABEL
+from plimsoll_api.supervision import (
+    CONFIG_FILE,
+    EngineEndpoint,
+    EngineType,
+    MemoryBudget,
+    MemoryPolicy,
+    Mode,
+    ServiceRef,
+    Supervision,
+    SupervisorConfig,
+    encode,
+)
+from plimsoll_api.units import format_bytes, parse_bytes
+from plimsoll_cli.errors import UsageError
+from plimsoll_cli.inject.engine import EngineContainer, find
+from plimsoll_cli.inject.engine import names as container_names
+from plimsoll_cli.inject.pods import (
+    WORKERS,
+    PodSpec,
+    containers_of,
+    engine_of,
+    engines_of,
+    mark,
+    pods_of,
+)
+from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.pod import supervisor_container
-from plimsoll_operator.render.supervisor import supervisor_config
+from plimsoll_operator.render.probe import add_probe, remove_probe
 
 Object = dict[str, Any]
 PREFIX = "plimsoll-"
@@ -22,101 +44,245 @@ VOLUMES: dict[str, Object] = {
     "state": {"emptyDir": {"sizeLimit": "256Mi"}},
     "tmp": {"emptyDir": {"sizeLimit": "64Mi"}},
 }
+MAX_LABEL = 63
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the command's flags say."""
+class Options:
+    """What the command's flags say. Budgets are bytes, times seconds."""
 
     image: str
-    mode: str = "Observe"
-    host_budget: str | None = "2Gi"
-    device_budget: str | None = None
-    window: str = "24h"
-    warmup: str = "5m"
+    mode: Mode = Mode.OBSERVE
+    host_budget_bytes: int | None = 2 << 30
+    device_budget_bytes: int | None = None
+    window_s: float = 86_400.0
+    warmup_s: float = 300.0
     container: str | None = None
     run_as_user: int | None = None
     dcgm_exporter_port: int | None = None
+    amd_exporter_port: int | None = None
+    probe: bool = False
+    unrecognized: bool = False
+    group_restarts: bool = False
 
 
 @dataclass(frozen=True)
 class Injected:
-    """The changed document, the ConfigMap for it, and what a person should know."""
+    """The changed document, its ConfigMaps, and what a person should know.
+
+    Without ConfigMaps nothing was changed, and ``notes`` say why.
+    """
 
     document: Object
-    config_map: Object
+    config_maps: tuple[Object, ...]
     notes: tuple[str, ...]
 
 
-def inject(document: Object, wish: Wish) -> Injected | None:
-    """``document`` with a supervisor; None for a kind without pods. The argument stays as it is.
+def inject(document: Object, options: Options) -> Injected:
+    """Return ``document`` with a supervisor in each of its engine's pods.
 
-    Injecting again replaces what an earlier injection added.
+    The argument stays as it is. Injecting again replaces what an earlier injection added.
     """
-    document = copy.deepcopy(document)
-    found = pod_of(document)
-    if found is None:
-        return None
-    pod, labels = found
-    meta = document.setdefault("metadata", {})
-    name = str(meta.get("name") or "engine")
-    where = f"{document.get('kind')} {name}"
-    engine = find({**pod, "containers": containers_of(pod)}, where, wish.container)
-    service = _service(name, str(meta.get("namespace") or "default"), engine, wish)
-    _add(pod, _container(service, engine, wish), names.supervisor(name))
-    labels[names.SERVICE_LABEL] = name[:63].rstrip("-.")
-    config = {
+    changed = _copy(document)
+    metadata = changed.get("metadata")
+    meta: Object = metadata if isinstance(metadata, dict) else {}
+    name = str(meta.get("name") or str(meta.get("generateName") or "engine").rstrip("-"))
+    where = f"{changed.get('kind')} {name}"
+    config_maps: list[Object] = []
+    notes: list[str] = []
+    for pod in pods_of(changed, where):
+        if pod.worker:
+            notes.append(f"{where}: {pod.path}: left unchanged: {WORKERS}")
+            continue
+        engine = _engine(pod, where, options)
+        if isinstance(engine, str):
+            notes.append(f"{where}: {pod.path}: left unchanged: {engine}")
+            continue
+        config_maps.append(_supervise(pod, engine, name, meta.get("namespace"), options))
+        notes += _notes(f"{where}: {pod.path}", pod.spec, engine, options)
+    if not config_maps:
+        return Injected(document, (), tuple(notes))
+    return Injected(changed, tuple(config_maps), tuple(notes))
+
+
+def _copy(value: Any) -> Any:
+    """A copy without shared parts: what YAML aliases in one pod must not change in another."""
+    if isinstance(value, dict):
+        return {key: _copy(held) for key, held in value.items()}
+    return [_copy(held) for held in value] if isinstance(value, list) else value
+
+
+def _engine(pod: PodSpec, where: str, options: Options) -> EngineContainer | str:
+    """The engine in ``pod``, or why the pod is left alone. UsageError where it cannot be."""
+    at = f"{where}: {pod.path}"
+    spec = pod.spec
+    engine = find(
+        {**spec, "containers": containers_of(spec)}, at, options.container, options.unrecognized
+    )
+    if engine is None:
+        return (
+            "no container runs vLLM or SGLang (containers:"
+            f" {container_names(spec)}); use --container NAME or --all to supervise it as a custom"
+            " engine"
+        )
+    if spec.get("hostPID"):
+        raise UsageError(
+            f"{at}.hostPID: true: the supervisor would see, and could signal, every process of the"
+            " node: set it to false, or exclude the workload with --name or --selector"
+        )
+    if pod.restarts_group and not options.group_restarts:
+        return (
+            "restartPolicy RecreateGroupOnPodRestart recreates the whole group whenever a container"
+            " restarts, the supervisor's included; use --allow-group-restarts if you want that, or"
+            " set leaderWorkerTemplate.restartPolicy to None"
+        )
+    _check_ports(containers_of(spec), engine, at)
+    return engine
+
+
+def _check_ports(containers: list[Object], engine: EngineContainer, at: str) -> None:
+    """All containers of a pod share its ports, and two are the supervisor's."""
+    own = (METRICS_PORT, PROBE_PORT)
+    if engine.port in own:
+        raise UsageError(
+            f"{engine.path}: the supervisor needs ports {METRICS_PORT} and {PROBE_PORT}: let the"
+            f" engine serve on a port other than {engine.port}"
+        )
+    for container in containers:
+        for index, port in enumerate(container.get("ports") or []):
+            if isinstance(port, dict) and port.get("containerPort") in own:
+                raise UsageError(
+                    f"{at}.containers[{container.get('name')}].ports[{index}].containerPort:"
+                    f" the supervisor needs ports {METRICS_PORT} and {PROBE_PORT}: use another"
+                )
+
+
+def _supervise(
+    pod: PodSpec, engine: EngineContainer, name: str, namespace: object, options: Options
+) -> Object:
+    """Add the supervisor to ``pod`` and return its ConfigMap."""
+    supervisor = _container(pod.spec, engine, options)
+    remove_probe(pod.spec, engines_of(pod.spec))
+    _add(pod.spec, supervisor, names.supervisor(name))
+    mark(pod.spec, engine.container)
+    if options.probe:
+        _add_probe(pod.spec, supervisor, engine)
+    pod.labels[SERVICE_LABEL] = name[:MAX_LABEL].rstrip("-.")
+    config = _config(name, str(namespace or "default"), engine, options)
+    metadata: Object = {"name": names.supervisor(name)}
+    if namespace is not None:
+        metadata["namespace"] = namespace
+    return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": names.supervisor(name)}
-        | ({"namespace": meta["namespace"]} if "namespace" in meta else {}),
-        "data": {CONFIG_FILE: encode(supervisor_config(service)).decode()},
+        "metadata": metadata,
+        "data": {CONFIG_FILE: encode(config).decode()},
     }
-    return Injected(document, config, tuple(_notes(where, engine, wish)))
 
 
-def _service(name: str, namespace: str, engine: Engine, wish: Wish) -> InferenceService:
-    """The InferenceService that would say the same: one renderer writes both configurations."""
-    budgets = {
-        kind: {"growthBudget": size, "window": wish.window}
-        for kind, size in (("host", wish.host_budget), ("device", wish.device_budget))
-        if size is not None
-    }
-    return InferenceService.model_validate(
-        {
-            "apiVersion": "plimsoll.dev/v1alpha1",
-            "kind": "InferenceService",
-            "metadata": {"name": name[:50].rstrip("-."), "namespace": namespace},
-            "spec": {
-                "model": {"uri": "file:///unused", "servedName": engine.model or name},
-                "engine": {
-                    "type": engine.type.value,
-                    "image": "unused",
-                    "port": engine.port,
-                    "resources": {"limits": engine.limits},
-                },
-                "memory": {**budgets, "warmup": wish.warmup},
-                "supervision": {"mode": wish.mode},
-                "supervisor": {"dcgmExporterPort": wish.dcgm_exporter_port},
-            },
-        }
+def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer) -> None:
+    container = engine_of(pod, engine.container)
+    assert container is not None, "the engine was found in it"
+    try:
+        add_probe(pod, container, supervisor)
+    except ValueError as error:
+        raise UsageError(f"{engine.path}: {error}") from None
+
+
+def _config(
+    name: str, namespace: str, engine: EngineContainer, options: Options
+) -> SupervisorConfig:
+    url = f"{engine.scheme}://127.0.0.1:{engine.port}"
+    return SupervisorConfig(
+        service=ServiceRef(name=name, namespace=namespace),
+        engine=EngineEndpoint(
+            type=engine.type,
+            admin_url=url,
+            serving_url=url,
+            model=engine.model or name,
+            container=engine.container,
+        ),
+        memory=MemoryPolicy(
+            host=_budget(options.host_budget_bytes, _limit(engine), engine, options),
+            device=_budget(options.device_budget_bytes, None, engine, options),
+            shared_device=any(resource.endswith(".shared") for resource in engine.limits),
+            warmup_s=options.warmup_s,
+        ),
+        supervision=Supervision(mode=options.mode),
     )
 
 
-def _container(service: InferenceService, engine: Engine, wish: Wish) -> Object:
-    made = supervisor_container(service, Images(engine="unused", supervisor=wish.image))
+def _budget(
+    growth: int | None, limit: int | None, engine: EngineContainer, options: Options
+) -> MemoryBudget | None:
+    if growth is None:
+        return None
+    if limit is not None and growth > limit:
+        raise UsageError(
+            f"{engine.path}.resources.limits.memory: {engine.limit} is less than --host-budget"
+            f" {format_bytes(growth)}: set a smaller budget"
+        )
+    return MemoryBudget(growth_bytes=growth, window_s=options.window_s, limit_bytes=limit)
+
+
+def _limit(engine: EngineContainer) -> int | None:
+    if engine.limit is None:
+        return None
+    try:
+        return parse_bytes(engine.limit)
+    except ValueError as error:
+        raise UsageError(f"{engine.path}.resources.limits.memory: {error}") from None
+
+
+def _container(pod: Object, engine: EngineContainer, options: Options) -> Object:
+    made = supervisor_container(
+        _service(options), Images(engine="unused", supervisor=options.image)
+    )
     # It publishes nothing without an InferenceService, so it needs no token of an account.
-    mounts = [mount for mount in made["volumeMounts"] if mount["name"] != "token"]
-    uid = wish.run_as_user if wish.run_as_user is not None else engine.uid or 0
+    mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in ("token", "shm")]
+    # What the engine leaves in shared memory is seen there; the volume is the pod's.
+    shm = [engine.shm] if engine.shm is not None else []
+    uid = options.run_as_user if options.run_as_user is not None else engine.uid or 0
     same = {
         "runAsUser": uid,
         "runAsNonRoot": uid != 0,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+    taken = {
+        port.get("name")
+        for container in containers_of(pod)
+        for port in container.get("ports") or []
+        if isinstance(port, dict)
+    }
     return made | {
-        "volumeMounts": [mount | {"name": PREFIX + mount["name"]} for mount in mounts],
+        # A Service finds a target port by its name in any container of the pod.
+        "ports": [
+            port | {"name": f"{port['name']}-{port['containerPort']}"}
+            if port["name"] in taken
+            else port
+            for port in made["ports"]
+        ],
+        "volumeMounts": [*(mount | {"name": PREFIX + mount["name"]} for mount in mounts), *shm],
         "securityContext": made["securityContext"] | same,
     }
+
+
+def _service(options: Options) -> InferenceService:
+    """A service with the same supervisor: one renderer writes the container for both."""
+    return InferenceService.model_validate(
+        {
+            "apiVersion": API_VERSION,
+            "kind": SERVICE_KIND,
+            "metadata": {"name": "engine"},
+            "spec": {
+                "model": {"uri": "file:///unused"},
+                "supervisor": {
+                    "dcgmExporterPort": options.dcgm_exporter_port,
+                    "amdExporterPort": options.amd_exporter_port,
+                },
+            },
+        }
+    )
 
 
 def _add(pod: Object, container: Object, config_map: str) -> None:
@@ -130,19 +296,39 @@ def _add(pod: Object, container: Object, config_map: str) -> None:
     pod["volumes"] = [*kept, *({"name": name, **source} for name, source in volumes.items())]
 
 
-def _notes(where: str, engine: Engine, wish: Wish) -> list[str]:
+def _notes(where: str, pod: Object, engine: EngineContainer, options: Options) -> list[str]:
+    known = engine.type is not EngineType.CUSTOM
     notes = [f"{where}: {engine.type.value} in container {engine.container}, port {engine.port}"]
-    if engine.uid is None and wish.run_as_user is None:
+    if engine.uid is None and options.run_as_user is None:
         notes.append(
-            f"{where}: no runAsUser is set, so the supervisor runs as root as these images do;"
-            " --run-as-user names the engine's user"
+            f"{where}: runAsUser is not set, so the supervisor runs as root, the default of these"
+            " images; set the engine's user with --run-as-user"
+        )
+    if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
+        notes.append(
+            f"{where}: the engine runs as user {engine.uid} and the supervisor as"
+            f" {options.run_as_user}: the supervisor cannot see or signal it; omit --run-as-user"
+        )
+    elif engine.hidden and not known:
+        notes.append(
+            f"{where}: the engine runs as root with capabilities, so the supervisor cannot see its"
+            " sockets and will not find it: set runAsUser, or drop all capabilities"
+        )
+    if pod.get("hostNetwork"):
+        notes.append(
+            f"{where}.hostNetwork: true: ports {METRICS_PORT} and {PROBE_PORT} must be free on the"
+            " node, so a node can run one such pod"
         )
     if engine.limit is None:
         notes.append(f"{where}: the engine has no memory limit: time to exhaustion is the budget's")
-    if engine.type is EngineType.CUSTOM:
+    if not known:
         notes.append(
-            f"{where}: the engine is not known: it can be watched and restarted, not trimmed"
+            f"{where}: the type of the engine is unknown: Plimsoll can watch and restart it,"
+            " but not trim it"
         )
-    if engine.port in (paths.METRICS_PORT, paths.PROBE_PORT):
-        notes.append(f"{where}: port {engine.port} is the supervisor's: move the engine's")
+    if options.probe:
+        notes.append(
+            f"{where}: inject sets PYTHONPATH for the probe, which overrides a value in the image;"
+            " to keep that value, set it in the container's env"
+        )
     return notes

@@ -7,20 +7,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from plimsoll_api.names import ASK_MODULE
 from plimsoll_api.supervision import CONFIG_FILE
 from plimsoll_cli.errors import RunError, UsageError
 
 
 def beside(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
-    """Runs ``plimsoll_sidecar.ask`` with the files of the run in ``folder``: exit status, output
-    and error. UsageError where no service ran there; RunError where no answer comes in time."""
+    """Runs the supervisor's ``ask`` program with the files of the run in ``folder``.
+
+    It returns exit status, output and error. UsageError where no service ran there; RunError where
+    no answer comes in time.
+    """
     config = folder / "etc" / CONFIG_FILE
     if not config.is_file():
         raise UsageError(f"{config}: there is no such file: does the service run here?")
     files = [f"--config={config}", f"--run-dir={folder / 'run'}", f"--state-dir={folder / 'state'}"]
 
     def reach(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "plimsoll_sidecar.ask", *arguments, *files]
+        command = [sys.executable, "-m", ASK_MODULE, *arguments, *files]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=limit_s, check=False

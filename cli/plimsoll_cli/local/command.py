@@ -11,7 +11,7 @@ from rich.console import Console
 from plimsoll_cli import manifest, stopping
 from plimsoll_cli.local import plan, root, runner
 from plimsoll_cli.local.status import Poller
-from plimsoll_cli.view import Growth, LiveView, Screen
+from plimsoll_cli.local.view import Growth, LiveView, Screen
 
 FOR_EVER_S = 10 * 365 * 86_400.0
 
@@ -42,7 +42,7 @@ def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) 
                 async with stopping.background(*coroutines):
                     await asyncio.sleep(FOR_EVER_S if duration_s is None else duration_s)
             finally:
-                say("stopping; Ctrl-C again kills it")
+                say("stopping; press Ctrl-C again to kill all processes")
 
     stopping.run(main())
 

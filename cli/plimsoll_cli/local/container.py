@@ -72,10 +72,10 @@ class Container:
                 await self._stopping.wait()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        leash = (sys.executable, "-m", "plimsoll_cli.local.leash", str(os.getpid()))
+        dies_with_us = (sys.executable, "-m", "plimsoll_cli.local.parent_death", str(os.getpid()))
         with self.command.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *leash,
+                *dies_with_us,
                 *self.command.argv,
                 env=dict(self.command.env),
                 stdin=asyncio.subprocess.DEVNULL,

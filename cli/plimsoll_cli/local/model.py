@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import MAKE_CHECKPOINT
 from plimsoll_cli.errors import RunError, UsageError
 
 HUB = "hf://"
 BUCKET = "s3://"
 DEFAULT_REVISION = "main"
-MAKE_CHECKPOINT = "plimsoll.dev/make-checkpoint"
-"""Annotation: ``tiny`` makes the tiny checkpoint where the model's directory does not exist."""
 DOWNLOADED = ".plimsoll-complete"
 """What the engine's download leaves in a directory that is complete."""
 MAKE_TIMEOUT_S = 120.0
@@ -39,8 +38,8 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
         return root / "models" / "s3" / uri.removeprefix(BUCKET), True
     if not uri.startswith("file://"):
         raise UsageError(
-            f"spec.model.uri: {uri} needs a cluster: give file:///ABSOLUTE/PATH, "
-            "hf://ORGANISATION/NAME or s3://BUCKET/PREFIX to run it here"
+            f"spec.model.uri: {uri} needs a cluster: use file:///ABSOLUTE/PATH, "
+            "hf://ORGANISATION/NAME or s3://BUCKET/PREFIX on this machine"
         )
     folder = Path(uri.removeprefix("file://"))
     if folder.is_dir():
@@ -48,12 +47,12 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
     wish = service.metadata.annotations.get(MAKE_CHECKPOINT)
     if wish is None:
         raise UsageError(
-            f"spec.model.uri: {folder} is not a directory of this machine: give a checkpoint "
+            f"spec.model.uri: {folder} is not a directory on this machine: use a checkpoint "
             f"directory, or annotate the manifest with {MAKE_CHECKPOINT}: tiny"
         )
     if wish != "tiny":
         raise UsageError(
-            f"metadata.annotations[{MAKE_CHECKPOINT}]: {wish!r} cannot be made: write tiny"
+            f"metadata.annotations[{MAKE_CHECKPOINT}]: {wish!r} is not supported: write tiny"
         )
     made = root / "models" / "tiny"
     return made, not (made / "config.json").is_file()
@@ -105,9 +104,11 @@ async def make_tiny(folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder.parent}: cannot be made: {error.strerror}") from None
+        raise UsageError(
+            f"{folder.parent}: cannot create the directory: {error.strerror}"
+        ) from None
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "plimsoll_engine.models.tiny", str(partial),
+        sys.executable, "-m", "plimsoll_faults.models.tiny", str(partial),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:

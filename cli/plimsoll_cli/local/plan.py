@@ -9,6 +9,7 @@ from pathlib import Path
 
 from plimsoll_api import supervision
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import SUPERVISOR_MODULE
 from plimsoll_api.units import parse_duration
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.local.ports import LOOPBACK
@@ -51,26 +52,32 @@ class Plan:
 
     @property
     def serving_url(self) -> str:
+        """Return the URL of the engine's /v1."""
         return f"http://{LOOPBACK}:{self.places.port}"
 
     @property
     def admin_url(self) -> str:
+        """Return the URL of the engine's admin protocol."""
         return f"http://{LOOPBACK}:{self.places.admin_port}"
 
     @property
     def supervisor_url(self) -> str:
+        """Return the URL of the supervisor's page, metrics and /state."""
         return f"http://{LOOPBACK}:{self.places.metrics_port}"
 
     @property
     def probe_url(self) -> str:
+        """Return the URL of the launcher's readiness probe."""
         return f"http://{LOOPBACK}:{self.places.probe_port}"
 
     @property
     def run_dir(self) -> Path:
+        """Return the directory with the admin token, which engine and supervisor share."""
         return Path(self.places.run_dir)
 
     @property
     def state_dir(self) -> Path:
+        """Return the directory of the supervisor's journal."""
         return Path(self.places.state_dir)
 
 
@@ -127,12 +134,12 @@ def make(
         ),
         supervisor=Command(
             "supervisor",
-            (*python, "plimsoll_sidecar.launcher", *supervisor_args(service, places)),
+            (*python, SUPERVISOR_MODULE, *supervisor_args(service, places)),
             inherited | identity,
             root / "supervisor.log",
         ),
         startup_timeout_s=parse_duration(service.spec.engine.startup_timeout),
-        engine_stop_s=parse_duration(service.spec.supervision.drain.deadline) + STOP_MARGIN_S,
+        engine_stop_s=service.spec.supervision.drain.deadline_s + STOP_MARGIN_S,
     )
 
 
@@ -145,5 +152,7 @@ def notices(service: InferenceService) -> list[str]:
     if spec.pod_template:
         lines.append("spec.podTemplate is for a cluster and has no effect here")
     if spec.engine.resources.limits or spec.engine.resources.requests:
-        lines.append("spec.engine.resources limits nothing here; the supervisor knows the limit")
+        lines.append(
+            "spec.engine.resources limits nothing here; the supervisor still uses the limit"
+        )
     return lines

@@ -19,6 +19,7 @@ import httpx
 
 from plimsoll_api import supervision
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import TOKEN_FILE
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, plan, ports
 from plimsoll_cli.local.container import Container
@@ -73,6 +74,7 @@ class LocalReplica:
         await self.supervisor.stop(SUPERVISOR_STOP_S)
 
     def kill(self) -> None:
+        """End all processes of both containers at once."""
         self.engine.kill()
         self.supervisor.kill()
 
@@ -91,7 +93,7 @@ class LocalReplica:
 
     def _error(self, container: Container, what: str) -> RunError:
         return RunError(
-            f"the {container.command.name} {what}; the end of {container.command.log}:\n"
+            f"the {container.command.name} {what}; last lines of {container.command.log}:\n"
             f"{container.tail() or '(it is empty)'}"
         )
 
@@ -126,7 +128,7 @@ def _own(root: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(
-            f"--run-dir {root}: another plimsoll runs there: stop it or give another directory"
+            f"--run-dir {root}: another plimsoll runs there: stop it or use another directory"
         ) from None
     except OSError as error:
         raise _unusable(root, error) from None
@@ -140,7 +142,7 @@ def _write_files(its_plan: Plan) -> None:
         for folder in (its_plan.run_dir, its_plan.state_dir, config.parent):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         # What a memory volume would have lost with the pod.
-        for name in ("admin-token", "engine.json"):
+        for name in (TOKEN_FILE, "engine.json"):
             (its_plan.run_dir / name).unlink(missing_ok=True)
         for log in (its_plan.engine.log, its_plan.supervisor.log):
             log.write_bytes(b"")
@@ -151,5 +153,5 @@ def _write_files(its_plan: Plan) -> None:
 
 def _unusable(root: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"--run-dir {error.filename or root}: {error.strerror}: give a directory that is writable"
+        f"--run-dir {error.filename or root}: {error.strerror}: use a writable directory"
     )

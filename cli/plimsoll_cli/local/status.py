@@ -11,9 +11,9 @@ import httpx
 import msgspec
 
 from plimsoll_api import admin
+from plimsoll_api.names import TOKEN_FILE
+from plimsoll_api.state import View
 from plimsoll_cli.local.plan import Plan
-from plimsoll_sidecar.launcher import TOKEN_FILE
-from plimsoll_sidecar.record.view import View
 
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
@@ -62,7 +62,7 @@ class Poller:
         try:
             token = (self._plan.run_dir / TOKEN_FILE).read_text().strip()
             answer = await client.get(
-                f"{self._plan.admin_url}{admin.PREFIX}/status",
+                f"{self._plan.admin_url}{admin.ADMIN_PREFIX}/status",
                 headers={"Authorization": f"Bearer {token}"},
             )
             answer.raise_for_status()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -12,13 +11,21 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plimsoll_api import admin
-from plimsoll_api.admin import PREFIX, EngineState, ErrorBody, Operation
-from plimsoll_engine.api import body as bodies
-from plimsoll_engine.frontend import audit, diagnostics, drain, restart, trim
-from plimsoll_engine.frontend.engine import Engine
+from plimsoll_api.admin import ADMIN_PREFIX, EngineState, ErrorBody, Operation
+from plimsoll_api.names import TOKEN_FILE
+from plimsoll_engine.api.body import BodyReader, BodyRefused
+from plimsoll_engine.api.secret import Secret
+from plimsoll_engine.frontend.admin import (
+    drain,
+    engine_audit,
+    engine_diagnostics,
+    engine_trim,
+    restart,
+)
+from plimsoll_engine.frontend.admin.status import StatusReader
+from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.epochs import StaleEpoch
 from plimsoll_engine.frontend.operations import Busy, Recorder
-from plimsoll_engine.frontend.status import StatusReader
 
 MAX_BODY_BYTES = 64 << 10
 
@@ -35,20 +42,46 @@ class AdminError(Exception):
         self.code = code
 
 
-def app(engine: Engine, token: str) -> ASGIApp:
+def error_body(status: int, message: str, code: str) -> bytes:
+    """Of an error that is answered before there is a request."""
+    return msgspec.json.encode(ErrorBody(_camel(code), message))
+
+
+async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request over a connection that is one too many."""
+    body = ErrorBody("TooManyConnections", "the admin port has reached its limit of connections")
+    response = _json(body, 503)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
+
+
+def _camel(code: str) -> str:
+    return "".join(word.capitalize() for word in code.split("_"))
+
+
+def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
     """The application of the admin port; ``token`` is what the supervisor wrote."""
     api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
     statuses = StatusReader(engine)
 
-    @api.get(PREFIX + "/status")
+    async def decode(request: Request, kind: type[_Body]) -> _Body:
+        try:
+            async with bodies.read(request, MAX_BODY_BYTES) as body:
+                return msgspec.json.decode(body.raw, type=kind)
+        except BodyRefused as error:
+            raise AdminError(error.status, _camel(error.code), str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise AdminError(400, "BadRequest", f"the body cannot be read: {error}") from None
+
+    @api.get(ADMIN_PREFIX + "/status")
     async def status() -> Response:
         return _json(statuses.read())
 
-    @api.get(PREFIX + "/audit")
+    @api.get(ADMIN_PREFIX + "/audit")
     async def get_audit() -> Response:
-        return _json(await audit.audit(engine))
+        return _json(await engine_audit.audit(engine))
 
-    @api.get(PREFIX + "/diagnostics/{kind}")
+    @api.get(ADMIN_PREFIX + "/diagnostics/{kind}")
     async def get_diagnostics(kind: str) -> Response:
         try:
             wanted = admin.Diagnostic(kind)
@@ -58,31 +91,31 @@ def app(engine: Engine, token: str) -> ASGIApp:
                 "UnknownDiagnostic",
                 f"no diagnostic {kind!r}: choose {', '.join(admin.Diagnostic)}",
             ) from None
-        text = await diagnostics.diagnose(engine, wanted)
+        text = await engine_diagnostics.diagnose(engine, wanted)
         return Response(text, media_type="text/plain; charset=utf-8")
 
-    @api.get(PREFIX + "/operations/{operation_id}")
+    @api.get(ADMIN_PREFIX + "/operations/{operation_id}")
     async def get_operation(operation_id: str) -> Response:
         operation = engine.operations.get(operation_id)
         if operation is None:
             raise AdminError(404, "UnknownOperation", f"no operation {operation_id!r} in this boot")
         return _json(operation)
 
-    @api.post(PREFIX + "/trim")
+    @api.post(ADMIN_PREFIX + "/trim")
     async def post_trim(request: Request) -> Response:
-        body = await _decode(request, admin.TrimRequest)
-        return _begin(engine, "trim", body, None, lambda r: trim.trim(engine, r))
+        body = await decode(request, admin.TrimRequest)
+        return _begin(engine, "trim", body, None, lambda r: engine_trim.trim(engine, r))
 
-    @api.post(PREFIX + "/drain")
+    @api.post(ADMIN_PREFIX + "/drain")
     async def post_drain(request: Request) -> Response:
-        body = await _decode(request, admin.DrainRequest)
+        body = await decode(request, admin.DrainRequest)
         return _begin(
             engine, "drain", body, EngineState.DRAINING, lambda r: drain.drain(engine, r, body)
         )
 
-    @api.post(PREFIX + "/resume")
+    @api.post(ADMIN_PREFIX + "/resume")
     async def post_resume(request: Request) -> Response:
-        body = await _decode(request, admin.ResumeRequest)
+        body = await decode(request, admin.ResumeRequest)
         _fence(engine, body.expected_epoch)
         if engine.lifecycle.state not in (EngineState.DRAINING, EngineState.DRAINED):
             if engine.lifecycle.state is not EngineState.SERVING:
@@ -95,9 +128,9 @@ def app(engine: Engine, token: str) -> ASGIApp:
         drain.resume(engine)
         return _json(statuses.read())
 
-    @api.post(PREFIX + "/restart")
+    @api.post(ADMIN_PREFIX + "/restart")
     async def post_restart(request: Request) -> Response:
-        body = await _decode(request, admin.RestartRequest)
+        body = await decode(request, admin.RestartRequest)
         if body.scope is admin.Scope.ENGINE:
             return _shutdown(engine, "restart_engine", body)
         return _begin(
@@ -108,9 +141,9 @@ def app(engine: Engine, token: str) -> ASGIApp:
             lambda r: restart.restart_worker(engine, r, body),
         )
 
-    @api.post(PREFIX + "/shutdown")
+    @api.post(ADMIN_PREFIX + "/shutdown")
     async def post_shutdown(request: Request) -> Response:
-        return _shutdown(engine, "shutdown", await _decode(request, admin.ShutdownRequest))
+        return _shutdown(engine, "shutdown", await decode(request, admin.ShutdownRequest))
 
     @api.exception_handler(AdminError)
     async def admin_error(request: Request, error: AdminError) -> Response:
@@ -127,7 +160,7 @@ def app(engine: Engine, token: str) -> ASGIApp:
 
     @api.exception_handler(405)
     async def not_allowed(request: Request, error: Exception) -> Response:
-        message = f"{request.method} is not a method of {request.url.path}"
+        message = f"{request.method} is not allowed for {request.url.path}"
         return _json(ErrorBody("MethodNotAllowed", message), 405)
 
     return _Guard(api, token)
@@ -138,15 +171,15 @@ class _Guard:
 
     def __init__(self, inner: ASGIApp, token: str) -> None:
         self._inner = inner
-        self._expected = b"Bearer " + token.encode()
+        self._expected = Secret(b"Bearer " + token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
-            if not hmac.compare_digest(given, self._expected):
+            if not self._expected.equals(given):
                 body = ErrorBody(
                     "Unauthorized",
-                    "the bearer token is missing or wrong: read the run directory's admin-token",
+                    f"the bearer token is missing or wrong: read the run directory's {TOKEN_FILE}",
                 )
                 await _json(body, 401)(scope, receive, send)
                 return
@@ -157,16 +190,7 @@ def _json(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-async def _decode(request: Request, kind: type[_Body]) -> _Body:
-    try:
-        return msgspec.json.decode(await bodies.read(request, MAX_BODY_BYTES), type=kind)
-    except bodies.TooLarge as error:
-        raise AdminError(413, "BodyTooLarge", str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AdminError(400, "BadRequest", f"the body cannot be read: {error}") from None
-
-
-def _fence(engine: Engine, expected_epoch: str) -> None:
+def _fence(engine: AsyncEngine, expected_epoch: str) -> None:
     try:
         engine.epochs.check(expected_epoch)
     except StaleEpoch as error:
@@ -175,14 +199,14 @@ def _fence(engine: Engine, expected_epoch: str) -> None:
         raise AdminError(400, "BadRequest", f"expected_epoch: {error}") from None
 
 
-def _not_now(engine: Engine, kind: str) -> AdminError:
+def _not_now(engine: AsyncEngine, kind: str) -> AdminError:
     return AdminError(
-        409, "NotPossible", f"an engine that is {engine.lifecycle.state} cannot do: {kind}"
+        409, "NotPossible", f"an engine in state {engine.lifecycle.state} cannot {kind}"
     )
 
 
 def _begin(
-    engine: Engine,
+    engine: AsyncEngine,
     kind: str,
     body: _Fenced,
     state: EngineState | None,
@@ -202,14 +226,14 @@ def _begin(
     return _accepted(operation)
 
 
-def _possible(engine: Engine, state: EngineState | None) -> bool:
+def _possible(engine: AsyncEngine, state: EngineState | None) -> bool:
     if state is None:
         return not engine.lifecycle.ended
     return engine.lifecycle.state is state or engine.lifecycle.may(state)
 
 
 def _shutdown(
-    engine: Engine, kind: str, body: admin.RestartRequest | admin.ShutdownRequest
+    engine: AsyncEngine, kind: str, body: admin.RestartRequest | admin.ShutdownRequest
 ) -> Response:
     async def work(recorder: Recorder) -> None:
         with recorder.step("shutdown"):

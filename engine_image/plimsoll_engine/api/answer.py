@@ -12,21 +12,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plimsoll_engine.api import errors
-from plimsoll_engine.api.build import Asked
+from plimsoll_engine.api.batch import Batch
+from plimsoll_engine.api.body import client_of, until_left
+from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.shapes import DONE, Choice, Envelope, event, usage
-from plimsoll_engine.frontend.engine import Engine, NotServing
-from plimsoll_engine.frontend.requests import Delta, QueueFull, RequestFailed
+from plimsoll_engine.api.responses import DONE, Choice, Envelope, event, usage
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
+from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
+from plimsoll_engine.http.budget import BodyBudget, OverBudget
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(
-        error.body(), error.status, headers=error.headers(), media_type="application/json"
-    )
+def error_body(status: int, message: str, code: str) -> bytes:
+    """Of an error that is answered before there is a request."""
+    return ApiError(status, message, code=code).body()
+
+
+async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request over a connection that is one too many."""
+    error = ApiError(
+        503, "the engine has reached its limit of connections (--max-connections): try again",
+        code="too_many_connections", retry=True,
+    )  # fmt: skip
+    response = error_response(error)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
 
 
 class Answer(Response):
@@ -34,8 +48,8 @@ class Answer(Response):
 
     def __init__(
         self,
-        engine: Engine,
-        asked: Asked,
+        engine: AsyncEngine,
+        batch: Batch,
         choices: Sequence[Choice],
         *,
         stream: bool,
@@ -43,23 +57,27 @@ class Answer(Response):
     ) -> None:
         super().__init__()
         self._engine = engine
-        self._asked = asked
+        self._batch = batch
         self._choices = choices
-        self._envelope = Envelope(asked.model, asked.request_id)
+        self._envelope = Envelope(batch.model, batch.request_id)
         self._stream = stream
         self._usage = usage
         self._begun = False
+        self._answers: BodyBudget
+        self._client: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._answers = scope["app"].state.answers
+        self._client = client_of(Request(scope))
         try:
-            with self._engine.running(*self._asked.generations):
+            with self._engine.running(*self._batch.generations):
                 await self._until_disconnected(receive, send)
-        except (NotServing, QueueFull, RequestFailed) as error:
+        except (ApiError, NotServing, QueueFull, RequestFailed) as error:
             await self._fail(errors.of(error), scope, receive, send)
 
     async def _until_disconnected(self, receive: Receive, send: Send) -> None:
         answering = asyncio.create_task(self._stream_to(send) if self._stream else self._once(send))
-        leaving = asyncio.create_task(_disconnected(receive))
+        leaving = asyncio.create_task(until_left(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
@@ -67,18 +85,18 @@ class Answer(Response):
         finally:
             for task in (answering, leaving):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, RequestFailed, OSError):
+                with contextlib.suppress(asyncio.CancelledError, ApiError, RequestFailed, OSError):
                     await task
             # A failed task holds its exception, whose traceback holds this frame: no cycle is left.
             del answering, leaving, task
 
     async def _next(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
         """What is new, as soon as there is any; choices that end leave ``open_choices``."""
-        wake = self._asked.wake
+        wake = self._batch.wake
         while True:
             new = []
             for number in sorted(open_choices):
-                delta = self._asked.generations[number].take()
+                delta = self._batch.generations[number].take()
                 if delta is None:
                     continue
                 new.append((self._choices[number], delta))
@@ -115,8 +133,14 @@ class Answer(Response):
             for choice, delta in await self._next(open_choices):
                 choice.add(delta)
         encoded = self.encoded([choice.whole() for choice in self._choices])
-        await self._start(send, self.whole_type)
-        await _last(send, encoded)
+        with self._answers.open(self._client) as reservation:
+            try:
+                reservation.announce(len(encoded))
+            except OverBudget as error:
+                raise _unread(error.client) from None
+            reservation.came(len(encoded))
+            await self._start(send, self.whole_type)
+            await _last(send, encoded)
 
     whole_type = b"application/json"
 
@@ -126,7 +150,7 @@ class Answer(Response):
         return msgspec.json.encode(body)
 
     def _usage_body(self) -> dict[str, object]:
-        return {"usage": usage(self._asked.generations, self._asked.n)}
+        return {"usage": usage(self._batch.generations, self._batch.n)}
 
     async def _start(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]
@@ -141,9 +165,17 @@ class Answer(Response):
         await _last(send, b"data: " + error.body() + b"\n\n")
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _unread(by_client: bool) -> ApiError:
+    """The answer has no room beside those that clients have not read yet."""
+    if by_client:
+        return ApiError(
+            429, "answers to your other requests are unread: read them, or request less at once",
+            code="too_many_bytes", retry=True,
+        )  # fmt: skip
+    return ApiError(
+        503, "unread answers of other clients take all the memory reserved for answers: try again",
+        code="overloaded", retry=True,
+    )  # fmt: skip
 
 
 async def _more(send: Send, body: bytes) -> None:

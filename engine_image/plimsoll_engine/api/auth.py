@@ -6,15 +6,15 @@ be read or names no key, the last keys hold.
 
 from __future__ import annotations
 
-import hmac
 import logging
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from plimsoll_engine.api.answer import error_response
+from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.settings import UsageError
+from plimsoll_engine.api.secret import Secret
+from plimsoll_engine.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class ApiKeys:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._stamp: tuple[int, int] | None = None
-        self._keys: list[bytes] = []
+        self._keys: list[Secret] = []
         try:
             self._read()
         except (OSError, ValueError) as error:
@@ -39,11 +39,11 @@ class ApiKeys:
 
     def tenant(self, authorization: bytes) -> str | None:
         """Whose key it is, empty where there is only one; None for no key of ours. Takes the same
-        time wherever the key is wrong."""
+        time wherever the key is wrong, and however long it is."""
         self._refresh()
         found = None
         for number, key in enumerate(self._keys, 1):
-            if hmac.compare_digest(authorization, b"Bearer " + key):
+            if key.equals(authorization):
                 found = f"key {number}"
         return "" if found is not None and len(self._keys) == 1 else found
 
@@ -51,7 +51,7 @@ class ApiKeys:
         try:
             self._read()
         except (OSError, ValueError) as error:
-            log.warning("API keys not read again", extra={"reason": str(error)})
+            log.warning("could not reload the API keys", extra={"reason": str(error)})
 
     def _read(self) -> None:
         status = self._file.stat()
@@ -60,7 +60,8 @@ class ApiKeys:
             return
         lines = self._file.read_text(encoding="ascii").splitlines()
         self._stamp = stamp
-        self._keys = [line.strip().encode() for line in lines if line.strip()] or self._keys
+        keys = [Secret(b"Bearer " + line.strip().encode()) for line in lines if line.strip()]
+        self._keys = keys or self._keys
 
 
 class Guard:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from plimsoll_engine.frontend.engine import NotServing
-from plimsoll_engine.frontend.requests import QueueFull, RequestFailed
+from plimsoll_engine.frontend.async_engine import NotServing
+from plimsoll_engine.frontend.requests.request_log import QueueFull, RequestFailed
+from plimsoll_engine.process.addresses import without_addresses
 
 RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
-    """An answer other than 200. ``param`` names the field that is wrong."""
+    """An answer other than 200. ``param`` names the field that is wrong. Whatever library the
+    message is from, it tells no address."""
 
     def __init__(
         self,
@@ -22,7 +24,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry: bool = False,
     ) -> None:
-        super().__init__(message)
+        super().__init__(without_addresses(message))
         self.status = status
         self.param = param
         self.code = code
@@ -34,7 +36,7 @@ class ApiError(Exception):
             return "authentication_error"
         if self.status == 404:
             return "not_found_error"
-        if self.status == 504:
+        if self.status in (408, 504):
             return "timeout_error"
         if self.status == 429:
             return "rate_limit_error"

@@ -1,11 +1,17 @@
-"""Log probabilities as the two APIs of OpenAI write them. Pure."""
+"""Log probabilities as the two APIs of OpenAI write them. Pure.
+
+What grows with the number of likeliest tokens is encoded as soon as a token is there: an answer in
+one piece would otherwise encode all of it at its end, which took seconds and held every stream.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from plimsoll_engine.frontend.requests import TokenLogprobs
+import msgspec
+
+from plimsoll_engine.frontend.requests.request_log import TokenLogprobs
 
 TokenText = Callable[[int], str]
 
@@ -13,10 +19,10 @@ LOWEST = -9999.0
 """Instead of minus infinity, which JSON lacks; OpenAI's own value."""
 
 
-def chat(tokens: Sequence[TokenLogprobs], text_of: TokenText) -> dict[str, Any]:
-    """``logprobs`` of a chat's choice or chunk."""
-    return {
-        "content": [
+def chat(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> list[msgspec.Raw]:
+    """Entries of a chat's ``logprobs.content``, one a token."""
+    return [
+        _encoded(
             _entry(text_of(token_id), logprobs.chosen)
             | {
                 "top_logprobs": [
@@ -24,10 +30,14 @@ def chat(tokens: Sequence[TokenLogprobs], text_of: TokenText) -> dict[str, Any]:
                     for top_id, value in zip(logprobs.top_ids, logprobs.top, strict=True)
                 ]
             }
-            for token_id, logprobs in tokens
-        ],
-        "refusal": None,
-    }
+        )
+        for token_id, logprobs in tokens
+    ]
+
+
+def around(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
+    """``logprobs`` of a chat's choice or chunk."""
+    return {"content": entries, "refusal": None} if entries else None
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
@@ -36,10 +46,10 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
 
 def completion(
     tokens: Sequence[TokenLogprobs], text_of: TokenText, offset: int
-) -> tuple[dict[str, Any], int]:
-    """``logprobs`` of a completion's choice or chunk whose text begins ``offset`` characters after
-    the choice's; and the offset of what follows."""
-    body: dict[str, Any] = {
+) -> tuple[dict[str, list[Any]], int]:
+    """``logprobs`` of a completion's chunk whose text begins ``offset`` characters after the
+    choice's; and the offset of what follows."""
+    body: dict[str, list[Any]] = {
         "tokens": [],
         "token_logprobs": [],
         "top_logprobs": [],
@@ -52,7 +62,11 @@ def completion(
         named = {text_of(top_id): max(value, LOWEST) for top_id, value in top}
         body["tokens"].append(text)
         body["token_logprobs"].append(max(logprobs.chosen, LOWEST))
-        body["top_logprobs"].append(named | {text: max(logprobs.chosen, LOWEST)})
+        body["top_logprobs"].append(_encoded(named | {text: max(logprobs.chosen, LOWEST)}))
         body["text_offset"].append(offset)
         offset += len(text)
     return body, offset
+
+
+def _encoded(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -34,6 +34,13 @@ AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 NO_NUL = r"^[^\x00]*$"
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+# What a client may count up: far above what agents with long histories send.
+Part = Annotated[dict[str, Any], msgspec.Meta(max_length=64)]
+Parts = Annotated[list[Part], msgspec.Meta(max_length=1024)]
+ToolCalls = Annotated[list[Part], msgspec.Meta(max_length=128)]
+TemplateVariables = Annotated[dict[str, Any], msgspec.Meta(max_length=64)]
+# OpenAI's is 16 pairs.
+Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=64)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,7 +87,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: Name | None = None
     deadline_s: Seconds | None = None
 
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
 class CompletionRequest(_Common, kw_only=True):
@@ -94,10 +101,13 @@ class CompletionRequest(_Common, kw_only=True):
 
 class Message(msgspec.Struct, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Parts | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
+
+
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -112,6 +122,9 @@ class Tool(msgspec.Struct, kw_only=True):
     function: Function
 
 
+Tools = Annotated[list[Tool], msgspec.Meta(max_length=128)]
+
+
 class FunctionName(msgspec.Struct, kw_only=True):
     name: str
 
@@ -122,13 +135,13 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(_Common, kw_only=True):
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    messages: Messages
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     parallel_tool_calls: bool | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -139,9 +152,9 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
-    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -163,17 +176,21 @@ class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
-_FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`|at `\$\.?([^`]*)`")
+# A field's name may be empty: then what holds it is named. A key of a map is "at `key` in `$.map`".
+_FIELD = re.compile(
+    r"unknown field `([^`]+)`|missing required field `([^`]+)`|(?:at|in) `\$\.?([^`]+)`"
+)
 
 
-def decode(body: bytes, kind: type[_Body]) -> _Body:
-    """The request in ``body``. Raises ApiError 400 that names the field."""
+def decode(body: bytes | bytearray, kind: type[_Body]) -> _Body:
+    """The request in ``body``. Raises ApiError 400 that names the field, or else the body."""
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         match = _FIELD.search(str(error))
-        field = next((group for group in match.groups() if group), None) if match else None
-        raise invalid(str(error), field) from None
+        if match is None:
+            raise invalid(f"the body: {error}") from None
+        raise invalid(str(error), match[match.lastindex or 0]) from None
     except msgspec.DecodeError as error:
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:

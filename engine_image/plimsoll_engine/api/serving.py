@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,25 +12,38 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.requests import ClientDisconnect
 
-from plimsoll_engine.api import adapters, build, protocol, tokens, transcription
-from plimsoll_engine.api import body as bodies
-from plimsoll_engine.api.answer import Answer, error_response
+from plimsoll_engine.api import adapter_routes, batch, protocol, tokens, transcription
+from plimsoll_engine.api.answer import Answer
 from plimsoll_engine.api.auth import TENANT
-from plimsoll_engine.api.build import Asked
+from plimsoll_engine.api.batch import Batch
+from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
+from plimsoll_engine.api.body_sizes import BodySizes
+from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.shapes import ChatChoice, Choice, CompletionChoice
+from plimsoll_engine.api.preparer import Preparer
+from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
 from plimsoll_engine.api.tool_calls import ToolCallParser
-from plimsoll_engine.frontend.engine import Engine
-from plimsoll_engine.frontend.metrics import CONTENT_TYPE
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
+from plimsoll_engine.http.budget import BodyBudget
 
-MAX_BODY_BYTES = 32 << 20
+SMALL_REQUEST_BYTES = 16 << 10
+"""A body that names an adapter."""
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
-def app(engine: Engine) -> FastAPI:
-    """The application of the serving port."""
+def app(
+    engine: AsyncEngine,
+    bodies: BodyReader,
+    sizes: BodySizes,
+    preparer: Preparer,
+    answers: BodyBudget,
+) -> FastAPI:
+    """The application of the serving port. ``answers`` is for those that are written in one
+    piece."""
     api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
+    api.state.answers = answers
     created = int(time.time())
 
     def card() -> dict[str, Any]:
@@ -41,60 +55,79 @@ def app(engine: Engine) -> FastAPI:
             "max_model_len": engine.max_model_len,
         }
 
+    @asynccontextmanager
+    async def read(request: Request, most: int) -> AsyncIterator[Body]:
+        try:
+            async with bodies.read(request, most) as body:
+                yield body
+        except BodyRefused as error:
+            retry = error.status in (429, 503)
+            raise ApiError(error.status, str(error), code=error.code, retry=retry) from None
+
     @api.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = await _decode(request, protocol.CompletionRequest)
-        asked = await build.completion(engine, body, _tenant(request))
+        async with read(request, sizes.text(engine.max_model_len)) as body:
+            prepared = await preparer.completion(body)
+        made = await batch.completion(engine, prepared, _tenant(request))
         text_of = engine.tokenizer.token_text
-        choices = [CompletionChoice(i, text_of) for i in range(len(asked.generations))]
-        return _answer(engine, asked, choices, body)
+        choices = [CompletionChoice(i, text_of) for i in range(len(made.generations))]
+        return _answer(engine, made, choices, prepared.body)
 
     @api.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = await _decode(request, protocol.ChatRequest)
-        asked = await build.chat(engine, body, _tenant(request))
-        calls = bool(body.tools) and body.tool_choice != "none"
+        async with read(request, sizes.chat(engine.max_model_len)) as body:
+            prepared = await preparer.chat(body)
+        made = await batch.chat(engine, prepared, _tenant(request))
         text_of = engine.tokenizer.token_text
         choices = [
-            ChatChoice(i, text_of, ToolCallParser() if calls else None)
-            for i in range(len(asked.generations))
+            ChatChoice(i, text_of, ToolCallParser() if prepared.calls else None)
+            for i in range(len(made.generations))
         ]
-        return _answer(engine, asked, choices, body)
+        return _answer(engine, made, choices, prepared.body)
 
     @api.post("/v1/audio/transcriptions")
     async def transcriptions(request: Request) -> Response:
-        return await transcription.answer(engine, request, _tenant(request))
+        async with read(request, sizes.form) as body:
+            kind = request.headers.get("content-type", "")
+            form = await preparer.form(body, kind)
+        return await transcription.answer(engine, form.file, form.fields, _tenant(request))
 
     @api.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
-        return await tokens.tokenize(engine, await _decode(request, protocol.TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        async with read(request, sizes.chat(engine.max_model_len)) as body:
+            return tokens.answer(engine, await preparer.tokenize(body))
 
     @api.post("/detokenize")
-    async def detokenize(request: Request) -> dict[str, Any]:
-        return tokens.detokenize(engine, await _decode(request, protocol.DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        async with read(request, sizes.text(engine.max_model_len)) as body:
+            return tokens.answer(engine, await preparer.detokenize(body))
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
         base = card()
-        loaded = [adapters.card(base, adapter) for adapter in engine.adapters.listed()]
+        loaded = [adapter_routes.card(base, adapter) for adapter in engine.adapters.listed()]
         return {"object": "list", "data": [base, *loaded]}
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        adapter = build.check_model(engine, name)
-        return card() if adapter is None else adapters.card(card(), adapter)
+        adapter = batch.check_model(engine, name)
+        return card() if adapter is None else adapter_routes.card(card(), adapter)
 
     if engine.settings.max_loras:
 
+        async def decode(request: Request, kind: type[_Body]) -> _Body:
+            async with read(request, SMALL_REQUEST_BYTES) as body:
+                return protocol.decode(body.raw, kind)
+
         @api.post("/v1/load_lora_adapter")
         async def load_adapter(request: Request) -> Response:
-            body = await _decode(request, protocol.LoadAdapterRequest)
-            return PlainTextResponse(await adapters.load(engine, body))
+            body = await decode(request, protocol.LoadAdapterRequest)
+            return PlainTextResponse(await adapter_routes.load(engine, body))
 
         @api.post("/v1/unload_lora_adapter")
         async def unload_adapter(request: Request) -> Response:
-            body = await _decode(request, protocol.UnloadAdapterRequest)
-            return PlainTextResponse(adapters.unload(engine, body))
+            body = await decode(request, protocol.UnloadAdapterRequest)
+            return PlainTextResponse(adapter_routes.unload(engine, body))
 
     @api.get("/health")
     async def health() -> dict[str, str]:
@@ -115,7 +148,7 @@ def app(engine: Engine) -> FastAPI:
 
     @api.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        message = "an error of the engine's own; its log says more"
+        message = "internal error; see the engine's log"
         return error_response(ApiError(500, message, code="internal_error"))
 
     @api.exception_handler(ClientDisconnect)
@@ -128,18 +161,10 @@ def app(engine: Engine) -> FastAPI:
 
     @api.exception_handler(405)
     async def not_allowed(request: Request, error: Exception) -> Response:
-        message = f"{request.method} is not a method of {request.url.path}"
+        message = f"{request.method} is not allowed for {request.url.path}"
         return error_response(ApiError(405, message, code="method_not_allowed"))
 
     return api
-
-
-async def _decode(request: Request, kind: type[_Body]) -> _Body:
-    try:
-        raw = await bodies.read(request, MAX_BODY_BYTES)
-    except bodies.TooLarge as error:
-        raise ApiError(413, str(error), code="body_too_large") from None
-    return protocol.decode(raw, kind)
 
 
 def _tenant(request: Request) -> str:
@@ -147,11 +172,11 @@ def _tenant(request: Request) -> str:
 
 
 def _answer(
-    engine: Engine,
-    asked: Asked,
+    engine: AsyncEngine,
+    batch: Batch,
     choices: Sequence[Choice],
     body: protocol.CompletionRequest | protocol.ChatRequest,
 ) -> Answer:
     options = body.stream_options
     usage = options is not None and options.include_usage
-    return Answer(engine, asked, choices, stream=bool(body.stream), usage=usage)
+    return Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)

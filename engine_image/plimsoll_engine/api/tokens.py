@@ -1,38 +1,16 @@
-"""``/tokenize`` and ``/detokenize``, with vLLM's bodies."""
+"""The answers of ``/tokenize`` and ``/detokenize``, with vLLM's bodies."""
 
 from __future__ import annotations
 
-from typing import Any
+from starlette.responses import Response
 
-from plimsoll_engine.api.build import chat_prompt, check_ids, check_model, encode
-from plimsoll_engine.api.errors import invalid
-from plimsoll_engine.api.protocol import DetokenizeRequest, TokenizeRequest
-from plimsoll_engine.frontend.engine import Engine
+from plimsoll_engine.api.batch import check_model
+from plimsoll_engine.api.prepare import Text
+from plimsoll_engine.frontend.async_engine import AsyncEngine
 
 
-async def tokenize(engine: Engine, body: TokenizeRequest) -> dict[str, Any]:
+def answer(engine: AsyncEngine, text: Text) -> Response:
     """Raises ApiError."""
-    if body.model is not None:
-        check_model(engine, body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise invalid("give a prompt or messages, one of both", "prompt")
-    tokenizer = engine.tokenizer
-    if body.prompt is None:
-        ids = await chat_prompt(engine, body)
-    else:
-        encoder = tokenizer.encode if body.add_special_tokens else tokenizer.encode_rendered
-        ids = await encode(engine, body.prompt, encoder, "prompt")
-    return {
-        "count": len(ids),
-        "max_model_len": engine.max_model_len,
-        "tokens": ids,
-        "token_strs": [tokenizer.token_text(i) for i in ids] if body.return_token_strs else None,
-    }
-
-
-def detokenize(engine: Engine, body: DetokenizeRequest) -> dict[str, Any]:
-    """Raises ApiError."""
-    if body.model is not None:
-        check_model(engine, body.model)
-    check_ids(engine, body.tokens, "tokens")
-    return {"prompt": engine.tokenizer.decode(body.tokens)}
+    if text.model is not None:
+        check_model(engine, text.model)
+    return Response(text.answer, media_type="application/json")

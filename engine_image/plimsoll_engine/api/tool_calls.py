@@ -1,4 +1,4 @@
-"""Tool calls in a model's text, as the Hermes and Qwen families write them:
+"""Tool calls in a model's text, as the Hermes and Qwen families write them.
 
 <tool_call>
 {"name": "get_tide", "arguments": {"port": "Hull"}}
@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from plimsoll_engine.frontend.detokenize import StopMatcher
+from plimsoll_engine.frontend.requests.detokenize import StopMatcher
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

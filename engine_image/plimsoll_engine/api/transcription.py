@@ -12,19 +12,18 @@ import secrets
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
-from plimsoll_engine.api import build, errors, forms
+from plimsoll_engine.api import batch, errors
 from plimsoll_engine.api.answer import Answer
-from plimsoll_engine.api.build import Asked
+from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.errors import ApiError, invalid
-from plimsoll_engine.api.shapes import CompletionChoice
-from plimsoll_engine.frontend.engine import Engine
-from plimsoll_engine.frontend.requests import Admission, Generation, QueueFull
-from plimsoll_engine.ipc import Sampling
-from plimsoll_engine.media.interface import MediaError
-from plimsoll_engine.media.whisper_prompt import DEFAULT_LANGUAGE, WhisperPrompt
+from plimsoll_engine.api.responses import CompletionChoice
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.requests.request_log import Admission, Generation, QueueFull
+from plimsoll_engine.messages.worker_ipc import Sampling
+from plimsoll_engine.multimodal.processor import MediaError
+from plimsoll_engine.multimodal.whisper_prompt import DEFAULT_LANGUAGE, WhisperPrompt
 
 MAX_BODY_BYTES = 26 << 20
 """OpenAI's 25 MiB for the file, and the fields around it."""
@@ -38,11 +37,11 @@ class Transcript(Answer):
     """The text of all windows, which last ``seconds`` each, in one of :data:`FORMATS`."""
 
     def __init__(
-        self, engine: Engine, asked: Asked, seconds: list[float], language: str, kind: str
+        self, engine: AsyncEngine, batch: Batch, seconds: list[float], language: str, kind: str
     ) -> None:
         text_of = engine.tokenizer.token_text
-        choices = [CompletionChoice(i, text_of) for i in range(len(asked.generations))]
-        super().__init__(engine, asked, choices, stream=False, usage=False)
+        choices = [CompletionChoice(i, text_of) for i in range(len(batch.generations))]
+        super().__init__(engine, batch, choices, stream=False, usage=False)
         self._seconds = seconds
         self._language = language
         self._kind = kind
@@ -64,10 +63,9 @@ class Transcript(Answer):
         return msgspec.json.encode(whole | {"segments": segments})
 
 
-async def answer(engine: Engine, request: Request, tenant: str) -> Response:
-    """Raises ApiError."""
-    data, fields = await forms.read(request, MAX_BODY_BYTES)
-    build.check_model(engine, fields.get("model", ""))
+async def answer(engine: AsyncEngine, data: bytes, fields: dict[str, str], tenant: str) -> Response:
+    """Of the sound file ``data``. Raises ApiError."""
+    batch.check_model(engine, fields.get("model", ""))
     hears, speech = engine.media.processors.audio, engine.media.processors.speech
     if hears is None or speech is None:
         raise invalid("this model takes no audio", "model", "unsupported_value")
@@ -88,7 +86,7 @@ async def answer(engine: Engine, request: Request, tenant: str) -> Response:
     ids = speech.ids(language)
     tokenizer = engine.tokenizer
     how = Sampling(
-        max_tokens=build.room(engine, ids, None, "file"),
+        max_tokens=batch.room(engine, ids, None, "file"),
         temperature=temperature,
         seed=secrets.randbits(63),
         stop_token_ids=list(tokenizer.eos_ids),
@@ -96,15 +94,15 @@ async def answer(engine: Engine, request: Request, tenant: str) -> Response:
         min_tokens=1,
     )
     served = engine.settings.served_model_name
-    asked = Asked(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
+    made = Batch(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
     admission = Admission(tenant=tenant)
     for number, (_, window) in enumerate(windows):
         media = [window.media(0, hears.placeholders, hears.tokens)]
-        name = f"{asked.request_id}-{number}"
-        asked.generations.append(
-            Generation(name, ids, how, tokenizer.decode, (), admission, asked.wake, media)
+        name = f"{made.request_id}-{number}"
+        made.generations.append(
+            Generation(name, ids, how, tokenizer.decode, (), admission, made.wake, media)
         )
-    return Transcript(engine, asked, [seconds for seconds, _ in windows], language, kind)
+    return Transcript(engine, made, [seconds for seconds, _ in windows], language, kind)
 
 
 def _checked(fields: dict[str, str], speech: WhisperPrompt) -> tuple[str, str, float]:
@@ -117,7 +115,7 @@ def _checked(fields: dict[str, str], speech: WhisperPrompt) -> tuple[str, str, f
                 "unsupported_value",
             )
     if fields.get("stream", "false").lower() != "false":
-        raise invalid("a transcription is not streamed: leave stream out", "stream")
+        raise invalid("transcriptions cannot be streamed: leave stream out", "stream")
     kind = fields.get("response_format") or "json"
     if kind not in FORMATS:
         raise invalid(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_engine.media.interface import Processed
+from plimsoll_engine.multimodal.processor import Processed
 
 
 class ProcessorCache:

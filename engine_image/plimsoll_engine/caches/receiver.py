@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from plimsoll_engine.ipc import Media, MediaMissing, Submit
+from plimsoll_engine.messages.worker_ipc import Media, MediaMissing, Submit
 
 
 class Receiver:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_engine.ipc import Media, Submit, ToWorker, Trim
+from plimsoll_engine.messages.worker_ipc import Media, Submit, ToWorker, Trim
 
 
 class Sender:

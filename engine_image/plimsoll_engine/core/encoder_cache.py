@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plimsoll_engine.core.request import Request
-from plimsoll_engine.ipc import Media
+from plimsoll_engine.messages.worker_ipc import Media
 
 ENTRY_BYTES = 500
 """Host memory of an entry with one holder (CPython 3.11, rounded up)."""

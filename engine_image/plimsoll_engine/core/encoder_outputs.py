@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from plimsoll_engine.core.scheduler import Chunk
-from plimsoll_engine.ipc import Media
-from plimsoll_engine.models.interface import MediaModel, StepPlan
+from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.messages.worker_ipc import Media
+from plimsoll_engine.models.model import MediaModel
 
 
 class EncoderOutputs:

@@ -11,16 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from plimsoll_engine.core.adapters import Adapters, in_step
 from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.graphs import DecodeGraphs
-from plimsoll_engine.core.inputs import Inputs, to_device
+from plimsoll_engine.core.inputs import to_device
+from plimsoll_engine.core.loaded_adapters import LoadedAdapters, in_step
 from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.interface import MediaModel, Model, StepPlan
 from plimsoll_engine.models.lora import StepAdapters
-from plimsoll_engine.ranks.group import ALONE, Group
+from plimsoll_engine.models.model import MediaModel, Model
 
 
 class Forward:
@@ -29,14 +31,14 @@ class Forward:
     def __init__(
         self, model: Model, num_blocks: int, block_size: int, memory: torch.Tensor | None = None
     ) -> None:
-        """``memory`` uint8 [bytes] is the KV pool's where it is lent; else it is allocated here."""
+        """``memory`` uint8 [bytes] is the KV pool's where that is mapped; else it is made here."""
         self.model: Model | None = model
         self.group: Group = model.group if isinstance(model, Decoder) else ALONE
         self.outputs = EncoderOutputs(model) if isinstance(model, MediaModel) else None
         self.block_size = block_size
         self.device: torch.device = model.device
         self.graphs: DecodeGraphs | None = None
-        self.adapters: Adapters | None = None
+        self.adapters: LoadedAdapters | None = None
         """None where the engine takes no LoRA adapters."""
         self._ops = ops_for(self.device)
         layers, heads, dim = model.kv

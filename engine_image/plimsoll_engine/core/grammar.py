@@ -1,50 +1,75 @@
 """Structured output: grammars compiled off the worker's loop, and what they allow next.
 
-llguidance does the parsing. Its work is bounded by counts of items and automaton states and not by
-time, so the same request is accepted or refused on every machine. One thread compiles, replays the
-tokens that a carried request has already made, and keeps the compiled grammars; it holds the
-interpreter's lock only between these, so streams go on meanwhile. The longest compilation known
-(an adversary's 64 KiB of optional characters) takes nine seconds, a common schema milliseconds.
+llguidance does the parsing. A grammar that is not in the cache is compiled twice: first in a
+process that is killed where it takes too much (:mod:`plimsoll_engine.core.grammar_trial`), then,
+known to be bounded, here in a thread. :mod:`plimsoll_engine.core.grammar_queue` says whose is next.
+What may come next in an output is computed beside the steps (:mod:`plimsoll_engine.core.matcher`).
+The threads hold the interpreter's lock only between these, so streams go on meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
+import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.checkpoint import eos_ids
-from plimsoll_engine.ipc import Grammar
-from plimsoll_engine.settings import UsageError
+from plimsoll_engine.core.grammar_queue import SMALL_CHARACTERS, GrammarQueue
+from plimsoll_engine.core.grammar_trial import (
+    BYTES,
+    NICENESS,
+    STACK_BYTES,
+    GrammarRefused,
+    Passed,
+    Trial,
+    TrialFailed,
+    TrialServer,
+    TrialsLost,
+)
+from plimsoll_engine.core.matcher import LIMIT_CPU_S, Masks, Matcher, short
+from plimsoll_engine.errors import UsageError
+from plimsoll_engine.messages.worker_ipc import Grammar
+from plimsoll_engine.process import host_memory
 
+SLOTS = 2
+"""Compilations at once; a tenant has one of them at most."""
 CACHE_BYTES = 64 << 20
 BASE_BYTES, BYTES_PER_CHARACTER = 96 << 10, 128
-"""A compiled grammar's memory, which llguidance does not tell. Measured with mallinfo2 and a
+"""A compiled grammar's memory at least, where its trial told less. Measured with mallinfo2 and a
 vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes for each character of the text."""
 TOKENIZER_BYTES_PER_FILE_BYTE = 20
 """Of the token trie, measured the same way: 97 MB for a tokenizer.json of 4.9 MB."""
-
-STACK_BYTES = 256 << 20
-"""The compiler recurses once for each step in a chain of rules or references, and a thread whose
-stack overflows ends the process. 64 KiB of text chain 8,000 rules, which overflow 8 MiB and fit
-into 32 MiB. Address space only: pages come with use, and go with the thread."""
+REFUSALS = 1024
+"""Grammars that are remembered as refused for what they take: 100 bytes each."""
 
 LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
     verbose_errors=False,  # they would tell one client of the parser's inside, at length
 )
 
+Key = tuple[str, str]
+
 
 class GrammarError(ValueError):
-    """The grammar cannot be used; the message says why, ``field`` where the client gave it."""
+    """The grammar cannot be used; ``why`` says why not, ``field`` where the client gave it.
+    ``unavailable``: it may be sound, and could not be compiled now."""
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, field: str, why: str, unavailable: bool = False) -> None:
+        super().__init__(f"{field}: {why}")
         self.field = field
+        self.why = why
+        self.unavailable = unavailable
 
 
 class Vocabulary:
@@ -68,44 +93,65 @@ class Vocabulary:
         size = len(text) * TOKENIZER_BYTES_PER_FILE_BYTE
         return None if tokenizer is None else cls(tokenizer, size)
 
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """A new matcher. Raises :class:`GrammarError`."""
+        compiled = LLMatcher(self.tokenizer, _source(grammar), log_level=0, limits=LIMITS)
+        if compiled.is_error():
+            raise GrammarError(grammar.field, short(compiled.get_error()))
+        return compiled
 
-class Matcher:
-    """How far one request's output has come in its grammar."""
+    def attempt(self, grammar: Grammar) -> Passed | GrammarRefused:
+        """Compile ``grammar`` and what it allows first. The bytes are those of the compiled grammar
+        while it exists, so malloc is asked before it goes."""
+        before = host_memory.malloc()[0] or 0
+        try:
+            compiled = self.compile(grammar)
+            held = max(0, (host_memory.malloc()[0] or 0) - before)
+            matcher = Matcher(compiled.deep_copy(), grammar.field, held, "", ("", ""))
+        except GrammarError as error:
+            return GrammarRefused(error.why, certain=True)
+        return (
+            Passed(held) if matcher.error is None else GrammarRefused(matcher.error, certain=True)
+        )
 
-    __slots__ = ("_matcher", "bytes", "field")
 
-    def __init__(self, matcher: LLMatcher, field: str, size_bytes: int) -> None:
-        self._matcher = matcher
-        self.field = field
-        self.bytes = size_bytes
+@dataclass(eq=False, slots=True)
+class _Job:
+    """The compilation for one request. ``future`` is None while it waits for its turn."""
 
-    def take(self, token_id: int) -> None:
-        """The next token of the output."""
-        self._matcher.consume_token(token_id)
-
-    def allowed(self) -> bytes:
-        """One bit for each token, little-endian. Raises :class:`GrammarError`."""
-        mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise GrammarError(self.field, f"{self.field}: {self._matcher.get_error()}")
-        return mask
-
-    @property
-    def complete(self) -> bool:
-        """Whether the output matches and nothing may follow."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
+    number: int
+    grammar: Grammar
+    output_ids: list[int]
+    tenant: str
+    trial: Trial = field(default_factory=Trial)
+    future: Future[Matcher] | None = None
+    seconds: float = 0.0
 
 
 class Grammars:
-    """The compiler of one worker."""
+    """The compiler of one worker. Its loop alone calls this. Without ``trials`` nothing bounds the
+    time of a compilation."""
 
-    def __init__(self, vocabulary: Vocabulary | None, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary | None,
+        cache_bytes: int = CACHE_BYTES,
+        trials: TrialServer | None = None,
+    ) -> None:
         self._vocabulary = vocabulary
-        self._cache: LruCache[tuple[str, str], LLMatcher] = LruCache(cache_bytes)
+        self._trials = trials
+        self._cache: LruCache[Key, LLMatcher] = LruCache(cache_bytes)
+        self._refused: LruCache[bytes, str] = LruCache(REFUSALS)
         self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
-        self._jobs: dict[str, Future[Matcher]] = {}
-        self._unfinished: set[Future[Matcher]] = set()  # also of requests that were aborted
+        self._threads: ThreadPoolExecutor | None = None
+        self._queue = GrammarQueue(SLOTS)
+        self._jobs: dict[str, _Job] = {}
+        """By request."""
+        self._numbers = itertools.count()
+        self._queued: dict[int, _Job] = {}
+        self._under_way: dict[int, _Job] = {}
+        """By number; also those of requests that were aborted."""
+        self.masks = Masks(STACK_BYTES)
 
     def __len__(self) -> int:
         """Requests whose grammar is being compiled."""
@@ -114,36 +160,48 @@ class Grammars:
     def __iter__(self) -> Iterator[str]:
         return iter(self._jobs)
 
-    def begin(self, request_id: str, grammar: Grammar, output_ids: Sequence[int]) -> None:
+    def begin(
+        self, request_id: str, grammar: Grammar, output_ids: Sequence[int], tenant: str = ""
+    ) -> None:
         """Compile ``grammar``, for a request that has ``output_ids`` already."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "grammar")
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            job = self._thread.submit(self._match, grammar, list(output_ids))
-        finally:
-            threading.stack_size(before)
-        self._jobs[request_id] = job
-        self._unfinished.add(job)
-        job.add_done_callback(self._unfinished.discard)
+        job = _Job(next(self._numbers), grammar, list(output_ids), tenant)
+        self._jobs[request_id] = self._queued[job.number] = job
+        self._queue.add(job.number, tenant, len(grammar.text))
+        self._start()
 
     def drop(self, request_id: str) -> bool:
-        """The request ended; False where nothing is compiled for it."""
+        """The request ended; False where nothing is compiled for it. Its trial is killed."""
         job = self._jobs.pop(request_id, None)
-        if job is not None:
-            job.cancel()
-        return job is not None
+        if job is None:
+            return False
+        if self._queued.pop(job.number, None) is not None:
+            self._queue.discard(job.number)
+        else:
+            job.trial.cancel()
+        self._reap()
+        return True
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
-        """The requests whose grammar is ready or wrong; waits so long for the first of them."""
+        """The requests whose grammar is ready or wrong; waits so long for the first of them.
+        Raises :class:`TrialsLost`."""
         if not self._jobs:
             return []
-        wait(self._jobs.values(), wait_s, FIRST_COMPLETED)
-        done = [request_id for request_id, job in self._jobs.items() if job.done()]
-        outcomes = [(request_id, _outcome(self._jobs.pop(request_id))) for request_id in done]
-        if not self._jobs and not self._unfinished:
-            self._end_thread()  # it has nothing to do, so this does not wait
+        begun = {name: job.future for name, job in self._jobs.items() if job.future is not None}
+        wait(begun.values(), wait_s, FIRST_COMPLETED)
+        done = [name for name, future in begun.items() if future.done()]
+        outcomes = [(name, _outcome(self._jobs.pop(name))) for name in done]
+        self._reap()
         return outcomes
+
+    def refuse(self, matcher: Matcher) -> GrammarError:
+        """What its request is told; the grammar is not taken again."""
+        why = (
+            f"it takes more than {LIMIT_CPU_S:g} s to tell which token may come next; make it"
+            " smaller or less ambiguous"
+        )
+        with self._lock:
+            self._refused.put(_digest(matcher.key), why)
+        return GrammarError(matcher.field, why)
 
     def flush(self) -> int:
         """Forget every compiled grammar; the bytes given back."""
@@ -154,46 +212,119 @@ class Grammars:
 
     @property
     def bytes(self) -> int:
-        return self._cache.used + (0 if self._vocabulary is None else self._vocabulary.bytes)
+        trials = sum(job.trial.bytes for job in self._under_way.values())
+        return self._cache.used + trials + self._vocabulary_bytes
 
     @property
     def bytes_bound(self) -> int:
-        return self._cache.capacity + (0 if self._vocabulary is None else self._vocabulary.bytes)
+        trials = 0 if self._trials is None else SLOTS * BYTES
+        return self._cache.capacity + trials + self._vocabulary_bytes
+
+    @property
+    def _vocabulary_bytes(self) -> int:
+        return 0 if self._vocabulary is None else self._vocabulary.bytes
 
     def close(self) -> None:
-        """End the thread and forget everything. Again does nothing more."""
+        """End threads and processes and forget everything. Again does nothing more."""
         self._jobs.clear()
-        self._end_thread()
+        for number in list(self._queued):
+            del self._queued[number]
+            self._queue.discard(number)
+        for job in self._under_way.values():
+            job.trial.cancel()
+        self._end_threads()
+        self._reap()
+        self.masks.close()
         self.flush()
+        if self._trials is not None:
+            self._trials.close()
+            self._trials = None
         self._vocabulary = None
 
-    def _end_thread(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
-            self._thread = None
+    # ---- the queue
 
-    def _match(self, grammar: Grammar, output_ids: list[int]) -> Matcher:
-        size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
-        matcher = self._compiled(grammar, size).deep_copy()
-        if not matcher.consume_tokens(output_ids):
+    def _start(self) -> None:
+        """As many as may be under way."""
+        while (number := self._queue.take()) is not None:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(SLOTS, "grammar", _give_way)
+            job = self._queued.pop(number)
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                job.future = self._threads.submit(partial(self._timed, job))
+            finally:
+                threading.stack_size(before)
+            self._under_way[number] = job
+
+    def _reap(self) -> None:
+        """Free the places of those that are done, and give them away."""
+        for number, job in list(self._under_way.items()):
+            if job.future is not None and job.future.done():
+                del self._under_way[number]
+                self._queue.done(number, job.seconds)
+        self._start()
+        if not self._jobs and not self._under_way:
+            self._end_threads()  # they have nothing to do, so this does not wait
+
+    def _end_threads(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
+
+    # ---- in a thread
+
+    def _timed(self, job: _Job) -> Matcher:
+        begun = time.monotonic()
+        try:
+            return self._match(job)
+        finally:
+            job.seconds = time.monotonic() - begun
+            if len(job.grammar.text) > SMALL_CHARACTERS:
+                # What compiling a large text took is free by now, and malloc would keep it.
+                host_memory.malloc_trim()
+
+    def _match(self, job: _Job) -> Matcher:
+        grammar = job.grammar
+        key = grammar.kind, grammar.text
+        compiled, size = self._compiled(key, job)
+        matcher = compiled.deep_copy()
+        if not matcher.consume_tokens(job.output_ids):
             raise GrammarError(grammar.field, "the output so far does not match the grammar")
-        found = Matcher(matcher, grammar.field, size)
-        found.allowed()  # what is too complex shows here, and not in a step
+        found = Matcher(matcher, grammar.field, size, job.tenant, key)
+        if found.error is not None:  # what is too complex shows here, and not in a step
+            raise GrammarError(grammar.field, found.error)
         return found
 
-    def _compiled(self, grammar: Grammar, size: int) -> LLMatcher:
-        """Untouched: each request goes on with a copy."""
-        key = grammar.kind, grammar.text
+    def _compiled(self, key: Key, job: _Job) -> tuple[LLMatcher, int]:
+        """Untouched, since each request goes on with a copy; and its bytes."""
+        grammar = job.grammar
+        size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
         with self._lock:
+            refused = self._refused.get(_digest(key))
             compiled = self._cache.get(key)
             self._cache.touch(key)
+        if refused is not None:
+            raise GrammarError(grammar.field, refused)
         if compiled is not None:
-            return compiled
+            return compiled, size
+        size = max(size, self._try(key, job))
         compiled = self.compile(grammar)
         if size <= self._cache.capacity:
             with self._lock:
                 self._cache.put(key, compiled, size)
-        return compiled
+        return compiled, size
+
+    def _try(self, key: Key, job: _Job) -> int:
+        """The bytes that the grammar takes; 0 where nobody tried it. Raises GrammarError."""
+        if self._trials is None or self._vocabulary is None:
+            return 0
+        verdict = job.trial.run(self._trials, job.grammar)
+        if isinstance(verdict, GrammarRefused):
+            if verdict.certain:
+                with self._lock:
+                    self._refused.put(_digest(key), verdict.message)
+            raise GrammarError(job.grammar.field, verdict.message)
+        return verdict.bytes
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """A new matcher, past the cache. Raises :class:`GrammarError`."""
@@ -203,21 +334,29 @@ class Grammars:
                 "this model's tokenizer cannot be used for structured output: it is not a"
                 " tokenizer.json that llguidance reads, or no token ends a text",
             )
-        compiled = LLMatcher(
-            self._vocabulary.tokenizer, _source(grammar), log_level=0, limits=LIMITS
-        )
-        if compiled.is_error():
-            raise GrammarError(grammar.field, f"{grammar.field}: {compiled.get_error()}")
-        return compiled
+        return self._vocabulary.compile(grammar)
 
 
-def _outcome(job: Future[Matcher]) -> Matcher | GrammarError:
-    error = job.exception()
+def _give_way() -> None:
+    """Streams go before compilations."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def _digest(key: Key) -> bytes:
+    return hashlib.sha256("\0".join(key).encode(errors="surrogatepass")).digest()
+
+
+def _outcome(job: _Job) -> Matcher | GrammarError:
+    assert job.future is not None
+    error = job.future.exception()
     if error is None:
-        return job.result()
+        return job.future.result()
+    if isinstance(error, TrialsLost):
+        raise TrialsLost(str(error))
     # A new one: the traceback of the old holds the job's frame.
-    field = error.field if isinstance(error, GrammarError) else "grammar"
-    return GrammarError(field, str(error))
+    why = error.why if isinstance(error, GrammarError) else short(str(error))
+    return GrammarError(job.grammar.field, why, unavailable=isinstance(error, TrialFailed))
 
 
 def _source(grammar: Grammar) -> str:
@@ -232,4 +371,4 @@ def _source(grammar: Grammar) -> str:
                 return LLMatcher.grammar_from_regex(grammar.text)
         return LLMatcher.grammar_from_lark(grammar.text)
     except ValueError as error:
-        raise GrammarError(grammar.field, f"{grammar.field}: {error}") from None
+        raise GrammarError(grammar.field, short(str(error))) from None

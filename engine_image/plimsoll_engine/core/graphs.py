@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from plimsoll_engine.core.inputs import Inputs
+from plimsoll_engine.distributed.group import ALONE
 from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.interface import StepPlan
-from plimsoll_engine.ranks.group import ALONE
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FIRST = 4

@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from plimsoll_engine.core.scheduler import Chunk
-
-Array = np.ndarray[Any, np.dtype[np.int32]]
-
-
-@dataclass(slots=True)
-class Inputs:
-    """The integers of a step on the host, all that a rank needs to compute it. ``sources`` says
-    where a token's id is: negative for ``ids``, else a row of the tokens that the step before
-    sampled. ``last`` are the rows that get a token; ``decodes``, ``longest`` and ``fresh`` are
-    those of :class:`plimsoll_engine.models.interface.StepPlan`."""
-
-    ids: Array
-    sources: Array
-    positions: Array
-    slots: Array
-    contexts: Array
-    starts: Array
-    tables: Array
-    last: Array
-    decodes: int
-    longest: int
-    fresh: tuple[int, ...]
-
-    @property
-    def decoding(self) -> bool:
-        """Each sequence has one row, and each gets a token."""
-        return len(self.ids) == len(self.contexts) == len(self.last)
+from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
 def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from plimsoll_engine.ipc import Sampling
+from plimsoll_engine.messages.worker_ipc import Sampling
 
 BANNED = -1e30
 """Added to a banned token's logit. Finite: where nothing else may follow, a banned token does."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from plimsoll_engine.core.grammar import Matcher
 from plimsoll_engine.core.logit_edits import TokenCounts
+from plimsoll_engine.core.matcher import Matcher
 from plimsoll_engine.core.sampling import Row
-from plimsoll_engine.ipc import Media, Sampling, Started, Submit
+from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
 if TYPE_CHECKING:
-    from plimsoll_engine.core.blocks import BlockPool
+    from plimsoll_engine.kvcache.block_pool import BlockPool
     from plimsoll_engine.models.lora import Adapter
 
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 class Request:
     """``computed`` counts the tokens whose keys and values are in the pool. Times are monotonic
     seconds; ``cached_tokens`` and ``started_at`` are of the first start. ``order`` is the number
-    in the order of arrival, which the queue gives. ``fetched``: the prompt's beginning was looked
+    in the order of arrival, ``place`` that of its place among those that run or were stopped; the
+    queue gives both. ``fetched``: the prompt's beginning was looked
     for in host memory. ``pending`` counts the tokens that are
     sampled and not yet in ``token_ids``, at most 1 when a step is scheduled: the device alone
-    knows it, at ``sampled_row`` of the last step's."""
+    knows it, at ``sampled_row`` of the last step's. ``held`` is such a token once it is known,
+    until the grammar has taken it in: no step may have the request meanwhile."""
 
     request_id: str
     token_ids: list[int]
@@ -38,6 +40,7 @@ class Request:
     priority: int = 0
     tenant: str = ""
     order: int = 0
+    place: int | None = None
     cache_salt: str = ""
     media: list[Media] = field(default_factory=list)
     adapter: Adapter | None = None
@@ -51,6 +54,7 @@ class Request:
     computed: int = 0
     pending: int = 0
     sampled_row: int = 0
+    held: tuple[int, Logprobs | None] | None = None
     cached_tokens: int = 0
     attempt: int = 0
     fetched: bool = False
@@ -80,12 +84,10 @@ class Request:
         self.token_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
-        if self.matcher is not None:
-            self.matcher.take(token_id)
 
     def row(self) -> Row:
         """What the next token's row of logits is to be sampled by."""
-        allowed = None if self.matcher is None else self.matcher.allowed()
+        allowed = None if self.matcher is None else self.matcher.mask
         return Row(self.sampling, self.num_outputs + self.pending, self.counts, allowed)
 
     @property
@@ -93,6 +95,11 @@ class Request:
         """Whether the next token depends on all before it beyond their keys and values: then none
         may be pending when it is sampled."""
         return self.counts is not None or self.matcher is not None
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether its pending token must be known before its next step."""
+        return self.pending > 0 and self.looks_back and self.held is None
 
     @property
     def num_outputs(self) -> int:

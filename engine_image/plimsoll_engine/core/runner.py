@@ -16,14 +16,15 @@ from weakref import ref
 import torch
 
 from plimsoll_engine.core.forward import Forward
-from plimsoll_engine.core.inputs import Inputs, collect
+from plimsoll_engine.core.inputs import collect
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.sampling import Plan, Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
-from plimsoll_engine.ipc import Logprobs, Media
-from plimsoll_engine.models.interface import MediaModel, Model
-from plimsoll_engine.ranks import messages
-from plimsoll_engine.ranks.leader import Leader
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.messages.rank_ipc import Inputs
+from plimsoll_engine.messages.worker_ipc import Logprobs, Media
+from plimsoll_engine.models.model import MediaModel, Model
 
 
 class NextToken(NamedTuple):
@@ -70,20 +71,20 @@ class Runner(Forward):
         super().__init__(model, num_blocks, block_size, memory)
         self._leader = leader
         if leader is not None:
-            lent = memory is not None
-            leader.ask(messages.Pool(num_blocks, block_size, lent), messages.Done)
+            shared = memory is not None
+            leader.ask(rank_ipc.Pool(num_blocks, block_size, shared), rank_ipc.Acknowledged)
 
     def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
-        with self._together(messages.Graphs(max_num_seqs, max_blocks, later)):
+        with self._together(rank_ipc.Graphs(max_num_seqs, max_blocks, later)):
             super().capture_graphs(max_num_seqs, max_blocks, later)
 
     def capture_more(self) -> bool:
         if self.graphs is None or not self.graphs.missing:
             return False
-        with self._together(messages.Capture()):
+        with self._together(rank_ipc.Capture()):
             return super().capture_more()
 
-    def _together(self, command: messages.Command) -> AbstractContextManager[None]:
+    def _together(self, command: rank_ipc.Command) -> AbstractContextManager[None]:
         return nullcontext() if self._leader is None else self._leader.together(command)
 
     @torch.inference_mode()
@@ -91,14 +92,14 @@ class Runner(Forward):
         """Compute ``chunks``; those that end get a token, which the flight brings.
 
         Decode rows must not be mixed in behind prefill chunks, so the order here is this method's.
-        Raises :class:`plimsoll_engine.ranks.leader.RanksLost` where several ranks are at work on
-        the step and it fails; whatever else it raises concerns this step alone.
+        Raises :class:`plimsoll_engine.distributed.leader.RanksLost` where several ranks are at work
+        on the step and it fails; whatever else it raises concerns this step alone.
         """
         chunks = sorted(chunks, key=_place)
         ending = [chunk.request for chunk in chunks if chunk.ends]
         made = plan([request.row() for request in ending])
         inputs = collect(chunks, self.block_size)
-        with self._together(messages.Step(inputs)):
+        with self._together(rank_ipc.Step(inputs)):
             sampled = self._next_tokens(inputs, chunks, made)
         if sampled is None:
             return Flight([], None, None)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from plimsoll_engine.core.logit_edits import Edits, TokenCounts
-from plimsoll_engine.ipc import Logprobs, Sampling
+from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
 WORKSPACE_ELEMENTS = 1 << 23
 """Probabilities are float64, several buffers of them: so many at once, 64 MiB a buffer, and one row

@@ -1,15 +1,18 @@
 """Which requests compute which tokens in the next step: continuous batching, chunked prefill.
 
-Requests are taken in the order of their urgency (priority, then age) while the token budget, the
-number of sequences and the blocks last: running ones, and before those of a lower priority the
-waiting ones (waiting.py says who is next). A prompt longer than the budget is computed in chunks
-over several steps. When blocks run out, the last in that order gives its blocks back and waits; its
-tokens are computed again later, mostly from the prefix cache. It also gives way, blocks and place
-in the batch, to a waiting request of a higher priority.
+Requests are taken in the order of their places while the token budget, the number of sequences and
+the blocks last: running ones, then waiting ones (waiting.py says who is next, and what a place is).
+A prompt longer than the budget is computed in chunks over several steps. When blocks run out, the
+last in that order gives its blocks back and waits; its tokens are computed again later, mostly from
+the prefix cache.
+
+Priorities are a tenant's own matter. Among its places the more urgent requests have the earlier
+ones, and a running request gives way, with blocks and place, to a waiting one of the same tenant
+that has a higher priority. They are strict: a low one waits for as long as higher ones of its
+tenant keep that tenant's places busy.
 
 There is no deadlock: a request that could not run alone in an empty pool is refused at once, and
-the first in the order is never stopped for another one. Priorities are strict: a low one waits for
-as long as higher ones keep the engine busy.
+the first in the order is never stopped for one of another tenant.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ import time
 from bisect import insort
 from dataclasses import dataclass, field
 
-from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.encoder_cache import EncoderCache
-from plimsoll_engine.core.prefix import extend_block_hashes
 from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.waiting import WaitingQueue, urgency
-from plimsoll_engine.ipc import Media
-from plimsoll_engine.offload.offload import Offload
+from plimsoll_engine.core.waiting import WaitingQueue, place
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.offload import Offload
+from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
+from plimsoll_engine.messages.worker_ipc import Media
 
 UNCUT = 8
 """A prompt is not begun with less than this part of a step's tokens: a cut one reads its context
@@ -66,7 +69,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
-        """By urgency."""
+        """By place."""
         self._coming: set[bytes] = set()
         """Hashes of the blocks that the step being scheduled will fill."""
         self.preemptions_total = 0
@@ -129,21 +132,26 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         index = 0  # those before it run and are scheduled
         while budget > 0:
-            head = self.waiting.head()
+            turn = self.running[index] if index < len(self.running) else None
+            head = self.waiting.head() if turn is None else self.waiting.more_urgent(turn)
             if head is not None and (head.pending or head in stopped):
                 # Blocks are short: it must not take them again at once. Or it was stopped before
                 # its last token was known.
                 head = None
-            turn = self.running[index] if index < len(self.running) else None
-            if turn is not None and turn.pending and turn.is_full(self.max_model_len):
+            if turn is not None and (
+                turn.held is not None or (turn.pending and turn.is_full(self.max_model_len))
+            ):
                 index += 1
                 continue
-            if head is not None and (turn is None or head.priority < turn.priority):
-                chunk = self._start(head, budget)
-            elif turn is not None:
-                chunk = self._go_on(turn, budget)
-            else:
+            if head is None and turn is None:
                 break
+            if head is None:
+                assert turn is not None
+                chunk = self._go_on(turn, budget)
+            elif turn is None or head.place is not None or head is self.waiting.head():
+                chunk = self._start(head, budget)
+            else:
+                chunk = None  # it may have one of its tenant's places, and is not next for another
             if chunk is not None and not chunk.count:
                 # It waits until others have computed their media; nobody is stopped for it.
                 if chunk.request is turn:
@@ -155,12 +163,27 @@ class Scheduler:
                 self._announce(chunk)
                 budget -= chunk.count
                 index += 1
-            elif turn is not None:
+            elif turn is None:
+                break
+            elif head is not None:
+                last = [one for one in self.running if one.tenant == turn.tenant][-1]
+                stopped.append(last)
+                self._replace(last, head)
+            else:
                 stopped.append(self.running[-1])  # it may be the one whose turn it was
                 self.preempt(self.running[-1])
-            else:
-                break
         return chunks
+
+    def _replace(self, request: Request, heir: Request) -> None:
+        """Stop a running request for a more urgent one of its tenant, which gets its place unless
+        it has one."""
+        self.running.remove(request)
+        self._drop(request)
+        if heir.place is None:
+            self.waiting.give_up(request, heir)
+        else:
+            self.waiting.put_back(request)
+        self.preemptions_total += 1
 
     def _go_on(self, request: Request, budget: int) -> Chunk | None:
         """The next chunk of a running request; None where blocks are missing."""
@@ -188,14 +211,26 @@ class Scheduler:
         if not chunk.count:
             self._drop(request)
             return chunk
-        self.waiting.remove(request)
-        insort(self.running, request, key=urgency)
+        self.waiting.start(request)
+        self._sort_in(request)
         self.prefix_query_tokens_total += len(request.token_ids)
         self.prefix_hit_tokens_total += request.computed
         if request.started_at is None:
             request.started_at = time.monotonic()
             request.cached_tokens = request.computed
         return chunk
+
+    def _sort_in(self, request: Request) -> None:
+        """Among a tenant's places the more urgent requests have the earlier ones."""
+        insort(self.running, request, key=place)
+        same = [one for one in self.running if one.tenant == request.tenant]
+        if all(one.priority == request.priority for one in same):
+            return
+        places = [place(one) for one in same]
+        same.sort(key=lambda one: one.priority)  # of equals the earlier place stays the earlier
+        for one, number in zip(same, places, strict=True):
+            one.place = number
+        self.running.sort(key=place)
 
     def _announce(self, chunk: Chunk) -> None:
         """Note the blocks that ``chunk`` fills, for requests with the same beginning."""
@@ -260,7 +295,7 @@ class Scheduler:
         return True
 
     def preempt(self, request: Request) -> None:
-        """Stop a running request; it waits, ahead of new ones of its priority."""
+        """Stop a running request; it waits, and keeps its place."""
         self.running.remove(request)
         self._drop(request)
         self.waiting.put_back(request)

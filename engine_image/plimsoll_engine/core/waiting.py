@@ -1,9 +1,14 @@
 """Who waits for the batch, and who is next.
 
-The lowest priority number goes first, always. Within a priority, whoever was stopped to make room
-goes on before anybody new begins; new requests take turns by tenant: the next one is of the tenant
-for which the fewest tokens were computed, its oldest. So a tenant that queues a thousand requests
-waits behind its own, and one with long prompts has its turn less often.
+Fairness between tenants comes first: the next new request is of the tenant for which the fewest
+tokens were computed. Priorities order a tenant's own requests alone, the lowest number first, then
+the oldest. So a tenant that queues a thousand requests waits behind its own, one with long prompts
+has its turn less often, and whatever priority it asks for, another tenant waits no longer for it.
+
+A request that runs has a place, numbered in the order in which the places were given. Where it is
+stopped to make room it keeps its place and goes on before anybody new begins. A more urgent request
+of the same tenant may take that place over; the one that had it then waits like a new one. So
+priorities move requests between a tenant's places and never win it another one.
 
 A tenant's count begins, whenever it comes back, at the lowest of those that are here: it cannot
 save up turns while it asks for nothing. (The counter is that of Sheng et al., "Fairness in Serving
@@ -13,49 +18,47 @@ Large Language Models", OSDI 2024, with the tokens that are really computed as t
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from plimsoll_engine.core.request import Request
 
 
 def urgency(request: Request) -> tuple[int, int]:
-    """Sorts requests: the most urgent first, then the oldest."""
+    """Sorts the requests of one tenant: the most urgent first, then the oldest."""
     return request.priority, request.order
 
 
-@dataclass(slots=True)
-class _Level:
-    """The waiting requests of one priority."""
-
-    stopped: list[Request] = field(default_factory=list)
-    tenants: dict[str, deque[Request]] = field(default_factory=dict)
+def place(request: Request) -> int:
+    """Sorts requests that run or were stopped, of all tenants."""
+    assert request.place is not None
+    return request.place
 
 
 class WaitingQueue:
     """Also keeps the tenants' counts, of which running requests are part."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}
-        self._length = 0
+        self._stopped: list[Request] = []
+        """Those that have a place, by its number."""
+        self._new: dict[str, list[Request]] = {}
+        """All others, by tenant and urgency."""
         self._orders = 0
+        self._places = 0
         self._present: Counter[str] = Counter()
         self.computed: dict[str, int] = {}
         """Tokens computed for each tenant that has a request here or running."""
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._stopped) + sum(map(len, self._new.values()))
 
     def __contains__(self, request: Request) -> bool:
         return any(request is one for one in self)
 
     def __iter__(self) -> Iterator[Request]:
-        for priority in sorted(self._levels):
-            level = self._levels[priority]
-            yield from level.stopped
-            for queue in level.tenants.values():
-                yield from queue
+        yield from self._stopped
+        for queue in self._new.values():
+            yield from queue
 
     def add(self, request: Request) -> None:
         """Take in a new request."""
@@ -64,38 +67,56 @@ class WaitingQueue:
         if not self._present[request.tenant]:
             self.computed[request.tenant] = min(self.computed.values(), default=0)
         self._present[request.tenant] += 1
-        level = self._levels.setdefault(request.priority, _Level())
-        level.tenants.setdefault(request.tenant, deque()).append(request)
-        self._length += 1
+        self._add_new(request)
 
     def put_back(self, request: Request) -> None:
-        """Take in a request that was stopped."""
-        insort(self._levels.setdefault(request.priority, _Level()).stopped, request, key=urgency)
-        self._length += 1
+        """Take in a request that was stopped; it keeps its place."""
+        insort(self._stopped, request, key=place)
+
+    def give_up(self, request: Request, heir: Request) -> None:
+        """Take in a request that was stopped for ``heir``, which waits and gets its place."""
+        self.remove(heir)
+        heir.place, request.place = request.place, None
+        self.put_back(heir)
+        self._add_new(request)
 
     def head(self) -> Request | None:
         """The next request, which stays; None where nobody waits."""
-        if not self._levels:
-            return None
-        level = self._levels[min(self._levels)]
-        if level.stopped:
-            return level.stopped[0]
-        heads = (queue[0] for queue in level.tenants.values())
-        return min(heads, key=lambda request: (self.computed[request.tenant], request.order))
+        if self._stopped:
+            stopped = self._stopped[0]
+            return self.more_urgent(stopped) or stopped
+        heads = (queue[0] for queue in self._new.values())
+        return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
+
+    def more_urgent(self, request: Request) -> Request | None:
+        """The most urgent one that waits of the same tenant, where its priority is higher."""
+        same = [one for one in self._stopped if one.tenant == request.tenant]
+        same += self._new.get(request.tenant, [])[:1]
+        best = min(same, key=urgency, default=None)
+        return best if best is not None and best.priority < request.priority else None
+
+    def start(self, request: Request) -> None:
+        """Take ``request`` out; it has a place from now on."""
+        if request.place is None:
+            same = (one for one in self._stopped if one.tenant == request.tenant)
+            stopped = next((one for one in same if one.priority > request.priority), None)
+            if stopped is not None:  # it is that one's turn
+                self._stopped.remove(stopped)
+                self.give_up(stopped, request)
+        self.remove(request)
+        if request.place is None:
+            request.place = self._places
+            self._places += 1
 
     def remove(self, request: Request) -> None:
         """Take ``request`` out; ValueError where it does not wait."""
-        level = self._levels.get(request.priority, _Level())
-        if request in level.stopped:
-            level.stopped.remove(request)
-        else:
-            queue = level.tenants.get(request.tenant, deque())
-            queue.remove(request)
-            if not queue:
-                del level.tenants[request.tenant]
-        if not level.stopped and not level.tenants:
-            del self._levels[request.priority]
-        self._length -= 1
+        if request.place is not None:
+            self._stopped.remove(request)
+            return
+        queue = self._new.get(request.tenant, [])
+        queue.remove(request)
+        if not queue:
+            del self._new[request.tenant]
 
     def charge(self, request: Request, tokens: int) -> None:
         """``tokens`` more are computed for the request's tenant."""
@@ -111,10 +132,14 @@ class WaitingQueue:
     def problems(self) -> list[str]:
         """What is wrong with this queue, for the audit; nothing on a sound one."""
         found = []
-        if (counted := sum(1 for _ in self)) != self._length:
-            found.append(f"{counted} requests wait, {self._length} are counted")
+        places = [request.place for request in self._stopped]
+        if None in places or any(r.place is not None for q in self._new.values() for r in q):
+            found.append("requests wait among those of the other kind")
         if self._present.keys() != self.computed.keys():
             found.append(
                 f"{len(self.computed)} tenants have a count, {len(self._present)} are here"
             )
         return found
+
+    def _add_new(self, request: Request) -> None:
+        insort(self._new.setdefault(request.tenant, []), request, key=urgency)

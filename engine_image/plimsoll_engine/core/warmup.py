@@ -8,14 +8,14 @@ is taken.
 
 from __future__ import annotations
 
-from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.encoder_cache import EncoderCache
-from plimsoll_engine.core.engine import Counters, Engine
+from plimsoll_engine.core.engine_core import Counters, EngineCore
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.ipc import Media, Sampling, Submit
-from plimsoll_engine.models.interface import MediaModel, Model
-from plimsoll_engine.ranks.leader import Leader
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
+from plimsoll_engine.models.model import MediaModel, Model
 
 SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
 """A pool of 512 tokens: 64 MiB for an 8B model."""
@@ -34,14 +34,14 @@ def load_kernels(model: Model, leader: Leader | None = None) -> None:
     cache = None
     if isinstance(model, MediaModel):
         cache = EncoderCache(model.example().tokens, model.lifelong)
-    engine = Engine(runner, Scheduler(pool, 4, tokens // 2, tokens // 2, cache))
+    engine = EngineCore(runner, Scheduler(pool, 4, tokens // 2, tokens // 2, cache))
     try:
         warm_up(engine)
     finally:
         engine.close()
 
 
-def warm_up(engine: Engine) -> None:
+def warm_up(engine: EngineCore) -> None:
     """Run the round and leave the engine as if it never was; raises :class:`WarmUpError`."""
     scheduler = engine.scheduler
     longest = min(
@@ -59,7 +59,7 @@ def warm_up(engine: Engine) -> None:
     scheduler.prefix_query_tokens_total = scheduler.prefix_hit_tokens_total = 0
 
 
-def _round(engine: Engine, lengths: list[int], temperature: float, media: list[Media]) -> None:
+def _round(engine: EngineCore, lengths: list[int], temperature: float, media: list[Media]) -> None:
     sampling = Sampling(max_tokens=2, temperature=temperature, ignore_eos=True)
     for number, length in enumerate(lengths):
         fitting = [item for item in media if item.length < length]

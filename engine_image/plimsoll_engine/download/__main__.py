@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plimsoll_engine.download.target import DownloadError
-from plimsoll_engine.worker.process import die_with_parent
+from plimsoll_engine.download.target import DownloadError, unwritable
+from plimsoll_engine.process.parent_death import die_with_parent
 
 log = logging.getLogger("download")
 
@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             version = hub.download(given.repository, given.revision, given.to)
     except DownloadError as error:
         log.error("%s", error)
+        return 1
+    except OSError as error:
+        log.error("%s", unwritable(given.to or "the hub's cache (HF_HOME)", error))
         return 1
     log.info("%s@%s is in %s", given.s3 or given.repository, version, given.to)
     return 0

@@ -33,7 +33,7 @@ class Changed(DownloadError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class BucketSettings:
     """``endpoint`` is the URL of a store that is not AWS's; empty for AWS. Without ``credentials``
     requests are anonymous, which public buckets take."""
 
@@ -42,7 +42,7 @@ class Settings:
     credentials: Credentials | None = None
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Settings:
+    def of(cls, environ: Mapping[str, str]) -> BucketSettings:
         """From the variables of AWS's tools; :class:`DownloadError` where half a key is given."""
         key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
         if bool(key) != bool(secret):
@@ -75,7 +75,7 @@ class Bucket:
     """Every call raises :class:`Unreachable`, or :class:`DownloadError` where trying again is no
     use."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: BucketSettings) -> None:
         self._name, self._settings = name, settings
         if settings.endpoint:
             self._root, self._path = settings.endpoint, f"/{name}"
@@ -149,9 +149,9 @@ class Bucket:
             case 404:
                 return DownloadError(f"{where} does not exist at {self._root}")
             case 412:
-                return Changed(f"{where} changed while it was read: the next start reads it anew")
+                return Changed(f"{where} changed while it was read; the next start reads it again")
             case 401 | 403:
-                who = "the credentials of" if self._settings.credentials else "nobody is named by"
+                who = "the credentials of" if self._settings.credentials else "no credentials in"
                 return DownloadError(f"{where} may not be read: {who} {SECRET}: {_said(error)}")
             case 429 | 500 | 502 | 503 | 504:
                 return Unreachable(f"{where}: {error.code} {_said(error)}")
@@ -170,4 +170,4 @@ def _parsed(data: bytes) -> ET.Element:
     try:
         return ET.fromstring(data)  # noqa: S314 - expat bounds the growth of entities since 2.4.1
     except ET.ParseError as error:
-        raise DownloadError(f"this is no answer of an S3 store: {error}: {data[:80]!r}") from None
+        raise DownloadError(f"not an S3 response: {error}: {data[:80]!r}") from None

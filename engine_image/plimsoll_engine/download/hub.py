@@ -22,10 +22,14 @@ from plimsoll_engine.download.target import (
     IGNORED,
     DownloadError,
     Progress,
+    begin,
     complete,
     finish,
+    ignored,
+    is_of_disk,
     require_space,
     size_of,
+    unwritable,
 )
 
 log = logging.getLogger("download")
@@ -44,7 +48,7 @@ def _info(repository: str, revision: str) -> ModelInfo:
         return HfApi().model_info(repository, revision=revision, files_metadata=True)
     except GatedRepoError:
         raise DownloadError(
-            f"{repository} asks for its terms to be accepted: accept them on the hub and name a "
+            f"{repository} requires that you accept its terms: accept them on the hub and set a "
             f"token in {TOKEN}"
         ) from None
     except RevisionNotFoundError:
@@ -63,20 +67,16 @@ def into_cache(repository: str, revision: str) -> Path:
 
     While the hub cannot be reached, what the cache has is used.
     """
-    known: str | None = None
+    info: ModelInfo | None = None
     try:
-        known = _info(repository, revision).sha
+        info = _info(repository, revision)
     except _AwayError as error:
-        log.warning("the hub cannot be reached (%s): looking into %s", error, HF_HUB_CACHE)
+        log.warning("cannot reach the hub (%s): looking in %s", error, HF_HUB_CACHE)
+    commit = (info.sha if info is not None else None) or revision
     try:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=known or revision,
-                local_files_only=known is None,
-                ignore_patterns=list(IGNORED),
-            )
-        )
+        if info is None:
+            return _cached(repository, commit)
+        return Path(snapshot_download(repository, revision=commit, ignore_patterns=list(IGNORED)))
     except LocalEntryNotFoundError:
         raise DownloadError(
             f"{repository}@{revision} is not in {HF_HUB_CACHE}, and the hub cannot be reached: "
@@ -84,7 +84,44 @@ def into_cache(repository: str, revision: str) -> Path:
             "or give a checkpoint directory as --model"
         ) from None
     except Exception as error:
-        raise DownloadError(f"{repository}@{revision}: {error}; what came is kept") from error
+        if info is not None and is_of_disk(error) and (found := _whole(repository, commit, info)):
+            return found
+        if is_of_disk(error):
+            raise unwritable(HF_HUB_CACHE, error) from error
+        raise DownloadError(
+            f"{repository}@{revision}: {error}; the files downloaded so far are kept"
+        ) from error
+
+
+def _cached(repository: str, revision: str) -> Path:
+    """The revision's folder in the cache. Raises LocalEntryNotFoundError, also where only a part of
+    the files may be there."""
+    found = Path(
+        snapshot_download(
+            repository, revision=revision, local_files_only=True, ignore_patterns=list(IGNORED)
+        )
+    )
+    # The client compares with the list of files that it keeps. A full disk keeps neither.
+    if not list(found.parents[1].glob("trees/*.json")) and list(
+        found.parents[1].glob("blobs/*.incomplete")
+    ):
+        raise LocalEntryNotFoundError(f"{found} may lack files")
+    return found
+
+
+def _whole(repository: str, commit: str, info: ModelInfo) -> Path | None:
+    """The folder in a cache that cannot be written, None where it lacks a file of ``info``'s."""
+    try:
+        found = _cached(repository, commit)
+    except (LocalEntryNotFoundError, OSError):
+        return None
+    for one in info.siblings or ():
+        path = found / one.rfilename
+        if not ignored(one.rfilename) and not (
+            path.is_file() and path.stat().st_size == (one.size or path.stat().st_size)
+        ):
+            return None
+    return found
 
 
 def download(repository: str, revision: str, target: Path) -> str:
@@ -94,7 +131,7 @@ def download(repository: str, revision: str, target: Path) -> str:
         info = _info(repository, revision)
     except _AwayError as error:
         if there is not None:
-            log.warning("the hub cannot be reached (%s): using what is here", error)
+            log.warning("cannot reach the hub (%s): using the cached files", error)
             return there
         raise DownloadError(f"the hub cannot be reached: {error}") from None
     commit = info.sha or revision
@@ -103,6 +140,7 @@ def download(repository: str, revision: str, target: Path) -> str:
     wanted = sum(one.size or 0 for one in info.siblings or ())
     target.mkdir(parents=True, exist_ok=True)
     require_space(target, wanted - size_of(target))
+    begin(target)
     with Progress(target, wanted):
         try:
             snapshot_download(
@@ -112,6 +150,10 @@ def download(repository: str, revision: str, target: Path) -> str:
                 ignore_patterns=list(IGNORED),
             )
         except Exception as error:
-            raise DownloadError(f"{repository}@{commit}: {error}; what came is kept") from error
+            if is_of_disk(error):
+                raise unwritable(target, error) from error
+            raise DownloadError(
+                f"{repository}@{commit}: {error}; the files downloaded so far are kept"
+            ) from error
     finish(target, commit)
     return commit

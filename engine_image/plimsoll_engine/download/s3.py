@@ -20,15 +20,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from plimsoll_engine.download.bucket import Bucket, Changed, Item, Settings, Unreachable
+from plimsoll_engine.download.bucket import Bucket, BucketSettings, Changed, Item, Unreachable
 from plimsoll_engine.download.target import (
     DownloadError,
     Progress,
+    begin,
     complete,
     finish,
     ignored,
     require_space,
     size_of,
+    unwritable,
 )
 
 log = logging.getLogger("download")
@@ -47,7 +49,7 @@ def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
     cannot be had."""
     name, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
-    bucket = Bucket(name, Settings.of(environ))
+    bucket = Bucket(name, BucketSettings.of(environ))
     there = complete(target)
     try:
         # Nobody waits for a store whose checkpoint is here.
@@ -55,13 +57,15 @@ def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
     except Unreachable as error:
         if there is None:
             raise DownloadError(f"{uri} cannot be reached: {error}") from None
-        log.warning("%s cannot be reached (%s): using what is here", uri, error)
+        log.warning("cannot reach %s (%s): using the cached files", uri, error)
         return there
     wanted = _wanted(listed, prefix)
     if not wanted:
         raise DownloadError(f"{uri} holds no object")
     listing = "".join(f"{n}\0{one.etag}\0{one.size}\n" for n, one in sorted(wanted.items()))
     version = hashlib.sha256(listing.encode()).hexdigest()[:16]
+    if there == version:
+        return version  # nothing to write: the volume may be read-only
     target.mkdir(parents=True, exist_ok=True)
     with _alone(target):
         if complete(target) != version:
@@ -97,12 +101,13 @@ def _alone(target: Path) -> Iterator[None]:
 
 def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
     index = _index(target)
+    missing = {name: one for name, one in wanted.items() if index.get(name) != one.etag}
+    size = sum(one.size for one in wanted.values())
+    require_space(target, size - size_of(target))  # what goes makes as much room as it leaves
+    begin(target)
     for name in index.keys() - wanted.keys():
         (target / name).unlink(missing_ok=True)
     index = {name: etag for name, etag in index.items() if name in wanted}
-    missing = {name: one for name, one in wanted.items() if index.get(name) != one.etag}
-    size = sum(one.size for one in wanted.values())
-    require_space(target, size - size_of(target))
     guard = threading.Lock()
 
     def fetch(name: str, item: Item) -> None:
@@ -118,8 +123,10 @@ def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
         try:
             for task in tasks:
                 task.result()
-        except (Unreachable, OSError) as error:
-            raise DownloadError(f"{error}; what came is kept") from error
+        except Unreachable as error:
+            raise DownloadError(f"{error}; the files downloaded so far are kept") from error
+        except OSError as error:
+            raise unwritable(target, error) from error
         finally:
             pool.shutdown(cancel_futures=True)
 

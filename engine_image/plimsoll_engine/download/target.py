@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import logging
+import os
 import shutil
 import threading
 from pathlib import Path
+from typing import TypeGuard
 
 log = logging.getLogger("download")
 
@@ -15,6 +18,11 @@ COMPLETE = ".plimsoll-complete"
 PROGRESS_S = 10.0
 IGNORED = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*")
 """The same weights in other formats."""
+
+
+_OF_DISK = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO,
+)  # fmt: skip
 
 
 class DownloadError(Exception):
@@ -35,8 +43,35 @@ def complete(target: Path) -> str | None:
 
 
 def finish(target: Path, version: str) -> None:
-    """Marks ``target`` as complete."""
-    (target / COMPLETE).write_text(f"{version}\n")
+    """Marks ``target`` as complete: in one step, so that a full disk leaves no empty mark."""
+    new = target / f"{COMPLETE}.new"
+    new.write_text(f"{version}\n")
+    new.replace(target / COMPLETE)
+
+
+def begin(target: Path) -> None:
+    """Takes the mark away before the first file changes: half of a new version among the files of
+    an old one is neither."""
+    (target / COMPLETE).unlink(missing_ok=True)
+
+
+def unwritable(folder: Path | str, error: OSError) -> DownloadError:
+    """For a disk that is full or read-only, also in the middle of a file."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cure = "make room on its volume, or name a larger claim in spec.model.cache"
+    elif error.errno == errno.EROFS:
+        cure = "mount its volume writable"
+    else:
+        cure = "see that it is a folder which this user may write"
+    what = os.strerror(error.errno) if error.errno else str(error)
+    return DownloadError(
+        f"{folder} cannot be written: {what}; the files downloaded so far are kept: {cure}"
+    )
+
+
+def is_of_disk(error: BaseException) -> TypeGuard[OSError]:
+    """Whether an error of a library is the disk's: those of the network are OSErrors too."""
+    return isinstance(error, OSError) and error.errno in _OF_DISK
 
 
 def require_space(target: Path, needed: int) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections import deque
+from collections.abc import Sequence
 
 from plimsoll_api.admin import Epoch
 
-# Three crashes within a minute: the fault is not in a worker's state, so a further fork will not
-# cure it; the kubelet's restart with its back-off takes over.
-CRASH_LIMIT = 3
-CRASH_WINDOW_S = 60.0
+CRASH_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
+"""What each crash in a row is waited for before the next worker; one more ends the engine. The
+first two may be chance. A fault that is not in a worker's state is not cured by a further fork: the
+kubelet's restart with its back-off of 10 s and more takes over. Until then the requests are held.
+"""
+SETTLED_S = 60.0
+"""A worker that has served for so long ends a row of crashes."""
 
 
 class StaleEpoch(Exception):
@@ -43,20 +46,25 @@ class Epochs:
         """Raise :class:`StaleEpoch` unless ``expected`` is now, ValueError if it is no epoch."""
         if Epoch.parse(expected) != self.current:
             raise StaleEpoch(
-                f"this call was decided on epoch {expected}, the engine is in {self.current}: "
+                f"the call is for epoch {expected}, but the engine is in epoch {self.current}: "
                 "read /admin/v1/status and decide again"
             )
 
 
 class CrashBudget:
-    """How many crashes within ``window_s`` are borne."""
+    """How many crashes in a row are borne, and how long each is waited for."""
 
-    def __init__(self, limit: int = CRASH_LIMIT, window_s: float = CRASH_WINDOW_S) -> None:
-        self._limit = limit
-        self._window_s = window_s
-        self._times: deque[float] = deque(maxlen=limit)
+    def __init__(
+        self, delays_s: Sequence[float] = CRASH_DELAYS_S, settled_s: float = SETTLED_S
+    ) -> None:
+        self._delays_s = delays_s
+        self._settled_s = settled_s
+        self._row = 0
 
-    def spend(self, now: float) -> bool:
-        """Count a crash at ``now`` (monotonic seconds); False when it was one too many."""
-        self._times.append(now)
-        return len(self._times) < self._limit or now - self._times[0] > self._window_s
+    def spend(self, served_s: float = 0.0) -> float | None:
+        """Count the end of a worker that had served for ``served_s`` seconds; the seconds to wait
+        before the next one, None when it was one too many."""
+        if served_s >= self._settled_s:
+            self._row = 0
+        self._row += 1
+        return self._delays_s[self._row - 1] if self._row <= len(self._delays_s) else None

@@ -38,7 +38,7 @@ class Lifecycle:
         if state is before:
             return
         if state not in FOLLOWS[before]:
-            raise IllegalTransition(f"an engine that is {before} cannot become {state}")
+            raise IllegalTransition(f"an engine in state {before} cannot change to {state}")
         self.state = state
         self._on_change(before, state)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from plimsoll_engine.kernels.interface import Ops
+from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
 
 

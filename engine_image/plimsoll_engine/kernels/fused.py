@@ -15,7 +15,7 @@ from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
 from plimsoll_engine.kernels.prefill_attention import prefill_attention
 from plimsoll_engine.kernels.project import project
-from plimsoll_engine.models.interface import StepPlan
+from plimsoll_engine.kernels.step_plan import StepPlan
 
 LIBRARY_ROWS = 1024
 """From so many rows on a whole prompt, which needs no part of the pool, is the library's: 530 to
@@ -80,7 +80,7 @@ def _causal(
 
 
 class FusedOps:
-    """See :class:`plimsoll_engine.kernels.interface.Ops`."""
+    """See :class:`plimsoll_engine.kernels.ops.Ops`."""
 
     projects = True
 

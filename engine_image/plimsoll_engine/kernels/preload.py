@@ -16,6 +16,9 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 process that forks must not initialise."""
 MODULES = ("plimsoll_engine.kernels.fused", "triton.experimental.gluon")
 
+CACHE_MANAGER = "plimsoll_engine.kernels.disk_cache:DiskCache"
+"""For TRITON_CACHE_MANAGER: Triton's cache, on a volume that may be full."""
+
 
 def wanted(device: str) -> bool:
     """Whether workers with ``--device device`` may run the kernels here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from plimsoll_engine.models.interface import StepPlan
+from plimsoll_engine.kernels.step_plan import StepPlan
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Gather:
 
 
 class ReferenceOps:
-    """See :class:`plimsoll_engine.kernels.interface.Ops`."""
+    """See :class:`plimsoll_engine.kernels.ops.Ops`."""
 
     projects = False
 

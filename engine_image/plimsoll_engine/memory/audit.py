@@ -11,19 +11,19 @@ from collections import Counter
 from collections.abc import Callable
 
 from plimsoll_api.admin import AuditFinding
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.process_rules import frozen, method_cache_problems
+from plimsoll_engine.process.rules import frozen, method_cache_problems
 
-Rule = Callable[[Engine, Ledger], list[str]]
+Rule = Callable[[EngineCore, Ledger], list[str]]
 
 
-def kv_blocks_add_up(engine: Engine, _: Ledger) -> list[str]:
+def kv_blocks_add_up(engine: EngineCore, _: Ledger) -> list[str]:
     """Free, used and cached blocks are together the pool."""
     return engine.pool.problems()
 
 
-def kv_references_match(engine: Engine, _: Ledger) -> list[str]:
+def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
     """Each block is referenced as often as block tables and transfers name it."""
     named = Counter(block for request in engine.requests.values() for block in request.block_ids)
     if engine.scheduler.offload is not None:
@@ -41,12 +41,12 @@ def kv_references_match(engine: Engine, _: Ledger) -> list[str]:
     ]
 
 
-def prefix_cache_keys_equal(engine: Engine, _: Ledger) -> list[str]:
+def prefix_cache_keys_equal(engine: EngineCore, _: Ledger) -> list[str]:
     """The prefix cache's order and data have the same keys."""
     return engine.pool.prefix.problems()
 
 
-def queues_match_requests(engine: Engine, _: Ledger) -> list[str]:
+def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
     """Each request is in exactly one queue or compiled for, and nothing else is."""
     scheduler = engine.scheduler
     queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
@@ -56,7 +56,7 @@ def queues_match_requests(engine: Engine, _: Ledger) -> list[str]:
     return [f"{queued.total()} requests are queued, {len(engine.requests)} are known"]
 
 
-def released_requests_die(engine: Engine, _: Ledger) -> list[str]:
+def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
     """A request that ended is dead, by reference counting alone."""
     known = set(map(id, engine.requests.values()))
     kept = [request.request_id for request in engine.live if id(request) not in known]
@@ -65,19 +65,19 @@ def released_requests_die(engine: Engine, _: Ledger) -> list[str]:
     return [f"{len(kept)} requests ended and are still in memory, for example {min(kept)}"]
 
 
-def adapters_are_held(engine: Engine, _: Ledger) -> list[str]:
+def adapters_are_held(engine: EngineCore, _: Ledger) -> list[str]:
     """An adapter that has memory is loaded or used by a request."""
     if (adapters := engine.runner.adapters) is None:
         return []
     return adapters.problems([r.adapter for r in engine.requests.values() if r.adapter is not None])
 
 
-def ledger_within_bounds(_: Engine, ledger: Ledger) -> list[str]:
+def ledger_within_bounds(_: EngineCore, ledger: Ledger) -> list[str]:
     """No owner holds more than it declared."""
     return ledger.problems()
 
 
-def encoder_outputs_are_known(engine: Engine, _: Ledger) -> list[str]:
+def encoder_outputs_are_known(engine: EngineCore, _: Ledger) -> list[str]:
     """The runner's encoder outputs are a subset of what the scheduler's ledger knows."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
@@ -90,12 +90,12 @@ def encoder_outputs_are_known(engine: Engine, _: Ledger) -> list[str]:
     return found
 
 
-def receiver_cache_adds_up(engine: Engine, _: Ledger) -> list[str]:
+def receiver_cache_adds_up(engine: EngineCore, _: Ledger) -> list[str]:
     """The receiver cache counts the bytes that it holds."""
     return engine.receiver.problems()
 
 
-def idle_holds_no_encoder_output(engine: Engine, _: Ledger) -> list[str]:
+def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
     """At idle neither the runner nor the scheduler's ledger has an encoder output."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
@@ -104,14 +104,14 @@ def idle_holds_no_encoder_output(engine: Engine, _: Ledger) -> list[str]:
     return [f"{held} encoder outputs, {known} in the ledger"] if held or known else []
 
 
-def idle_holds_no_block(engine: Engine, _: Ledger) -> list[str]:
+def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
     """At idle no block is referenced but by a transfer under way."""
     offload = engine.scheduler.offload
     used = engine.pool.used - (0 if offload is None else len(set(offload.held_blocks())))
     return [f"{used} blocks are referenced by no request"] if used else []
 
 
-def kv_pool_has_its_owners_alone(engine: Engine, _: Ledger) -> list[str]:
+def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
     """The KV pool belongs to the runner, its graphs and the offload: a registry or a stored frame
     that refers to it as well would keep it beyond the engine's shutdown."""
     kv, unknown_to_others = engine.runner.kv, object()
@@ -119,26 +119,28 @@ def kv_pool_has_its_owners_alone(engine: Engine, _: Ledger) -> list[str]:
     owners = 1 + sum(part is not None for part in parts)
     # Both have a name here; the pool has its owners on top.
     others = sys.getrefcount(kv) - sys.getrefcount(unknown_to_others) - owners
-    return [f"{others} references to the KV pool are nobody's"] if kv is not None and others else []
+    return (
+        [f"{others} references to the KV pool have no holder"] if kv is not None and others else []
+    )
 
 
-def nothing_is_frozen_again(_: Engine, __: Ledger) -> list[str]:
+def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:
     """What was made since the start is within the collector's reach."""
     return frozen.problems()
 
 
-def methods_cache_no_instances(_: Engine, __: Ledger) -> list[str]:
+def methods_cache_no_instances(_: EngineCore, __: Ledger) -> list[str]:
     """No ``lru_cache`` on a method holds instances for its class."""
     return method_cache_problems()
 
 
-def offload_adds_up(engine: Engine, _: Ledger) -> list[str]:
+def offload_adds_up(engine: EngineCore, _: Ledger) -> list[str]:
     """Each host block is free or stored under one key, and pinned only while in transfer."""
     offload = engine.scheduler.offload
     return [] if offload is None else offload.problems()
 
 
-def transfers_end(engine: Engine, _: Ledger) -> list[str]:
+def transfers_end(engine: EngineCore, _: Ledger) -> list[str]:
     """No KV transfer is left behind: an idle engine looks after them as a busy one does."""
     offload = engine.scheduler.offload
     if offload is None or not (ages := offload.stale()):
@@ -168,7 +170,7 @@ AT_IDLE: tuple[Rule, ...] = (
 )
 
 
-def audit(engine: Engine, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
+def audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
     """(idle, the rules that were held, what they found)."""
     idle = not engine.has_work
     rules = ALWAYS + AT_IDLE if idle else ALWAYS

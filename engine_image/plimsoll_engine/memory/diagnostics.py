@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from plimsoll_api.admin import Diagnostic
-from plimsoll_engine.allocations import TOP, Allocations
+from plimsoll_engine.process.allocations import TOP, Allocations
 
 
 def diagnose(kind: str, allocations: Allocations) -> str:

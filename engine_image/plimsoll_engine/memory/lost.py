@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable
 from itertools import chain
 
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.request import Request
-from plimsoll_engine.offload.offload import STALE_S
+from plimsoll_engine.kvcache.offload import STALE_S
 
 
-def lost_blocks(engine: Engine) -> int:
+def lost_blocks(engine: EngineCore) -> int:
     """KV blocks that are referenced, but by no request that somebody waits for and by no transfer
     that is looked after."""
     pool, offload = engine.pool, engine.scheduler.offload
@@ -30,7 +30,14 @@ def lost_blocks(engine: Engine) -> int:
     return len(pool.references().keys() - named)
 
 
-def lost_encoder_tokens(engine: Engine) -> int | None:
+def lost_host_blocks(engine: EngineCore) -> int | None:
+    """Of the host's KV blocks: those that are pinned, and by no transfer that is looked after. None
+    without an offload."""
+    offload = engine.scheduler.offload
+    return None if offload is None else offload.lost_slots(time.monotonic() - STALE_S)
+
+
+def lost_encoder_tokens(engine: EngineCore) -> int | None:
     """Of the encoder cache's budget: entries that no request holds which runs and is waited for,
     and outputs of the runner that have no entry. None for a model without an encoder."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
@@ -41,5 +48,5 @@ def lost_encoder_tokens(engine: Engine) -> int | None:
     return held + outputs.tokens_beyond(cache.known())
 
 
-def _waited_for(engine: Engine, requests: Iterable[Request]) -> list[Request]:
+def _waited_for(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:
     return [request for request in requests if request.request_id not in engine.abandoned]

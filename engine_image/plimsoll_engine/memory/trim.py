@@ -9,15 +9,15 @@ from collections.abc import Callable
 import torch
 
 from plimsoll_api.admin import OperationStep
-from plimsoll_engine import host_memory
-from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.host_memory import PythonObjects
-from plimsoll_engine.ranks import messages
-from plimsoll_engine.ranks.leader import Leader
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.process import host_memory
+from plimsoll_engine.process.host_memory import PythonObjects
 
 
 def trim(
-    engine: Engine, python: PythonObjects, leader: Leader | None = None
+    engine: EngineCore, python: PythonObjects, leader: Leader | None = None
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, return free memory to the device and to the kernel.
 
@@ -44,7 +44,7 @@ def trim(
             engine.receiver.clear,
         ),
     ]
-    others = [] if leader is None else leader.ask(messages.Trim(), messages.Trimmed)
+    others = [] if leader is None else leader.ask(rank_ipc.TrimRank(), rank_ipc.RankTrimmed)
     return steps + _summed([trim_process(engine.runner.device, python), *(o.steps for o in others)])
 
 

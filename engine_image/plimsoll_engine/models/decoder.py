@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, Shard
 from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.kernels.interface import Ops
+from plimsoll_engine.kernels.ops import Ops
+from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 from plimsoll_engine.models import lora, rope
 from plimsoll_engine.models.decoder_parts import SUMMED, Spec, parts
-from plimsoll_engine.models.interface import KVShape, StepPlan
-from plimsoll_engine.ranks.group import ALONE, WHOLE, Group, Shard
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -58,7 +58,7 @@ class Layer:
 
 
 class Decoder:
-    """See :class:`plimsoll_engine.models.interface.Model`. New ones have their tensors on meta.
+    """See :class:`plimsoll_engine.models.model.Model`. New ones have their tensors on meta.
 
     One rank's ``shard`` of it computes together with those of its :attr:`group`, by heads: each
     rank has its own heads' keys and values, and the sums over all heads and inner columns are made

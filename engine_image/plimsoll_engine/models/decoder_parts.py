@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll_engine.ranks.group import FLAG, WHOLE, Shard
+from plimsoll_engine.distributed.group import FLAG, WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True)

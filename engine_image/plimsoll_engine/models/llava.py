@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModel
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
-from plimsoll_engine.ipc import Media
+from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.messages.worker_ipc import Media
 from plimsoll_engine.models import media_input
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.interface import StepPlan
 from plimsoll_engine.models.module_parts import bind_module, empty, module_parts, settle_buffers
 
 TOWER, PROJECTOR = "vision_tower.", "multi_modal_projector."
@@ -23,7 +23,7 @@ TEXT = "text."
 
 
 class LlavaModel:
-    """See :class:`plimsoll_engine.models.interface.MediaModel`. New ones have their tensors on
+    """See :class:`plimsoll_engine.models.model.MediaModel`. New ones have their tensors on
     meta."""
 
     lifelong = False

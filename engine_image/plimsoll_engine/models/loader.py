@@ -1,7 +1,7 @@
 """A model from a local folder: our own decoder where it knows the architecture, else transformers'.
 
-Whoever lends the weights to the model takes the steps one by one: :func:`build` on the meta device,
-:func:`bind` to tensors of its own, :func:`fill` them from the files.
+The weight server takes the steps one by one: :func:`build` on the meta device, :func:`bind` to
+tensors of its own, :func:`fill` them from the files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoConfig
 
+from plimsoll_engine.distributed.group import FLAG, WHOLE, Shard
+from plimsoll_engine.errors import LoadError
 from plimsoll_engine.models import decoder, rope
-from plimsoll_engine.models.checkpoint import (
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.decoder_parts import Part
+from plimsoll_engine.models.model import Model
+from plimsoll_engine.models.safetensors_files import (
     INDEX,
     complain,
     opened,
@@ -23,11 +28,6 @@ from plimsoll_engine.models.checkpoint import (
     unfit,
     weight_files,
 )
-from plimsoll_engine.models.checkpoint import LoadError as LoadError
-from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.decoder_parts import Part
-from plimsoll_engine.models.interface import Model
-from plimsoll_engine.ranks.group import FLAG, WHOLE, Shard
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NOT_READ = (".rotary_emb.inv_freq", ".embeddings.position_ids")
@@ -67,9 +67,9 @@ def import_code(folder: Path) -> None:
         if config.model_type in OTHERS:
             importlib.import_module(f"plimsoll_engine.models.{OTHERS[config.model_type]}")
         elif not decoder.supports(text_config(config)):
-            from plimsoll_engine.models import foreign
+            from plimsoll_engine.models import transformers_loader
 
-            foreign.import_code(config)
+            transformers_loader.import_code(config)
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
@@ -220,9 +220,9 @@ def load_model(
     """The model, or one rank's part of it, on ``device``, all from the checkpoint's files."""
     model = build(folder, config, dtype, shard)
     if model is None:
-        from plimsoll_engine.models import foreign
+        from plimsoll_engine.models import transformers_loader
 
-        return foreign.load(folder, config, dtype, device)
+        return transformers_loader.load(folder, config, dtype, device)
     tensors = model.parameters_by_name()
     bind(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
     try:

@@ -16,8 +16,10 @@ import msgspec
 import torch
 from torch.nn import functional
 
-from plimsoll_engine.models.checkpoint import LoadError, complain, opened, unfit
+from plimsoll_engine.errors import LoadError
+from plimsoll_engine.kernels.step_plan import RowAdapters
 from plimsoll_engine.models.decoder_parts import Part
+from plimsoll_engine.models.safetensors_files import complain, opened, unfit
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -58,7 +60,7 @@ def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
     return found
 
 
-class Delta(NamedTuple):
+class LoraDelta(NamedTuple):
     """What is added to the columns of a product from ``first`` on: ``a`` is [rank, in], ``b``
     [out, rank], already scaled."""
 
@@ -74,7 +76,7 @@ class Adapter:
 
     name: str
     number: int
-    deltas: dict[tuple[int, str], list[Delta]]
+    deltas: dict[tuple[int, str], list[LoraDelta]]
 
     @property
     def nbytes(self) -> int:
@@ -101,7 +103,7 @@ def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    adapters: StepAdapters | None,
+    adapters: RowAdapters | None,
     layer: int,
     matrix: str,
 ) -> torch.Tensor:
@@ -152,7 +154,7 @@ def _config(folder: Path, max_rank: int) -> _Config:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise LoadError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LoadError(f"{path}: {error}") from None
     if config.peft_type != "LORA":
         raise LoadError(f"{path}: field peft_type: {config.peft_type} is not supported, only LORA")
@@ -199,7 +201,7 @@ def read(
     max_rank: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> dict[tuple[int, str], list[Delta]]:
+) -> dict[tuple[int, str], list[LoraDelta]]:
     """An adapter's tensors on ``device``, by layer and matrix. LoadError names the file, field or
     tensor that is wrong, OSError a path that cannot be looked at."""
     if not folder.is_dir():
@@ -240,9 +242,9 @@ def read(
     complain(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
     if not halves:
         raise LoadError(f"{path}: no tensor in it")
-    deltas: dict[tuple[int, str], list[Delta]] = {}
+    deltas: dict[tuple[int, str], list[LoraDelta]] = {}
     for source, pair in halves.items():
         target = known[source]
         place = target.layer, target.matrix
-        deltas.setdefault(place, []).append(Delta(target.first, pair["A"], pair["B"]))
+        deltas.setdefault(place, []).append(LoraDelta(target.first, pair["A"], pair["B"]))
     return deltas

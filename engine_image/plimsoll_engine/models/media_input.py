@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from plimsoll_engine.ipc import Media
+from plimsoll_engine.messages.worker_ipc import Media
 
 
 def stack(

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import torch
 
-from plimsoll_engine.models.interface import StepPlan
+from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.models.transformers_model import NAME, TransformersModel
 
 BLOCK = 4

@@ -8,7 +8,7 @@ import torch
 from transformers import AttentionInterface
 
 from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.models.interface import KVShape, StepPlan
+from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 
 NAME = "plimsoll_paged"
 
@@ -55,7 +55,7 @@ def register() -> None:
 
 
 class TransformersModel:
-    """See :class:`plimsoll_engine.models.interface.Model`. It takes a loaded ``module`` over."""
+    """See :class:`plimsoll_engine.models.model.Model`. It takes a loaded ``module`` over."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

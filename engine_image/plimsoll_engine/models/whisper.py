@@ -14,11 +14,11 @@ import torch
 from torch.nn.functional import embedding, gelu, layer_norm, linear, scaled_dot_product_attention
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from plimsoll_engine.ipc import Media
 from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
+from plimsoll_engine.messages.worker_ipc import Media
 from plimsoll_engine.models import media_input
 from plimsoll_engine.models.decoder_parts import Part
-from plimsoll_engine.models.interface import KVShape, StepPlan
 from plimsoll_engine.models.module_parts import bind_module, empty, module_parts, settle_buffers
 
 ENCODER, DECODER = "model.encoder.", "model.decoder."
@@ -55,7 +55,7 @@ def decoder_parts(config: Any) -> dict[str, Part]:
 
 
 class WhisperModel:
-    """See :class:`plimsoll_engine.models.interface.MediaModel`. New ones have their tensors on
+    """See :class:`plimsoll_engine.models.model.MediaModel`. New ones have their tensors on
     meta."""
 
     lifelong = True

@@ -1,6 +1,6 @@
-"""Plain device memory by the CUDA driver: allocated, lent to another process, mapped, freed.
+"""Plain device memory by the CUDA driver: allocated, exported, mapped, freed.
 
-Not torch's allocator: its segments are shared by many tensors, and what it lends expects exactly
+Not torch's allocator: its segments are shared by many tensors, and what it exports expects exactly
 one consumer. ``cuMemAlloc`` is what ``cudaMalloc`` calls; a handle of it may be opened by any
 number of processes, one after the other or at once (CUDA Driver API, "Memory Management").
 """

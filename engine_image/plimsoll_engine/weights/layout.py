@@ -9,26 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-import msgspec
 import torch
+
+from plimsoll_engine.messages.weight_ipc import Manifest, Place
 
 ALIGNMENT = 256
 """Bytes; what ``cudaMalloc`` guarantees for each allocation (CUDA C++ Programming Guide)."""
-
-
-class Place(msgspec.Struct, array_like=True, frozen=True):
-    """One tensor: its first byte in the buffer, its shape, and its type by torch's name."""
-
-    offset: int
-    shape: list[int]
-    dtype: str
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """Every tensor by its name in the model, and the buffer's size in bytes."""
-
-    places: dict[str, Place]
-    nbytes: int
 
 
 def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:

@@ -1,7 +1,7 @@
 """One flat buffer of weights that two processes can see.
 
-On CUDA it is plain device memory, lent by its IPC handle; on a CPU an anonymous file in shared
-memory (memfd), lent by its descriptor and mapped read-only by the borrower.
+On CUDA it is plain device memory, shared by its IPC handle; on a CPU an anonymous file in shared
+memory (memfd), shared by its descriptor and mapped read-only by the worker.
 """
 
 from __future__ import annotations

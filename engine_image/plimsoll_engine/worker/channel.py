@@ -6,8 +6,8 @@ import select
 import socket
 import time
 
-from plimsoll_engine import ipc
-from plimsoll_engine.worker.framing import FrameReader
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.framing import FrameReader
 
 SEND_TIMEOUT_S = 30.0
 """A frontend that reads nothing for so long is hung or gone; the worker must not hang with it."""
@@ -31,13 +31,13 @@ class Channel:
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._reader = FrameReader()
 
-    def send(self, message: ipc.FromWorker) -> None:
+    def send(self, message: worker_ipc.FromWorker) -> None:
         try:
-            self._socket.sendall(ipc.frame(message))
+            self._socket.sendall(worker_ipc.frame(message))
         except OSError as error:
             raise FrontendGoneError(f"frontend socket: {error}") from None
 
-    def receive(self, timeout_s: float) -> list[ipc.ToWorker]:
+    def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
         """What has arrived, after waiting at most ``timeout_s`` for the first byte."""
         readable, _, _ = select.select([self._socket], [], [], timeout_s)
         if not readable:
@@ -48,7 +48,7 @@ class Channel:
             raise FrontendGoneError(f"frontend socket: {error}") from None
         if not data:
             raise FrontendGoneError("the frontend closed the socket")
-        return [ipc.to_worker.decode(body) for body in self._reader.feed(data)]
+        return [worker_ipc.to_worker.decode(body) for body in self._reader.feed(data)]
 
     def wait_closed(self, timeout_s: float) -> None:
         """Until the frontend has closed its end, at most ``timeout_s``; what it says is dropped."""

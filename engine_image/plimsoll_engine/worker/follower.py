@@ -1,4 +1,4 @@
-"""The whole life of a rank that follows rank 0 (:mod:`plimsoll_engine.ranks.follower`).
+"""The whole life of a rank that follows rank 0 (:mod:`plimsoll_engine.worker.rank_loop`).
 
 In an engine the zygote forks it. Whoever is rank 0 without a zygote, such as a benchmark, starts
 ``python -m plimsoll_engine.worker.follower --config JSON --rank N`` for each other rank.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 from typing import NoReturn
@@ -15,15 +16,18 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.ranks import messages
-from plimsoll_engine.ranks.follower import Follower, FollowError
-from plimsoll_engine.ranks.group import Shard
-from plimsoll_engine.ranks.link import LeaderGone, Link
-from plimsoll_engine.weights.lending import LeaseCut
+from plimsoll_engine.distributed.group import Shard
+from plimsoll_engine.distributed.link import LeaderGone, Link
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.messages.weight_ipc import MappingLost
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
+from plimsoll_engine.process.threads import cores
 from plimsoll_engine.worker.main import PERMANENT
-from plimsoll_engine.worker.process import cores, write_stacks_on_sigusr1
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.rank_loop import Follower, FollowError
+
+log = logging.getLogger(__name__)
 
 LINGER_S = 5.0
 """How long rank 0 may take to say why the whole group fails, before this end is taken for it."""
@@ -39,10 +43,10 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
     torch.set_num_threads(cores(size))
     try:
         link = Link(config.run_dir, epoch, Shard(rank, size))
-        lifecycle = Lifecycle(config, ranks=link)
+        lifecycle = CoreLifecycle(config, ranks=link)
         try:
             lifecycle.prepare()
-            link.send(messages.Loaded())
+            link.send(rank_ipc.Loaded())
             Follower(lifecycle, link).serve()
         except LeaderGone:
             raise
@@ -50,22 +54,22 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
             return _fail(link, rank, str(error), LINGER_S if error.answered else 0.0)
         except PERMANENT as error:
             return _fail(link, rank, str(error), LINGER_S, permanent=True)
-        except LeaseCut as error:
+        except MappingLost as error:
             return _fail(link, rank, str(error), LINGER_S)
-        except Exception as error:  # noqa: BLE001 - the last line of defence: say it, then exit
-            sys.excepthook(*sys.exc_info())
+        except Exception as error:
+            log.exception("the worker failed", extra={"rank": rank})
             return _fail(link, rank, f"{type(error).__name__}: {error}", LINGER_S)
         link.wait_closed(LEAVE_S)
     except LeaderGone as error:
-        print(f"worker, rank {rank}: {error}", file=sys.stderr)
+        log.error("%s", error, extra={"rank": rank})
         return 1
     return 0
 
 
 def _fail(link: Link, rank: int, message: str, linger_s: float, permanent: bool = False) -> int:
-    print(f"worker, rank {rank}: {message}", file=sys.stderr)
+    log.error("%s", message, extra={"rank": rank})
     with contextlib.suppress(LeaderGone):
-        link.send(messages.Failed(message, permanent))
+        link.send(rank_ipc.RankFailed(message, permanent))
         link.wait_closed(linger_s)
     return 1
 

@@ -6,36 +6,44 @@ out at least once a second, also while idle.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
-import sys
 import time
 from pathlib import Path
 
 import torch
 
 from plimsoll_api.admin import Load, Role
-from plimsoll_engine import inject, ipc
-from plimsoll_engine.allocations import Allocations
-from plimsoll_engine.core.engine import DeviceLostError, Engine
+from plimsoll_engine import injection
+from plimsoll_engine.core.engine_core import DeviceLostError, EngineCore
 from plimsoll_engine.core.grammar import Vocabulary
-from plimsoll_engine.core.settings import SettingsError
+from plimsoll_engine.core.grammar_trial import TrialServer, TrialsLost
 from plimsoll_engine.core.warmup import WarmUpError
-from plimsoll_engine.host_memory import PythonObjects, process_memory
+from plimsoll_engine.distributed.leader import Leader, RanksLost
+from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.device import device_memory
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.diagnostics import diagnose
-from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.memory.lost import lost_blocks, lost_encoder_tokens
+from plimsoll_engine.memory.lost import (
+    lost_blocks,
+    lost_encoder_tokens,
+    lost_host_blocks,
+)
 from plimsoll_engine.memory.trim import trim
-from plimsoll_engine.models.loader import LoadError
-from plimsoll_engine.ranks.leader import Leader, RanksLost
-from plimsoll_engine.weights.lending import LeaseCut
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.weight_ipc import MappingLost
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.process.allocations import Allocations
+from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
+from plimsoll_engine.process.threads import cores
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
-from plimsoll_engine.worker.faults import Faults
-from plimsoll_engine.worker.process import cores, write_stacks_on_sigusr1
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.hooks import WorkerHooks, worker_hooks
+
+log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.5
 TRANSFER_POLL_S = 0.01
@@ -43,12 +51,14 @@ TRANSFER_POLL_S = 0.01
 LINGER_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
 """Between two captures of decode graphs while requests run; a tenth of it while none does."""
-PERMANENT = (inject.InjectError, LoadError, SettingsError)
+PERMANENT = (LoadError, SettingsError)
 """What another worker of the same settings and checkpoint meets as well."""
 
 
 def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
     """The whole life of a worker in a freshly forked process; the exit status."""
+    # First of all: it is a fork, which copies one thread and must not have a CUDA context.
+    trials = None if vocabulary is None else TrialServer.fork(vocabulary.attempt)
     write_stacks_on_sigusr1(config.run_dir, "worker")
     random.seed()
     torch.set_num_threads(cores(config.tensor_parallel_size))
@@ -56,26 +66,26 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     try:
         channel = Channel(config.socket)
     except FrontendGoneError as error:
-        print(f"worker: {error}", file=sys.stderr)
+        log.error("%s", error)
         return 1
     size = config.tensor_parallel_size
     ranks = Leader(config.run_dir, epoch, size) if size > 1 else None
-    lifecycle = Lifecycle(config, vocabulary=vocabulary, ranks=ranks)
+    lifecycle = CoreLifecycle(config, vocabulary=vocabulary, ranks=ranks, trials=trials)
     try:
-        channel.send(ipc.Hello(epoch, os.getpid()))
+        channel.send(worker_ipc.Hello(epoch, os.getpid()))
         begun = time.monotonic()
-        faults = inject.parse(config.inject)
+        injection.check(config.inject)
         lifecycle.prepare()
-        channel.send(ipc.Prepared(epoch, lifecycle.stages_s))
+        channel.send(worker_ipc.Prepared(epoch, lifecycle.stages_s))
         order = _order(channel)
-        if isinstance(order, ipc.Stop):
+        if isinstance(order, worker_ipc.Stop):
             _leave(lifecycle, channel)
             return 0
         engine = lifecycle.take_over(order.quick)
         settings = lifecycle.settings
         assert settings is not None
         channel.send(
-            ipc.Ready(
+            worker_ipc.Ready(
                 epoch=epoch,
                 max_model_len=settings.max_model_len,
                 num_blocks=settings.num_blocks,
@@ -84,69 +94,72 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
                 stages_s=lifecycle.stages_s,
             )
         )
-        Worker(lifecycle, channel, Faults(faults, epoch, engine)).serve()
+        hooks = worker_hooks(config.inject, epoch, engine, lifecycle.ledger)
+        Worker(lifecycle, channel, hooks).serve()
     except FrontendGoneError as error:
-        print(f"worker: {error}", file=sys.stderr)
+        log.error("%s", error)
         return 1
     except PERMANENT as error:
         return _fail(channel, str(error), permanent=True)
     except RanksLost as error:
         if error.gone:  # the frontend hears from the zygote which one ended, and how
-            print(f"worker: {error}", file=sys.stderr)
+            log.error("%s", error)
             return 1
         return _fail(channel, str(error))
-    except (WarmUpError, DeviceLostError, LeaseCut) as error:
+    except (WarmUpError, DeviceLostError, MappingLost, TrialsLost) as error:
         return _fail(channel, str(error))
-    except Exception as error:  # noqa: BLE001 - the last line of defence: say it, then exit
-        sys.excepthook(*sys.exc_info())
+    except Exception as error:
+        log.exception("the worker failed")
         return _fail(channel, f"{type(error).__name__}: {error}")
     else:
         return 0
     finally:
         lifecycle.shutdown()
         channel.close()
+        if trials is not None:
+            trials.close()
         if ranks is not None:
             ranks.close()
 
 
-def _order(channel: Channel) -> ipc.TakeOver | ipc.Stop:
+def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
     """Wait for the predecessor's end; Stop where this worker is not wanted after all."""
     while True:
         for message in channel.receive(REPORT_INTERVAL_S):
-            if isinstance(message, ipc.TakeOver | ipc.Stop):
+            if isinstance(message, worker_ipc.TakeOver | worker_ipc.Stop):
                 return message
 
 
-def _leave(lifecycle: Lifecycle, channel: Channel) -> None:
+def _leave(lifecycle: CoreLifecycle, channel: Channel) -> None:
     """Give everything back and say so; then stay until the frontend has closed the socket.
 
     The end of a process that has a CUDA context keeps the driver busy, which the successor's own
     calls would feel.
     """
     lifecycle.shutdown()
-    channel.send(ipc.Stopped(*lifecycle.left()))
+    channel.send(worker_ipc.Stopped(*lifecycle.left()))
     channel.wait_closed(LINGER_S)
 
 
 def _fail(channel: Channel, message: str, permanent: bool = False) -> int:
-    print(f"worker: {message}", file=sys.stderr)
+    log.error("%s", message)
     try:
-        channel.send(ipc.Failed(message, permanent))
+        channel.send(worker_ipc.Failed(message, permanent))
     except FrontendGoneError as error:
-        print(f"worker: {error}", file=sys.stderr)
+        log.error("%s", error)
     return 1
 
 
 class Worker:
     """The loop between the channel and the engine."""
 
-    def __init__(self, lifecycle: Lifecycle, channel: Channel, faults: Faults) -> None:
+    def __init__(self, lifecycle: CoreLifecycle, channel: Channel, hooks: WorkerHooks) -> None:
         assert lifecycle.engine is not None
-        self.engine: Engine = lifecycle.engine
+        self.engine: EngineCore = lifecycle.engine
         self.lifecycle = lifecycle
         self.leader = lifecycle.member.leader
         self.channel = channel
-        self.faults = faults
+        self.hooks = hooks
         self.python = PythonObjects()
         self.allocations = Allocations()
         self.stopping = False
@@ -161,7 +174,7 @@ class Worker:
             if self.engine.transferring:
                 wait_s = min(wait_s, TRANSFER_POLL_S)
             for message in self.channel.receive(max(0.0, wait_s)):
-                if not self.faults.lose(message):
+                if not self.hooks.lose(message):
                     self._handle(message)
             if self.stopping:
                 break
@@ -171,7 +184,7 @@ class Worker:
                 self.engine.poll(idle=True)
             self._capture()
             if time.monotonic() >= self._next_report:
-                self.faults.tick()
+                self.hooks.tick()
                 self._next_report = time.monotonic() + REPORT_INTERVAL_S
                 self.channel.send(self._report())
         self._stop()
@@ -179,10 +192,10 @@ class Worker:
     def _step(self) -> None:
         output = self.engine.step()
         if output.tokens:
-            self.channel.send(ipc.Tokens(self.engine.counters.steps, output.tokens))
+            self.channel.send(worker_ipc.Tokens(self.engine.counters.steps, output.tokens))
         for dropped in output.dropped:
             self.channel.send(dropped)
-        self.faults.after_step(sum(token.finish_reason is not None for token in output.tokens))
+        self.hooks.after_step(sum(token.finish_reason is not None for token in output.tokens))
 
     def _capture(self) -> None:
         """One of the graphs that are still missing: often while idle, seldom between steps, since
@@ -193,52 +206,55 @@ class Worker:
             pause_s = CAPTURE_INTERVAL_S if missing else math.inf
             self._next_capture = now + (pause_s if self.engine.has_work else pause_s / 10)
 
-    def _handle(self, message: ipc.ToWorker) -> None:
+    def _handle(self, message: worker_ipc.ToWorker) -> None:
         match message:
-            case ipc.Submit():
+            case worker_ipc.Submit():
                 refusal = self.engine.submit(message)
                 if refusal is not None:
                     self.channel.send(refusal)
-            case ipc.Abort(request_id):
+            case worker_ipc.Abort(request_id):
                 self.engine.abort(request_id)
-            case ipc.Abandoned(request_ids):
+            case worker_ipc.Abandoned(request_ids):
                 self.engine.abandoned = frozenset(request_ids)
-            case ipc.LoadAdapter():
+            case worker_ipc.LoadAdapter():
                 self.channel.send(self._load_adapter(message))
-            case ipc.UnloadAdapter(number):
+            case worker_ipc.UnloadAdapter(number):
                 if self.engine.runner.adapters is not None:
                     self.engine.runner.adapters.unload(number)
-            case ipc.Trim(operation_id):
+            case worker_ipc.Trim(operation_id):
                 steps = trim(self.engine, self.python, self.leader)
-                self.channel.send(ipc.Trimmed(operation_id, steps))
-            case ipc.AuditQuery(query_id):
+                self.channel.send(worker_ipc.Trimmed(operation_id, steps))
+            case worker_ipc.AuditQuery(query_id):
                 idle, rules, findings = audit(self.engine, self.lifecycle.ledger)
                 keys = self.engine.receiver.keys()
-                self.channel.send(ipc.AuditReport(query_id, idle, rules, findings, keys))
-            case ipc.DiagnosticQuery(query_id, kind):
-                self.channel.send(ipc.DiagnosticReport(query_id, diagnose(kind, self.allocations)))
-            case ipc.Stop():
+                self.channel.send(worker_ipc.AuditReport(query_id, idle, rules, findings, keys))
+            case worker_ipc.DiagnosticQuery(query_id, kind):
+                self.channel.send(
+                    worker_ipc.DiagnosticReport(query_id, diagnose(kind, self.allocations))
+                )
+            case worker_ipc.Stop():
                 self.stopping = True
 
-    def _load_adapter(self, asked: ipc.LoadAdapter) -> ipc.AdapterLoaded:
-        answer = ipc.AdapterLoaded(asked.query_id, asked.number)
+    def _load_adapter(self, wanted: worker_ipc.LoadAdapter) -> worker_ipc.AdapterLoaded:
+        answer = worker_ipc.AdapterLoaded(wanted.query_id, wanted.number)
         if (adapters := self.engine.runner.adapters) is None:
             answer.error = "this engine takes no adapters: start it with --enable-lora"
             return answer
         try:
-            adapters.load(asked.name, asked.number, Path(asked.path))
+            adapters.load(wanted.name, wanted.number, Path(wanted.path))
         except (LoadError, OSError, torch.OutOfMemoryError) as error:
             answer.error = str(error)
         return answer
 
-    def _report(self) -> ipc.Report:
+    def _report(self) -> worker_ipc.Report:
         engine, counters = self.engine, self.engine.counters
         scheduler = engine.scheduler
         others = [] if self.leader is None else self.leader.accounts()
-        return ipc.Report(
+        return worker_ipc.Report(
             load=Load(
                 running=len(scheduler.running),
                 waiting=len(scheduler.waiting) + len(engine.grammars),
+                compiling=len(engine.grammars),
                 requests_total=counters.requests,
                 aborted_total=counters.aborted,
                 errors_total=counters.errors,
@@ -251,7 +267,7 @@ class Worker:
                 Role.WORKER,
                 self.python,
                 self.lifecycle.collections,
-                self.lifecycle.borrowed_host_bytes,
+                self.lifecycle.mapped_host_bytes,
             ),
             others=[rank.memory for rank in others],
             devices=device_memory(engine.runner.device) + [d for r in others for d in r.devices],
@@ -261,12 +277,14 @@ class Worker:
             kv_blocks_used=engine.pool.used,
             kv_blocks_total=engine.pool.num_blocks,
             kv_blocks_lost=lost_blocks(engine),
+            host_blocks_total=None if scheduler.offload is None else scheduler.offload.slots,
+            host_blocks_lost=lost_host_blocks(engine),
             encoder_tokens_total=None if scheduler.encoder is None else scheduler.encoder.budget,
             encoder_tokens_lost=lost_encoder_tokens(engine),
             running=[request.request_id for request in scheduler.running],
-            injections=self.faults.names,
+            injections=list(self.hooks.names),
         )
 
     def _stop(self) -> None:
-        del self.engine, self.faults
+        del self.engine, self.hooks
         _leave(self.lifecycle, self.channel)

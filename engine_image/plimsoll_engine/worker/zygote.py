@@ -1,12 +1,12 @@
-"""The zygote: torch and the model code imported, no CUDA context, one thread; the weight holder
+"""The zygote: torch and the model code imported, no CUDA context, one thread; the weight server
 and the workers fork off it.
 
 Started by the frontend as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``
-(:mod:`plimsoll_engine.zygote_ipc`). A fork copies one thread only, so a lock that another thread
-held would stay locked in the child for ever, and an OpenMP pool would be gone while its library
-waits for it. Hence: thread counts are set before numpy and torch load, no tensor operation is run
-here, ``torch.cuda.is_available()`` is never asked, and the number of threads is checked before each
-fork.
+(:mod:`plimsoll_engine.messages.zygote_ipc`). A fork copies one thread only, so a lock that another
+thread held would stay locked in the child for ever, and an OpenMP pool would be gone while its
+library waits for it. Hence: thread counts are set before numpy and torch load, no tensor operation
+is run here, ``torch.cuda.is_available()`` is never asked, and the number of threads is checked
+before each fork.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import logging
 import os
 import select
 import signal
@@ -26,19 +27,32 @@ from typing import NoReturn
 
 import msgspec
 
+from plimsoll_api import logs
 from plimsoll_api.admin import Role
-from plimsoll_engine import zygote_ipc
+from plimsoll_engine import injection
 from plimsoll_engine.core.grammar import Vocabulary
-from plimsoll_engine.process_rules import frozen
-from plimsoll_engine.worker.framing import FrameReader
-from plimsoll_engine.worker.process import die_with_parent, threads
-from plimsoll_engine.zygote_ipc import Exited, Fork, Forked, ForkFailed, WorkerConfig, ZygoteReady
+from plimsoll_engine.messages import zygote_ipc
+from plimsoll_engine.messages.framing import FrameReader
+from plimsoll_engine.messages.zygote_ipc import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    WorkerConfig,
+    ZygoteReady,
+)
+from plimsoll_engine.process import stacks
+from plimsoll_engine.process.parent_death import die_with_parent, outlive_parent, outlive_zygote
+from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.process.threads import threads
+
+log = logging.getLogger(__name__)
 
 SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 IMPORTS = (
     "torch",
     "safetensors.torch",
-    "plimsoll_engine.weights.holder",
+    "plimsoll_engine.weights.weight_server",
     "plimsoll_engine.worker.main",
     "plimsoll_engine.worker.follower",
 )
@@ -52,16 +66,19 @@ FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 class Zygote:
     """Forks on demand and reaps."""
 
-    def __init__(self, control: socket.socket, config: WorkerConfig) -> None:
+    def __init__(
+        self, control: socket.socket, config: WorkerConfig, weights: socket.socket | None
+    ) -> None:
         self.control = control
         self.config = config
         self.vocabulary = Vocabulary.load(Path(config.model))
         self.reader = FrameReader()
         self.children: dict[int, Forked] = {}
         """By pidfd."""
-        # Bound here, not in a holder: a worker may connect before there is a holder, and no worker
-        # can meet the socket of a holder that is gone.
-        self.weights: socket.socket | None = listen(config.weights) if config.weights else None
+        self.frontend = os.getppid()
+        self.weights = weights
+        """Where the weight server listens. The socket is the frontend's: a worker may connect while
+        there is no weight server yet, and the next zygote's workers meet the same one."""
 
     def serve(self) -> None:
         """Until the frontend is gone; then no worker is left."""
@@ -77,7 +94,7 @@ class Zygote:
                         return
         except OSError as error:
             # The frontend went while it was written to.
-            print(f"zygote: control socket: {error}", file=sys.stderr)
+            log.error("control socket: %s", error)
         finally:
             self._kill_children()
 
@@ -118,13 +135,13 @@ class Zygote:
         """The child's whole life; it never returns into the zygote's code."""
         status = 1
         try:
-            die_with_parent(zygote)
+            outlive_zygote(zygote, self.frontend)
             self.control.close()
             for fd in self.children:
                 os.close(fd)
             status = self._run(message)
-        except BaseException:  # noqa: BLE001 - a child must never run its parent's code
-            sys.excepthook(*sys.exc_info())
+        except BaseException:
+            log.exception("the process failed")
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
@@ -132,12 +149,12 @@ class Zygote:
             os._exit(status)
 
     def _run(self, message: Fork) -> int:
-        from plimsoll_engine.weights import holder
+        from plimsoll_engine.weights import weight_server
         from plimsoll_engine.worker import follower, main
 
-        if message.role is Role.HOLDER:
+        if message.role is Role.WEIGHT_SERVER:
             assert self.weights is not None
-            return holder.run(self.config, self.weights)
+            return weight_server.run(self.config, self.weights)
         if self.weights is not None:
             self.weights.close()
         if message.rank:
@@ -149,26 +166,20 @@ class Zygote:
         os.close(fd)
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)
+        stacks.tidy(self.config.run_dir)
         self.send(Exited(child.number, child.pid, code, child.role, child.rank))
 
     def _kill_children(self) -> None:
-        """Workers before the holder: what it lends is not freed under them."""
-        for fd in sorted(self.children, key=lambda fd: self.children[fd].role is Role.HOLDER):
+        """Workers before the weight server: their memory is not freed under them."""
+        for fd in sorted(
+            self.children, key=lambda fd: self.children[fd].role == Role.WEIGHT_SERVER
+        ):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
             os.waitpid(self.children[fd].pid, 0)
             os.close(fd)
         self.children.clear()
-
-
-def listen(path: str) -> socket.socket:
-    """The weight holder's socket; a file that a killed predecessor left is taken over."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    Path(path).unlink(missing_ok=True)
-    listener.bind(path)
-    os.chmod(path, 0o600)
-    listener.listen()
-    return listener
+        stacks.tidy(self.config.run_dir)
 
 
 def import_everything(model: Path, device: str) -> None:
@@ -183,6 +194,7 @@ def import_everything(model: Path, device: str) -> None:
     from plimsoll_engine.kernels import preload
     from plimsoll_engine.models import loader
 
+    os.environ.setdefault("TRITON_CACHE_MANAGER", preload.CACHE_MANAGER)
     loader.import_code(model)
     if preload.wanted(device):
         preload.preload()
@@ -191,8 +203,12 @@ def import_everything(model: Path, device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.zygote")
     parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument(
+        "--weights-fd", type=int, help="the listening socket of WorkerConfig.weights"
+    )
     parser.add_argument("--config", required=True, help="a WorkerConfig in JSON")
     arguments = parser.parse_args()
+    logs.configure()
     die_with_parent(os.getppid())
     # The terminal's Ctrl-C goes to the whole group; the frontend decides when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -200,13 +216,24 @@ def main() -> None:
     control = socket.socket(fileno=arguments.control_fd)
     begun = time.monotonic()
     import_everything(Path(config.model), config.device)
-    zygote = Zygote(control, config)
+    if config.inject:
+        injection.load("worker")
+    weights = None if arguments.weights_fd is None else socket.socket(fileno=arguments.weights_fd)
+    zygote = Zygote(control, config, weights)
     # Python warns of any second thread; ours are checked by name before each fork.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     # Objects of before the fork are nobody's garbage: a collection in a worker need not look at
     # them, and so does not copy their pages.
     frozen.before_forks()
-    zygote.send(ZygoteReady(os.getpid(), time.monotonic() - begun))
+    # From now on the end of the control socket says it, and no child outlives that: a zygote that
+    # was killed instead would leave them to nobody.
+    outlive_parent()
+    if os.getppid() != zygote.frontend:
+        os._exit(1)
+    try:
+        zygote.send(ZygoteReady(os.getpid(), time.monotonic() - begun))
+    except BrokenPipeError:
+        os._exit(1)  # the frontend did not wait so long, and has said so
     zygote.serve()
     sys.stdout.flush()
     sys.stderr.flush()

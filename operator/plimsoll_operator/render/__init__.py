@@ -8,23 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plimsoll_api.inferenceservice import KIND, InferenceService
-from plimsoll_api.schema import API_VERSION
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import API_VERSION, APPLIED_HASH
+from plimsoll_api.names import SERVICE_KIND as KIND
 from plimsoll_operator.render import names
 from plimsoll_operator.render.autoscaler import autoscaler
-from plimsoll_operator.render.configmap import config_map
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.deployment import deployment, digest, pod_hash, revision
+from plimsoll_operator.render.disruption import disruption_budget, slot_leases
 from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, plain_env
-from plimsoll_operator.render.leases import slot_leases
 from plimsoll_operator.render.monitoring import pod_monitor, prometheus_rule
 from plimsoll_operator.render.network import network_policy
 from plimsoll_operator.render.paths import Places, in_pod, model_dir
-from plimsoll_operator.render.pdb import disruption_budget
 from plimsoll_operator.render.pod import pod_template
 from plimsoll_operator.render.rbac import role, role_binding, service_account
 from plimsoll_operator.render.service import headless_service, service_object
-from plimsoll_operator.render.supervisor import supervisor_args, supervisor_config
+from plimsoll_operator.render.supervisor import config_map, supervisor_args, supervisor_config
 
 __all__ = [
     "Images",
@@ -96,6 +95,6 @@ def _owned(service: InferenceService, item: dict[str, Any]) -> dict[str, Any]:
             "ownerReferences": [owner],
         },
     }
-    annotations = {**meta.get("annotations", {}), names.APPLIED_HASH: digest(full)}
+    annotations = {**meta.get("annotations", {}), APPLIED_HASH: digest(full)}
     full["metadata"]["annotations"] = annotations
     return full

@@ -18,8 +18,8 @@ RUNBOOKS = "https://plimsoll.dev/runbooks"
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
 """Classes of windows: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the one at or below its own."""
 SHORT_PART = 12
-LEAST_RANGE_S = 120
-LEAST_LONG_S = 360
+MIN_RANGE_S = 120
+MIN_LONG_RANGE_S = 360
 """A range must hold several scrapes of 15 to 30 s."""
 
 
@@ -58,8 +58,8 @@ def burn(rule: Burn, window_s: int, matchers: str = "", window: str = "") -> dic
     Its ``window`` label is the class of the window, so that a service's own rule and the cluster's
     give one alert: Alertmanager takes equal labels for the same.
     """
-    long_s = max(window_s // rule.part, LEAST_LONG_S)
-    short_s = max(long_s // SHORT_PART, LEAST_RANGE_S)
+    long_s = max(window_s // rule.part, MIN_LONG_RANGE_S)
+    short_s = max(long_s // SHORT_PART, MIN_RANGE_S)
     # A shortest range that had to be made longer keeps the share, so its factor is smaller.
     factor = round(rule.share * window_s / long_s, 2)
     long, short = (burn_rate(range_s, matchers, window) for range_s in (long_s, short_s))

@@ -5,23 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll_api.serving import Resources
+from plimsoll_api.resources import Resources
 
 PROBE_PERIOD_S = 2
+
+LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+"""The end of the log of a container that fails stands in its pod's status, and so in ours."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images for services that name none."""
+    """Images for services that name none. Without one for the probe, the supervisor's has it."""
 
     engine: str
     supervisor: str
+    probe: str | None = None
 
 
-def probe(path: str, port: int) -> dict[str, Any]:
-    """An HTTP probe; thresholds are the caller's."""
+def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
+    """An HTTP or HTTPS probe, whose certificate the kubelet does not verify; thresholds are the
+    caller's."""
     return {
-        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
+        "httpGet": {"path": path, "port": port, "scheme": scheme},
         "periodSeconds": PROBE_PERIOD_S,
         "timeoutSeconds": 5,
     }

@@ -12,8 +12,10 @@ import json
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import POD_HASH, RESTART_ID
 from plimsoll_api.operation import count
-from plimsoll_api.units import parse_duration
+from plimsoll_api.supervision import Drain
+from plimsoll_api.units import format_duration, parse_duration
 from plimsoll_operator.render import names
 
 PULL_S = 300
@@ -31,12 +33,20 @@ def pod_hash(service: InferenceService) -> str:
 
     Defaults are left out, so that a field that a later version adds does not change it.
     """
-    spec = service.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    parts = {"model", "engine", "supervisor", "pod_template", "restart"}
+    spec = service.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=parts)
     concerns = {
         key: spec.get(key) for key in ("model", "engine", "supervisor", "podTemplate", "restart")
     }
-    drain = spec.get("supervision", {}).get("drain", {}).get("deadline")
-    return digest({"drainDeadline": drain, **concerns})
+    drain_s = service.spec.supervision.drain.deadline_s
+    drain = None if drain_s == Drain().deadline_s else format_duration(drain_s)
+    return digest({"drainDeadline": drain, **concerns, **_probe(service)})
+
+
+def _probe(service: InferenceService) -> dict[str, Any]:
+    """What the hash says about the probe: nothing without one, as before there was one."""
+    probe = service.spec.probe
+    return {"probe": {"image": probe.image}} if probe.enabled else {}
 
 
 def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +70,7 @@ def deployment(
         "kind": "Deployment",
         "metadata": {
             "name": service.metadata.name,
-            "annotations": {names.POD_HASH: of},
+            "annotations": {POD_HASH: of, **_restart(service)},
         },
         "spec": {
             # What an autoscaler set is not ours to say: see compare.with_replicas.
@@ -73,6 +83,12 @@ def deployment(
             "template": template,
         },
     }
+
+
+def _restart(service: InferenceService) -> dict[str, str]:
+    """Not on the pods: their hash holds it already."""
+    restart_id = service.spec.restart.id
+    return {RESTART_ID: restart_id} if restart_id else {}
 
 
 def _deadline(service: InferenceService) -> int:

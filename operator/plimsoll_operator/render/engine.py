@@ -30,7 +30,7 @@ def engine_args(service: InferenceService, places: Places | None = None) -> list
 def drain_args(service: InferenceService, places: Places | None = None) -> list[str]:
     """What follows ``python -m plimsoll_engine`` before a pod ends."""
     at = places or in_pod(service)
-    deadline = parse_duration(service.spec.supervision.drain.deadline)
+    deadline = service.spec.supervision.drain.deadline_s
     return [
         "drain",
         f"--admin-port={at.admin_port}",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from plimsoll_api import engine_flags
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.supervision import CONTAINER_ENV, EngineType
 from plimsoll_api.units import parse_duration
 from plimsoll_operator.render import api_keys, model, names, paths
 from plimsoll_operator.render.containers import (
+    LAST_WORDS,
     PROBE_PERIOD_S,
     Images,
     probe,
@@ -22,7 +24,7 @@ STARTUP_MARGIN_S = 30
 """An engine gives up by itself, with a message, before the kubelet does."""
 
 ENDPOINTS_S = 5
-"""A foreign engine keeps serving this long after its pod left the endpoints, before SIGTERM."""
+"""An external engine keeps serving this long after its pod left the endpoints, before SIGTERM."""
 
 
 def engine_container(service: InferenceService, images: Images) -> dict[str, Any]:
@@ -31,27 +33,23 @@ def engine_container(service: InferenceService, images: Images) -> dict[str, Any
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
     budget_s = parse_duration(engine.startup_timeout) + STARTUP_MARGIN_S
+    scheme = engine_flags.scheme(engine.type, engine.args).upper()
     return {
         "name": names.ENGINE,
         "image": engine.image or images.engine,
         **_start(service),
-        "env": [
-            {"name": "HOME", "value": paths.CACHE_DIR},
-            {"name": "HF_HOME", "value": f"{paths.CACHE_DIR}/huggingface"},
-            {"name": "TRITON_CACHE_DIR", "value": f"{paths.CACHE_DIR}/triton"},
-            *_coordinates(service),
-            *engine_env(service),
-        ],
+        "env": _environment(service),
         "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
         "resources": resources(engine.resources),
-        "startupProbe": probe(ready, engine.port)
+        "startupProbe": probe(ready, engine.port, scheme)
         | {"failureThreshold": math.ceil(budget_s / PROBE_PERIOD_S)},
-        "readinessProbe": probe(ready, engine.port) | {"failureThreshold": 2},
+        "readinessProbe": probe(ready, engine.port, scheme) | {"failureThreshold": 2},
         # Liveness means that the frontend answers. A stalled worker is the supervisor's business:
         # the kubelet would restart it outside of slot, budget and journal.
-        "livenessProbe": probe(engine.probes.liveness or "/health", engine.port)
+        "livenessProbe": probe(engine.probes.liveness or "/health", engine.port, scheme)
         | {"periodSeconds": 10, "failureThreshold": 6},
         "lifecycle": {"preStop": _before_stop(service)},
+        **LAST_WORDS,
         "securityContext": restricted(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},
@@ -62,6 +60,19 @@ def engine_container(service: InferenceService, images: Images) -> dict[str, Any
             *api_keys.mounts(service),
         ],
     }
+
+
+def _environment(service: InferenceService) -> list[dict[str, Any]]:
+    """One variable of a name, for the API server refuses two: the manifest's wins."""
+    variables = [
+        {"name": "HOME", "value": paths.CACHE_DIR},
+        {"name": "HF_HOME", "value": f"{paths.CACHE_DIR}/huggingface"},
+        {"name": "TRITON_CACHE_DIR", "value": f"{paths.CACHE_DIR}/triton"},
+        {"name": CONTAINER_ENV, "value": names.ENGINE},
+        *_coordinates(service),
+        *engine_env(service),
+    ]
+    return list({one["name"]: one for one in variables}.values())
 
 
 def _start(service: InferenceService) -> dict[str, Any]:
@@ -97,8 +108,10 @@ def _coordinates(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _before_stop(service: InferenceService) -> dict[str, Any]:
-    """Our engine drains by an exec: an HTTP hook cannot reach a loopback port. In a foreign image
-    nothing may be presumed to exist: it serves on while endpoints follow, then SIGTERM drains it.
+    """Our engine drains by an exec: an HTTP hook cannot reach a loopback port.
+
+    In an external engine's image nothing may be presumed to exist: it serves on while endpoints
+    follow, then SIGTERM drains it.
     """
     if service.spec.engine.type is EngineType.PLIMSOLL:
         return {"exec": {"command": ["python", "-m", "plimsoll_engine", *drain_args(service)]}}

@@ -7,7 +7,7 @@ from typing import Any
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.serving import ModelSource
 from plimsoll_operator.render import paths
-from plimsoll_operator.render.containers import Images, restricted
+from plimsoll_operator.render.containers import LAST_WORDS, Images, restricted
 
 VOLUME = "model"
 DOWNLOAD = "model-download"
@@ -56,6 +56,7 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
                 "requests": {"cpu": "100m", "memory": "256Mi"},
                 "limits": {"memory": "2Gi"},
             },
+            **LAST_WORDS,
             "securityContext": restricted(),
             "volumeMounts": [
                 {"name": VOLUME, "mountPath": paths.CLAIM_DIR},

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.units import parse_duration
+from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_operator.render import names
 from plimsoll_operator.render.burn import FAST, SLOW, burn
 
@@ -19,7 +19,7 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
     if not wanted.enabled:
         return []
     # Which service a series belongs to is what alerts and dashboards ask first.
-    label = f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', names.SERVICE_LABEL)}"
+    label = f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', SERVICE_LABEL)}"
     endpoint = {
         "path": "/metrics",
         "interval": wanted.interval,
@@ -51,7 +51,7 @@ def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
         return []
     meta, memory = service.metadata, service.spec.memory
     rules = [
-        burn(rule, round(parse_duration(budget.window)), _matchers(service, kind))
+        burn(rule, round(budget.window_s), _matchers(service, kind))
         for kind, budget in (("host", memory.host), ("device", memory.device))
         if budget is not None
         for rule in (FAST, SLOW)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-MANAGER = "plimsoll-operator"
+from plimsoll_api.names import ENGINE_CONTAINER, OPERATOR, SERVICE_LABEL, SUPERVISOR_CONTAINER
+
+MANAGER = OPERATOR
 """Field manager of every write, and value of the managed-by label."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
-SERVICE_LABEL = "plimsoll.dev/service"
 OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
-APPLIED_HASH = "plimsoll.dev/applied-hash"
-"""Hash of the object as it was applied: differs when a field was taken out of it."""
-
-POD_HASH = "plimsoll.dev/pod-hash"
-"""Hash of the parts of the spec that concern pods; names the pinned revision."""
-
-REVISION_LABEL = "plimsoll.dev/revision"
-"""On pods: the hash of the spec that their template was first rendered for."""
-
-ENGINE = "engine"
-SUPERVISOR = "supervisor"
+ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
 
 
 def selector(service: str) -> dict[str, str]:

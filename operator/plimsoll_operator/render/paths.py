@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.serving import ModelSource
 from plimsoll_api.supervision import CONFIG_FILE
 
@@ -22,10 +23,6 @@ KEYS_DIR = "/etc/plimsoll-keys"
 KEYS_FILE = "keys"
 DEFAULT_REVISION = "main"
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
-
-ADMIN_PORT = 8001
-METRICS_PORT = 9464
-PROBE_PORT = 9465
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ import math
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.supervision import EXPORTER_PORT, NODE_IP
-from plimsoll_api.units import parse_duration
+from plimsoll_api.names import METRICS_PORT, PROBE_PORT, REVISION_LABEL, SUPERVISOR_MODULE
+from plimsoll_api.serving import SupervisorContainer
+from plimsoll_api.supervision import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
 from plimsoll_operator.render import api_keys, model, names, paths
-from plimsoll_operator.render.containers import Images, probe, resources, restricted
+from plimsoll_operator.render.containers import LAST_WORDS, Images, probe, resources, restricted
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.engine_container import engine_container
 from plimsoll_operator.render.merge import merge_template
+from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import supervisor_args
 
 UID = 10001
@@ -26,8 +28,19 @@ TOKEN_LIFETIME_S = 3600
 
 def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
     """The pod template of ``service``, with its ``podTemplate`` merged over it."""
+    template = rendered_template(service, images)
+    if service.spec.pod_template:
+        template = merge_template(template, service.spec.pod_template)
+    # What the Service, the watches and the supervisor rely on is not for a merge to lose.
+    own = names.labels(service.metadata.name) | {REVISION_LABEL: pod_hash(service)}
+    template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | own
+    return template
+
+
+def rendered_template(service: InferenceService, images: Images) -> dict[str, Any]:
+    """The operator's own part of the pod template."""
     meta = service.metadata
-    template: dict[str, Any] = {
+    return {
         "metadata": {
             "labels": names.labels(meta.name),
             "annotations": {"kubectl.kubernetes.io/default-container": names.ENGINE},
@@ -45,21 +58,23 @@ def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
                 "seccompProfile": {"type": "RuntimeDefault"},
                 **_group(service),
             },
-            # Downloads come first: the supervisor's clock would run during them.
-            "initContainers": [
-                *model.download(service, images),
-                supervisor_container(service, images),
-            ],
-            "containers": [engine_container(service, images)],
-            "volumes": _volumes(service),
+            **_containers(service, images),
         },
     }
-    if service.spec.pod_template:
-        template = merge_template(template, service.spec.pod_template)
-    # What the Service, the watches and the supervisor rely on is not for a merge to lose.
-    own = names.labels(meta.name) | {names.REVISION_LABEL: pod_hash(service)}
-    template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | own
-    return template
+
+
+def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
+    """Containers and volumes of the pod."""
+    engine, supervisor = engine_container(service, images), supervisor_container(service, images)
+    pod = {
+        # Downloads come first: the supervisor's clock would run during them.
+        "initContainers": [*model.download(service, images), supervisor],
+        "containers": [engine],
+        "volumes": _volumes(service),
+    }
+    if service.spec.probe.enabled:
+        add_probe(pod, engine, supervisor, service.spec.probe.image or images.probe)
+    return pod
 
 
 def _group(service: InferenceService) -> dict[str, Any]:
@@ -71,7 +86,7 @@ def _group(service: InferenceService) -> dict[str, Any]:
 
 def grace_period(service: InferenceService) -> int:
     """Seconds from the kubelet's first signal to its last: the drain and the stop after it."""
-    return math.ceil(parse_duration(service.spec.supervision.drain.deadline)) + STOP_S
+    return math.ceil(service.spec.supervision.drain.deadline_s) + STOP_S
 
 
 def supervisor_container(service: InferenceService, images: Images) -> dict[str, Any]:
@@ -80,30 +95,30 @@ def supervisor_container(service: InferenceService, images: Images) -> dict[str,
     return {
         "name": names.SUPERVISOR,
         "image": supervisor.image or images.supervisor,
-        "command": ["python", "-m", "plimsoll_sidecar.launcher", *supervisor_args(service)],
+        "command": ["python", "-m", SUPERVISOR_MODULE, *supervisor_args(service)],
         # A restartable init container starts before the engine and ends after it.
         "restartPolicy": "Always",
         "env": [
             _from_field("POD_NAME", "metadata.name"),
             _from_field("POD_NAMESPACE", "metadata.namespace"),
-            *_exporter(supervisor.dcgm_exporter_port),
+            *_exporters(supervisor),
         ],
         "ports": [
-            {"name": "metrics", "containerPort": paths.METRICS_PORT, "protocol": "TCP"},
-            {"name": "probe", "containerPort": paths.PROBE_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+            {"name": "probe", "containerPort": PROBE_PORT, "protocol": "TCP"},
         ],
         "resources": resources(supervisor.resources),
         # The engine starts when this one has succeeded: then the admin token is there.
-        "startupProbe": probe("/live", paths.PROBE_PORT)
-        | {"periodSeconds": 1, "failureThreshold": 60},
+        "startupProbe": probe("/live", PROBE_PORT) | {"periodSeconds": 1, "failureThreshold": 60},
         # Unready while it drains an engine; a crash of the supervisor behind the launcher is not.
-        "readinessProbe": probe("/ready", paths.PROBE_PORT)
-        | {"periodSeconds": 1, "failureThreshold": 1},
-        "livenessProbe": probe("/live", paths.PROBE_PORT)
-        | {"periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": probe("/ready", PROBE_PORT) | {"periodSeconds": 1, "failureThreshold": 1},
+        "livenessProbe": probe("/live", PROBE_PORT) | {"periodSeconds": 10, "failureThreshold": 6},
+        **LAST_WORDS,
         "securityContext": restricted(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},
+            # What an engine leaves there is seen, and swept, when the engine has ended.
+            {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "state", "mountPath": paths.STATE_DIR},
             {"name": "config", "mountPath": paths.CONFIG_DIR, "readOnly": True},
             {"name": "token", "mountPath": paths.TOKEN_DIR, "readOnly": True},
@@ -112,13 +127,13 @@ def supervisor_container(service: InferenceService, images: Images) -> dict[str,
     }
 
 
-def _exporter(port: int | None) -> list[dict[str, Any]]:
-    if port is None:
-        return []
-    return [
-        _from_field(NODE_IP, "status.hostIP"),
-        {"name": EXPORTER_PORT, "value": f"{port}"},
-    ]
+def _exporters(supervisor: SupervisorContainer) -> list[dict[str, Any]]:
+    ports = {
+        EXPORTER_PORT: supervisor.dcgm_exporter_port,
+        AMD_EXPORTER_PORT: supervisor.amd_exporter_port,
+    }
+    named = [{"name": name, "value": f"{port}"} for name, port in ports.items() if port is not None]
+    return [_from_field(NODE_IP, "status.hostIP"), *named] if named else []
 
 
 def _volumes(service: InferenceService) -> list[dict[str, Any]]:

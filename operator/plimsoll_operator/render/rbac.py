@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.leakincident import PLURAL
-from plimsoll_api.schema import GROUP
+from plimsoll_api.names import API_GROUP
+from plimsoll_api.names import INCIDENT_PLURAL as PLURAL
 from plimsoll_operator.render import names
 
 RBAC = "rbac.authorization.k8s.io"
@@ -34,8 +34,8 @@ def role(service: InferenceService, held: Sequence[str] = ()) -> dict[str, Any]:
         "kind": "Role",
         "metadata": {"name": names.supervisor(service.metadata.name)},
         "rules": [
-            _rule(GROUP, [PLURAL], ["create", "get", "patch"]),
-            _rule(GROUP, [f"{PLURAL}/status"], ["get", "patch"]),
+            _rule(API_GROUP, [PLURAL], ["create", "get", "patch"]),
+            _rule(API_GROUP, [f"{PLURAL}/status"], ["get", "patch"]),
             _rule("", ["events"], ["create", "patch"]),
             _rule("discovery.k8s.io", ["endpointslices"], ["list"]),
             _rule("coordination.k8s.io", ["leases"], ["get", "update"])

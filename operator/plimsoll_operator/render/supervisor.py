@@ -2,63 +2,50 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any
 
-from plimsoll_api import inferenceservice
-from plimsoll_api.inferenceservice import InferenceService, MemoryBudget, Weekday
+from msgspec.structs import replace
+
+from plimsoll_api import engine_flags
+from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.serving import Engine
 from plimsoll_api.supervision import (
-    Budget,
-    Drain,
+    CONFIG_FILE,
     EngineEndpoint,
     EngineType,
-    MaintenanceWindow,
+    MemoryBudget,
     MemoryPolicy,
-    RestartBudget,
     ServiceRef,
-    Supervision,
     SupervisorConfig,
+    encode,
 )
-from plimsoll_api.units import parse_bytes, parse_duration
-from plimsoll_operator.render.names import slots
+from plimsoll_api.units import parse_bytes
+from plimsoll_operator.render import names
+from plimsoll_operator.render.names import ENGINE, slots
 from plimsoll_operator.render.paths import Places, in_pod
 
 
-def supervisor_config(service: InferenceService, places: Places | None = None) -> SupervisorConfig:
-    """What the manifest means, in bytes and seconds. Without a uid there are no slot Leases."""
+def supervisor_config(
+    service: InferenceService, places: Places | None = None, container: str = ENGINE
+) -> SupervisorConfig:
+    """What the manifest means, in bytes and seconds. Without a uid there are no slot Leases.
+
+    ``container`` is the engine's own, which local mode has not.
+    """
     at = places or in_pod(service)
     meta, spec = service.metadata, service.spec
-    memory, supervision = spec.memory, spec.supervision
     return SupervisorConfig(
         service=ServiceRef(name=meta.name, namespace=meta.namespace, uid=meta.uid),
         engine=EngineEndpoint(
             type=_contract(spec.engine),
             admin_url=_admin_url(spec.engine, at),
-            serving_url=f"http://127.0.0.1:{at.port}",
+            serving_url=f"{_scheme(spec.engine)}://127.0.0.1:{at.port}",
             model=service.served_name,
+            container="" if places else container,
         ),
-        memory=MemoryPolicy(
-            host=_budget(memory.host, spec.engine.resources.limits.get("memory")),
-            device=_budget(memory.device, None),
-            shared_device=memory.shared_device or _shares(spec.engine),
-            warmup_s=parse_duration(memory.warmup),
-        ),
-        supervision=Supervision(
-            mode=supervision.mode,
-            ladder=tuple(supervision.ladder),
-            drain=Drain(
-                mode=supervision.drain.mode,
-                deadline_s=parse_duration(supervision.drain.deadline),
-            ),
-            restart_budget=RestartBudget(
-                count=supervision.restart_budget.count,
-                window_s=parse_duration(supervision.restart_budget.window),
-            ),
-            stall_timeout_s=parse_duration(supervision.stall.timeout),
-            maintenance_window=_window(supervision.maintenance_window),
-            log_level=supervision.log_level,
-        ),
-        slots=slots(meta.name, supervision.max_unavailable) if meta.uid else (),
+        memory=_memory(spec.memory, spec.engine),
+        supervision=spec.supervision,
+        slots=slots(meta.name, spec.supervision.max_unavailable) if meta.uid else (),
     )
 
 
@@ -74,36 +61,34 @@ def _shares(engine: Engine) -> bool:
 
 
 def _admin_url(engine: Engine, at: Places) -> str:
-    """Our protocol has a port of its own; a foreign engine's verbs are on the serving port."""
+    """Our protocol has a port of its own; an external engine's verbs are on the serving port."""
     own = _contract(engine) is EngineType.PLIMSOLL
-    return f"http://127.0.0.1:{at.admin_port if own else at.port}"
+    if own:
+        return f"http://127.0.0.1:{at.admin_port}"
+    return f"{_scheme(engine)}://127.0.0.1:{at.port}"
 
 
-def _window(window: inferenceservice.MaintenanceWindow | None) -> MaintenanceWindow | None:
-    if window is None:
-        return None
-    hours, minutes = map(int, window.start.split(":"))
-    names = get_args(Weekday)
-    return MaintenanceWindow(
-        start_s=3600.0 * hours + 60.0 * minutes,
-        duration_s=parse_duration(window.duration),
-        days=tuple(sorted({names.index(day) for day in window.days})),
+def _scheme(engine: Engine) -> str:
+    return engine_flags.scheme(engine.type, engine.args)
+
+
+def _memory(memory: MemoryPolicy, engine: Engine) -> MemoryPolicy:
+    """The policy with what the engine's resources say where the manifest says nothing."""
+    return replace(
+        memory,
+        host=_limited(memory.host, engine.resources.limits.get("memory")),
+        shared_device=memory.shared_device or _shares(engine),
     )
 
 
-def _budget(budget: MemoryBudget | None, default_limit: str | None) -> Budget | None:
-    if budget is None:
-        return None
-    limit = budget.limit or default_limit
-    return Budget(
-        growth_bytes=parse_bytes(budget.growth_budget),
-        window_s=parse_duration(budget.window),
-        limit_bytes=parse_bytes(limit) if limit else None,
-    )
+def _limited(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | None:
+    if budget is None or limit is None or budget.limit_bytes is not None:
+        return budget
+    return replace(budget, limit_bytes=parse_bytes(limit))
 
 
 def supervisor_args(service: InferenceService, places: Places | None = None) -> list[str]:
-    """What follows ``python -m plimsoll_sidecar.launcher``."""
+    """What follows the supervisor's command."""
     at = places or in_pod(service)
     return [
         f"--config={at.config_file}",
@@ -113,3 +98,13 @@ def supervisor_args(service: InferenceService, places: Places | None = None) -> 
         f"--probe-port={at.probe_port}",
         f"--host={at.host}",
     ]
+
+
+def config_map(service: InferenceService) -> dict[str, Any]:
+    """The ConfigMap with ``supervisor.json``, mounted as a directory: changes need no restart."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": names.supervisor(service.metadata.name)},
+        "data": {CONFIG_FILE: encode(supervisor_config(service)).decode()},
+    }

@@ -1,17 +1,18 @@
 """Conditions of an InferenceService, each with its life.
 
 ===========================  ==================================================================
-``Ready``                    enough replicas take requests and the present spec is rolled out
-``EngineReady``              every replica's engine container is ready
+``Ready``                    enough replicas take requests, of whichever revision
+``EngineReady``              every replica's engine container is ready; if not, why
 ``SupervisorReady``          every replica's supervisor container is ready
 ``MemoryWithinBudget``       no replica has spent a growth budget; Unknown without figures
 ``RestartBudgetExhausted``   a supervisor may restart nothing any more until a person resets it
-``Progressing``              a rollout is under way
+``Progressing``              a roll-out is under way, or replicas are missing
+``Reconciling``              the same, where it is True; tools that know kstatus wait for its end
 ``Stalled``                  nothing will move until somebody changes something
 ``OutOfMemoryKilled``        the last end of a replica's container was a kill for memory
 ``CrashLooping``             a replica's container ends again and again
 ``SuspectRevision``          the same leak is in most replicas of the present revision
-``ObjectsComplete``          everything asked for exists; False where the cluster lacks an API
+``ObjectsComplete``          every enabled object exists; False where the cluster lacks an API
 ===========================  ==================================================================
 """
 
@@ -22,10 +23,12 @@ from dataclasses import dataclass
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
-from plimsoll_operator.fleet.history import Course
-from plimsoll_operator.fleet.suspect import Suspect
+from plimsoll_operator.fleet.revisions import Course
+from plimsoll_operator.fleet.suspects import Suspect
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
+from plimsoll_operator.status.causes import Cause, not_ready
+from plimsoll_operator.status.crashes import any_killed, any_looping
 from plimsoll_operator.status.figures import Figures
 
 MAX_MESSAGE = 1024
@@ -65,33 +68,33 @@ def rollout(
 ) -> list[Verdict]:
     """``Ready``, ``Progressing`` and ``Stalled`` by the Deployment's status.
 
-    ``trouble`` is what the pods' containers wait for.
+    As a Deployment's ``Available``, ``Ready`` counts replicas of all revisions: it stays True
+    through a roll-out that keeps enough of them. ``trouble`` is what the pods' containers wait for.
     """
     seen = (deployment or {}).get("status") or {}
     generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
     current = bool(deployment) and seen.get("observedGeneration", 0) >= generation
     ready, updated = seen.get("readyReplicas", 0), seen.get("updatedReplicas", 0)
     rolled_out = current and updated == wanted == seen.get("replicas", 0)
-    ready = ready if current else 0
     count = f"{ready} of {wanted} replicas are ready{_trouble(seen)}"[:MAX_MESSAGE]
-    late = any(
+    late = current and any(
         one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded"
         for one in seen.get("conditions") or ()
     )
-    if rolled_out and wanted == 0:
-        verdict = Verdict(Type.READY, True, "ScaledToZero", "no replicas are wanted")
-    elif rolled_out and ready >= max(1, wanted - may_miss):
+    missing = "ReplicasNotReady" if rolled_out else "RollingOut"
+    if wanted == 0 and rolled_out:
+        verdict = Verdict(Type.READY, True, "ScaledToZero", "the service is scaled to zero")
+    elif ready >= max(1, wanted - may_miss):
         verdict = Verdict(Type.READY, True, "ReplicasReady", count)
     else:
-        reason = "ReplicasNotReady" if rolled_out else "RollingOut"
-        verdict = Verdict(Type.READY, False, reason, count)
+        verdict = Verdict(Type.READY, False, missing, count)
     done = rolled_out and ready == wanted
     return [
         verdict,
         Verdict(
             Type.PROGRESSING,
             not done and not late,
-            "RolloutComplete" if done else "ProgressDeadlineExceeded" if late else "RollingOut",
+            "RolloutComplete" if done else "ProgressDeadlineExceeded" if late else missing,
             count,
         ),
         Verdict(
@@ -105,6 +108,14 @@ def rollout(
     ]
 
 
+def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
+    """``Reconciling`` by the last word on ``Progressing``, which kstatus does not know."""
+    seen = [one for one in verdicts if one.type is Type.PROGRESSING]
+    if not (seen and seen[-1].status):
+        return Verdict(Type.RECONCILING, False, "AsExpected")
+    return Verdict(Type.RECONCILING, True, seen[-1].reason, seen[-1].message)
+
+
 def _trouble(status: Object) -> str:
     """Why pods cannot be made: quota, pod security, a template that the server refuses."""
     for one in status.get("conditions") or ():
@@ -114,12 +125,12 @@ def _trouble(status: Object) -> str:
 
 
 def completeness(service: InferenceService, missing: Sequence[str]) -> list[Verdict]:
-    """``ObjectsComplete``: what was asked for and cannot be made in this cluster."""
-    asked = {
+    """``ObjectsComplete``: which enabled objects this cluster cannot have."""
+    enabled = {
         "PodMonitor": service.spec.observability.pod_monitor.enabled,
         "PrometheusRule": service.spec.observability.prometheus_rule.enabled,
     }
-    lacking = [kind for kind in missing if asked.get(kind)]
+    lacking = [kind for kind in missing if enabled.get(kind)]
     if not lacking:
         return [Verdict(Type.OBJECTS_COMPLETE, True, "AsAskedFor")]
     return [
@@ -128,83 +139,49 @@ def completeness(service: InferenceService, missing: Sequence[str]) -> list[Verd
             False,
             "ApiMissing",
             f"the cluster has no {' and no '.join(lacking)}: install the Prometheus operator, or "
-            "turn it off in spec.observability; it is looked for again at each resync",
+            "disable it in spec.observability; the operator checks again at each resync",
         )
     ]
 
 
-def troubles(pods: list[Object]) -> str:
-    """What keeps the pods' engines from being ready, empty where nothing does."""
-    verdict = _container(pods, Type.ENGINE_READY, names.ENGINE, "containerStatuses")
-    return verdict.message if verdict.status is False else ""
+def containers(
+    pods: list[Object], events: Mapping[str, Sequence[Object]], now: str
+) -> list[Verdict]:
+    """``EngineReady`` and ``SupervisorReady`` by the containers of the pods.
+
+    ``events`` are those of pods that wait for a volume or a sandbox, by the pod's name.
+    """
+    found = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
+    return [_container(type_, pods, not_ready(pods, name, events, now)) for type_, name in found]
 
 
-def containers(pods: list[Object]) -> list[Verdict]:
-    """``EngineReady`` and ``SupervisorReady`` by the containers of the pods."""
-    return [
-        _container(pods, Type.ENGINE_READY, names.ENGINE, "containerStatuses"),
-        _container(pods, Type.SUPERVISOR_READY, names.SUPERVISOR, "initContainerStatuses"),
-    ]
-
-
-def _container(pods: list[Object], type_: Type, name: str, field: str) -> Verdict:
+def _container(type_: Type, pods: list[Object], causes: list[tuple[str, Cause]]) -> Verdict:
     if not pods:
         return Verdict(type_, None, "NoReplicas", "there are no pods")
-    troubles = []
-    for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"])):
-        found = [one for one in (pod.get("status") or {}).get(field) or () if one["name"] == name]
-        if not (found and found[0].get("ready")):
-            troubles.append(f"{pod['metadata']['name']}: {_why(pod, found)}")
-    if not troubles:
+    if not causes:
         return Verdict(type_, True, "ContainersReady", "")
-    return Verdict(type_, False, "ContainersNotReady", "; ".join(troubles)[:MAX_MESSAGE])
+    first = causes[0][1]
+    text = "; ".join(f"{pod}: {why.message}" for pod, why in causes)
+    reason = first.reason if first.blocking else "ContainersNotReady"
+    return Verdict(type_, False, reason, text[:MAX_MESSAGE])
 
 
-def _unscheduled(pod: Object) -> str:
-    """The scheduler's sentence, for example about devices that no node has left."""
-    for one in (pod.get("status") or {}).get("conditions") or ():
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return str(one.get("message") or one.get("reason") or "not scheduled")
-    return ""
-
-
-def _why(pod: Object, found: list[Object]) -> str:
-    if not found:
-        return _unscheduled(pod) or "not started"
-    state = found[0].get("state") or {}
-    if "waiting" in state:
-        waiting = state["waiting"]
-        why = waiting.get("reason") or "waiting"
-        return f"{why} ({waiting['message']})" if waiting.get("message") else str(why)
-    if "terminated" in state:
-        return str(state["terminated"].get("reason") or "terminated")
-    return "running, not ready" if "running" in state else "not started"
-
-
-def ends(pods: list[Object]) -> list[Verdict]:
+def ends(pods: list[Object], now: str) -> list[Verdict]:
     """``OutOfMemoryKilled`` and ``CrashLooping`` by what containers last ended with."""
-    killed, looping = set(), set()
-    for pod in pods:
-        name, status = pod["metadata"]["name"], pod.get("status") or {}
-        for field in ("containerStatuses", "initContainerStatuses"):
-            for one in status.get(field) or ():
-                states = [one.get("state") or {}, one.get("lastState") or {}]
-                if any((s.get("terminated") or {}).get("reason") == "OOMKilled" for s in states):
-                    killed.add(name)
-                if (states[0].get("waiting") or {}).get("reason") == "CrashLoopBackOff":
-                    looping.add(name)
+    killed = sorted(one["metadata"]["name"] for one in pods if any_killed(one))
+    looping = sorted(one["metadata"]["name"] for one in pods if any_looping(one, now))
     return [
         Verdict(
             Type.OUT_OF_MEMORY_KILLED,
             bool(killed),
             "KilledForMemory" if killed else "NoKill",
-            _pods("the kernel killed a container of", sorted(killed)),
+            _pods("the kernel OOM-killed a container of", killed),
         ),
         Verdict(
             Type.CRASH_LOOPING,
             bool(looping),
             "CrashLoopBackOff" if looping else "NoCrashLoop",
-            _pods("containers end again and again in", sorted(looping)),
+            _pods("containers keep crashing in", looping),
         ),
     ]
 
@@ -218,14 +195,14 @@ def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
         f"{suspect.leak} in {suspect.leaking} of {suspect.replicas} replicas of revision "
         f"{suspect.revision} since {suspect.since}"
         if suspect
-        else "its leaking replicas are gone by now"
+        else "its leaking replicas no longer exist"
     )
     found = [Verdict(Type.SUSPECT_REVISION, True, "SameLeakInMostReplicas", evidence)]
     if acts:
         text = (
-            f"rolled back to revision {course.revision}: {evidence}; change the spec to go on"
+            f"rolled back to revision {course.revision}: {evidence}; change the spec to continue"
             if course.action == "RolledBack"
-            else f"the roll-out is held: {evidence}; change the spec, or rollout.onLeak, to go on"
+            else f"rollout on hold: {evidence}; change the spec or rollout.onLeak to continue"
         )
         reason = f"{course.action}ForLeak"
         found.append(Verdict(Type.PROGRESSING, False, reason, text))
@@ -241,11 +218,11 @@ def requested(course: Course, complete: bool) -> list[Verdict]:
     if not course.requested:
         return []
     if course.action == "RolledBack":
-        text = f"revision {course.revision} runs, as rollout.revision asks; Spec goes on"
+        text = f"runs revision {course.revision} because spec.rollout.revision is LastGood"
         return [Verdict(Type.PROGRESSING, False, "RolledBackOnRequest", text)] if complete else []
     text = (
-        "rollout.revision is LastGood, and before the present revision none was rolled out "
-        "completely: the present one runs"
+        "spec.rollout.revision is LastGood, but no earlier revision is known to be good, so the "
+        "spec's own revision runs; set spec.rollout.revision to Spec"
     )
     return [Verdict(Type.STALLED, True, "NoGoodRevision", text)]
 
@@ -263,13 +240,13 @@ def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:
             Type.MEMORY_WITHIN_BUDGET,
             not spent if known else None,
             ("BudgetSpent" if spent else "WithinBudget") if known else "NoFigures",
-            _pods("spent by", spent) if known else "no supervisor reports a budget's use",
+            _pods("spent by", spent) if known else "no supervisor reports its leak budgets",
         ),
         Verdict(
             Type.RESTART_BUDGET_EXHAUSTED,
             bool(exhausted) if counted else None,
             ("Exhausted" if exhausted else "RestartsLeft") if counted else "NoFigures",
-            _pods("no restart is left for", exhausted) if counted else "",
+            _pods("no restart left for", exhausted) if counted else "",
         ),
     ]
 

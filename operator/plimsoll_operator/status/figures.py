@@ -1,12 +1,24 @@
-"""Memory figures of a service's replicas, as its status shows them."""
+"""Memory figures of a service's replicas, as its status shows them.
+
+A page of metrics comes from a pod, so nothing in it is trusted: a value that no supervisor would
+write is unknown, as is one that is missing.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 STEP = 5
 """Percent: a status that moved with every sample would be written for ever."""
+
+MAX_RATIO = 1e9
+"""A replica of 1 GB under the smallest budget, one byte; its percentage fits the status."""
+
+MAX_RESTARTS = 1000
+"""The schema's highest ``restartBudget.count``."""
 
 
 @dataclass(frozen=True)
@@ -18,30 +30,39 @@ class Figures:
     restarts_left: int | None = None
 
 
-_WANTED = ("plimsoll_memory_budget_consumed_ratio{", "plimsoll_restart_budget_remaining")
+_SAMPLE = re.compile(
+    rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining)"
+    rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
+    re.MULTILINE,
+)
+"""Name, labels and value. Every part is bounded, so the time follows from a page's length."""
+
+_KIND = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
-def parse(text: str) -> Figures:
-    """The figures in a Prometheus text; what is absent or cannot be read is unknown."""
-    ratios: dict[str, float] = {}
-    left: int | None = None
-    for line in text.splitlines():
-        if not line.startswith(_WANTED):
-            continue
-        name, _, rest = line.rpartition(" ")
-        try:
-            value = float(rest)
-        except ValueError:
-            continue
-        if value != value:  # NaN: the exporter's word for unknown
-            continue
-        if name.startswith(_WANTED[0]):
-            for kind in ("host", "device"):
-                if f'kind="{kind}"' in name:
-                    ratios[kind] = value
-        else:
-            left = int(value)
-    return Figures(ratios.get("host"), ratios.get("device"), left)
+def parse(page: bytes) -> Figures:
+    """The figures in a Prometheus text page; what is absent, odd or out of bounds is unknown.
+
+    Where a page has a sample twice, the last one counts. Raises nothing.
+    """
+    ratios: dict[bytes, float | None] = {}
+    left: float | None = None
+    for name, labels, text in _SAMPLE.findall(page):
+        if name == b"plimsoll_restart_budget_remaining":
+            left = _number(text, MAX_RESTARTS)
+        elif kind := _KIND.search(labels):
+            ratios[kind[1]] = _number(text, MAX_RATIO)
+    whole = int(left) if left is not None and left.is_integer() else None
+    return Figures(ratios.get(b"host"), ratios.get(b"device"), whole)
+
+
+def _number(text: bytes, most: float) -> float | None:
+    """A number from 0 to ``most``; None for NaN, the exporter's word for unknown, and the rest."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and 0 <= value <= most else None
 
 
 def percent(ratio: float) -> int:

@@ -1,7 +1,8 @@
 """Carries out the governor's commands, one at a time, in a thread of its own.
 
-Sampling goes on meanwhile. Every command comes back with a result within a bound; a command that
-is sent a second time after a restart of the supervisor does no harm (see the adapter).
+Sampling goes on meanwhile. A trim alone has a thread to itself: it may hang with the engine. Every
+command comes back with a result within a bound; a command that is sent a second time after a
+restart of the supervisor does no harm (see the adapter).
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
-from plimsoll_sidecar.act import process, readiness
-from plimsoll_sidecar.act.adapter import EngineAdapter, EngineError
-from plimsoll_sidecar.act.endpoints import Leaving
-from plimsoll_sidecar.act.slots import RENEW_S, Slots
-from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
-from plimsoll_sidecar.record.kube import KubeError
+from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.act.restart_slots.endpoints import Leaving
+from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
+from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, Slots
+from plimsoll_sidecar.clients.http import EngineError
+from plimsoll_sidecar.clients.kube import KubeError
+from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, Verb
+from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
+from plimsoll_sidecar.signals.process.process_id import ProcessId
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +37,9 @@ Diagnose = Callable[[Command], tuple[str, ...]]
 
 
 class Actuator:
-    """``frontend`` tells the last known frontend process, for when it cannot be asked."""
+    """``frontend`` tells the last known frontend process, for when it cannot be asked. ``recovers``
+    says that processes may be ended which an engine left to the next: it is set by whoever follows
+    the configuration."""
 
     def __init__(
         self,
@@ -41,17 +49,21 @@ class Actuator:
         diagnose: Diagnose,
         state_dir: Path,
         policy: RestartBudget,
-        frontend: Callable[[], process.ProcessId | None],
+        frontend: Callable[[], ProcessId | None],
     ) -> None:
         self._engine, self._slots, self._endpoints = engine, slots, endpoints
         self._diagnose, self._state_dir, self._frontend = diagnose, state_dir, frontend
         self.policy = policy
+        self.recovers = False
         self._commands: queue.Queue[Command | None] = queue.Queue()
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="actuator", daemon=True)
         self._renewer = threading.Thread(target=self._renew, name="slot-renewer", daemon=True)
-        self._ending = threading.Event()
+        self._ending, self._wake = threading.Event(), threading.Event()
         self._slot_for: str | None = None
+        self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
+        self._loaded = self._adopted = False
+        self._trouble = ""
 
     def start(self, slot_for: str | None = None) -> None:
         """``slot_for`` is the incident that held a slot before a restart of the supervisor."""
@@ -62,6 +74,7 @@ class Actuator:
     def stop(self) -> None:
         """Takes no more commands; the one under way is found again in the journal."""
         self._ending.set()
+        self._wake.set()
         self._commands.put(None)
 
     def send(self, command: Command) -> None:
@@ -74,28 +87,83 @@ class Actuator:
             found.append(self._results.get_nowait())
         return found
 
+    def stored(self) -> ReplicaRestarts | None:
+        """Once, as soon as it is known: what is kept of this replica outside of its journal."""
+        return None if self._stored.empty() else self._stored.get_nowait()
+
+    def keep(self, known: ReplicaRestarts) -> None:
+        """Keeps the journal's count outside of it, too, as soon as that can be written."""
+        self._adopted = True
+        if known != self._slots.known:
+            self._slots.known = known
+            self._wake.set()
+
     def _run(self) -> None:
         while (command := self._commands.get()) is not None:
-            self._results.put(self.execute(command))
+            if command.verb is Verb.TRIM:
+                # The governor gives it up when the engine hangs, and sends what ends the engine.
+                trim = threading.Thread(target=self._answer, args=(command,), daemon=True)
+                trim.start()
+            else:
+                self._answer(command)
+
+    def _answer(self, command: Command) -> None:
+        self._results.put(self.execute(command))
 
     def _renew(self) -> None:
-        """Keeps the slot while a restart takes its time: a slot that expires is taken by others."""
-        while not self._ending.wait(RENEW_S / 2):
-            incident = self._slot_for
-            try:
-                if incident is not None and not self._slots.held():
-                    reason = self._slots.take(incident, self.policy)
-                    if reason is not None:
-                        log.warning("the restart slot was lost: %s", reason)
-            except KubeError as error:
-                log.warning("the restart slot could not be renewed: %s", error)
+        """Keeps the slot while a restart takes its time, and the count of restarts beside it."""
+        while not self._ending.is_set():
+            found = [
+                self._tried(step) for step in (self._renew_slot, self._load_stored, self._keep)
+            ]
+            self._sweep()
+            trouble = next((one for one in found if one), "")
+            if trouble and not self._trouble:
+                log.warning("the service's slot Leases cannot be used: %s", trouble)
+            elif self._trouble and not trouble:
+                log.info("the service's slot Leases can be used again")
+            self._trouble = trouble
+            self._wake.wait(RENEW_S / 2)
+            self._wake.clear()
+
+    @staticmethod
+    def _tried(step: Callable[[], None]) -> str:
+        """What went wrong; one step that fails holds up no other."""
+        try:
+            step()
+        except (KubeError, UnreadableError) as error:
+            return str(error)
+        return ""
+
+    def _load_stored(self) -> None:
+        if not self._loaded:
+            self._stored.put(self._slots.stored())
+            self._loaded = True
+
+    def _keep(self) -> None:
+        """Not before the journal has joined what was kept: it may be a new one."""
+        if self._adopted:
+            self._slots.keep(self.policy)
+
+    def _renew_slot(self) -> None:
+        """A slot that expires is taken by others."""
+        incident = self._slot_for
+        if incident is not None and not self._slots.held():
+            refusal = self._slots.take(incident, self.policy)
+            if refusal is not None:
+                log.warning("the restart slot was lost: %s", refusal.message)
+
+    def _sweep(self) -> None:
+        """Ends processes that an engine left beside the one that followed it."""
+        if self.recovers and (summary := self._engine.sweep()):
+            log.warning("processes of an engine that ended: %s", summary)
 
     def execute(self, command: Command) -> Result:
         """Carries out one command; never raises."""
         log.info("%s begins (%s, epoch %s)", command.verb, command.operation_id, command.epoch)
         try:
             result = self._dispatch(command)
-        except (EngineError, KubeError, OSError) as error:
+        except (EngineError, KubeError, UnreadableError, OSError) as error:
             result = _result(command, Outcome.FAILED, str(error))
         except Exception as error:  # a bug here must not leave the governor waiting
             log.exception("%s failed", command.verb)
@@ -114,15 +182,22 @@ class Actuator:
             case Verb.TRIM:
                 return self._engine.trim(command)
             case Verb.TAKE_SLOT:
-                reason = self._may_leave(command)
-                reason = reason or self._slots.take(command.incident, self.policy)
-                self._slot_for = command.incident if reason is None else None
-                outcome = Outcome.SUCCEEDED if reason is None else Outcome.REFUSED
-                return _result(command, outcome, reason or "")
+                refusal = self._take_slot(command)
+                self._slot_for = command.incident if refusal is None else None
+                if refusal is None:
+                    return _result(command, Outcome.SUCCEEDED, "")
+                return Result(
+                    operation_id=command.operation_id,
+                    outcome=Outcome.REFUSED,
+                    message=refusal.message,
+                    waits=refusal.reason,
+                )
             case Verb.RELEASE_SLOT:
-                readiness.remove(str(self._state_dir))
                 self._slot_for = None
-                self._slots.release()
+                try:
+                    readiness.remove(str(self._state_dir))
+                finally:  # a volume that went read-only must not keep others from their restart
+                    self._slots.release()
                 return _result(command, Outcome.SUCCEEDED, "")
             case Verb.DRAIN:
                 return self._with_slot(command, self._drain)
@@ -131,14 +206,29 @@ class Actuator:
             case Verb.RESTART_ENGINE:
                 return self._with_slot(command, self._restart_engine)
 
-    def _may_leave(self, command: Command) -> str | None:
-        if command.leaves and self._endpoints is not None and self._endpoints.is_last_ready():
-            return "this is the last ready replica of the service"
-        return None
+    def _take_slot(self, command: Command) -> Refusal | None:
+        """Why no slot was taken; None when one is held."""
+        try:
+            if command.leaves and self._endpoints is not None and self._endpoints.is_last_ready():
+                return Refusal(
+                    WaitReason.LAST_READY_REPLICA, "this is the last ready replica of the service"
+                )
+            return self._slots.take(command.incident, self.policy, command.at)
+        except UnreadableError as error:
+            return Refusal(WaitReason.COUNT_UNREADABLE, str(error))
+        except KubeError as error:
+            if not error.transient:
+                raise
+            # What such an error says differs from try to try: ports, addresses of objects.
+            log.warning("%s: %s", command.verb, error)
+            return Refusal(WaitReason.API_SERVER_UNREACHABLE, "the API server does not answer")
 
     def _with_slot(self, command: Command, act: Callable[[Command], Result]) -> Result:
-        if not self._slots.held() and self._slots.take(command.incident, self.policy) is not None:
-            return _result(command, Outcome.REFUSED, "the restart slot was lost")
+        if not self._slots.held():
+            refusal = self._slots.take(command.incident, self.policy)
+            if refusal is not None:
+                message = f"the restart slot was lost: {refusal.message}"
+                return _result(command, Outcome.REFUSED, message)
         self._slot_for = command.incident
         return act(command)
 
@@ -157,13 +247,13 @@ class Actuator:
             self._engine.status()
         except EngineError as silence:
             frontend = self._frontend()
-            if frontend is None:
-                return _result(command, Outcome.FAILED, f"no frontend process known: {silence}")
-            reason = process.end(frontend)
-            if reason is not None:
-                return _result(command, Outcome.FAILED, reason)
-            message = f"the frontend did not answer and was ended by a signal ({silence})"
-            result = _result(command, Outcome.SUCCEEDED, message)
+            if frontend is None and not self._engine.processes():
+                return _result(command, Outcome.FAILED, f"no frontend process is known: {silence}")
+            ending = self._engine.end(frontend)
+            if ending.trouble is not None:
+                return _result(command, Outcome.FAILED, ending.trouble)
+            message = f"the engine did not answer and was stopped with signals: {ending.summary}"
+            result = _result(command, Outcome.SUCCEEDED, f"{message} ({silence})")
         else:
             result = self._engine.restart_engine(command)
         if result.outcome is Outcome.REFUSED and not command.stalled:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
-from plimsoll_api.admin import Capability, DrainMode, EngineState
+from plimsoll_api.admin import Capability, DrainMode, EngineState, ProcessMemory
+from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.incident import Incident
 
@@ -30,7 +32,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ``epoch`` is the fence; ``operation_id`` makes a repetition harmless. ``stalled`` says that the
     engine serves nobody: nothing is gained by waiting for other replicas or for a drain. ``leaves``
     says that the slot is for an action that takes the pod out of service, which the last ready
-    replica must not do.
+    replica must not do. ``process`` is the one that is suspected, as incidents name it. ``at`` is
+    the time under which a restart for this slot is counted.
     """
 
     verb: Verb
@@ -39,8 +42,22 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     epoch: str
     stalled: bool = False
     leaves: bool = False
+    process: str | None = None
     mode: DrainMode = DrainMode.FINISH
     deadline_s: float = 0.0
+    at: float | None = None
+
+    def suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
+        """In the order of evidence: whatever has bounds keeps what matters most."""
+        return sorted(processes, key=lambda process: process.label != self.process)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a restart slot was not taken. ``message`` is for people, and the same for each try as
+    long as the reason is the same."""
+
+    reason: WaitReason
+    message: str
 
 
 class Outcome(StrEnum):
@@ -53,32 +70,44 @@ class Outcome(StrEnum):
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What became of a command. ``diagnostics`` names files that were saved."""
+    """What became of a command. ``diagnostics`` names files that were saved, ``waits`` says why a
+    slot was not taken."""
 
     operation_id: str
     outcome: Outcome
     message: str = ""
+    waits: WaitReason | None = None
     diagnostics: tuple[str, ...] = ()
+
+
+class EngineProcess(msgspec.Struct, frozen=True):
+    """One process of the engine, by its role or the engine's own name for it, and PID."""
+
+    role: str
+    pid: int
 
 
 class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The engine at the moment of an assessment, both from the same sample.
 
     ``epoch`` is null while the engine does not answer. ``capabilities`` are the last known.
-    ``replaceable`` says that there is somebody who replaces the pod when asked.
+    ``replaceable`` says that there is somebody who replaces the pod when asked. ``processes`` are
+    those that the engine names, the one that the others end with first; none where it does not
+    answer.
     """
 
     epoch: str | None
     state: EngineState | None = None
     capabilities: frozenset[Capability] = frozenset()
     replaceable: bool = False
+    processes: tuple[EngineProcess, ...] = ()
 
     @property
     def answers(self) -> bool:
         return self.epoch is not None
 
 
-class Happening(StrEnum):
+class EventType(StrEnum):
     OPENED = "Opened"
     CONFIRMED = "Confirmed"
     CLEARED = "Cleared"
@@ -90,7 +119,7 @@ class Happening(StrEnum):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A change in an incident's life. ``action`` is set on ``Remediation``: it is begun now."""
 
-    happening: Happening
+    type: EventType
     at: float
     incident: Incident
     action: Action | None = None

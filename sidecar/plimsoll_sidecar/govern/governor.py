@@ -5,28 +5,41 @@ result of the command that was under way. Out come the events of the incidents a
 command. The caller writes :attr:`Governor.state` to the journal before it sends the command; after
 a restart of the supervisor the state from the journal goes on where it stood.
 
-The life of an incident is in :mod:`plimsoll_sidecar.govern.life`.
+An incident's life is in :mod:`plimsoll_sidecar.govern.life`: its phases, and what may follow which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plimsoll_api.assessment import Assessment, Suspicion
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import MemoryPolicy, Supervision
-from plimsoll_sidecar.detect.assessment import Assessment, Kind, Suspicion
-from plimsoll_sidecar.govern import restart_budget
+from plimsoll_sidecar.govern import manual
 from plimsoll_sidecar.govern.command import (
     Command,
     EngineView,
-    Happening,
+    EventType,
     Result,
     Turn,
     Verb,
 )
-from plimsoll_sidecar.govern.incident import Incident, Phase, budget_of, incident_name
-from plimsoll_sidecar.govern.life import Life
-from plimsoll_sidecar.govern.restart_budget import Restart
-from plimsoll_sidecar.govern.state import GovernorState
+from plimsoll_sidecar.govern.crash import LastSeen, crash
+from plimsoll_sidecar.govern.incident import Incident, budget_of, incident_name
+from plimsoll_sidecar.govern.life.answers import finished, renewed
+from plimsoll_sidecar.govern.life.conditions import certain
+from plimsoll_sidecar.govern.life.context import TurnContext
+from plimsoll_sidecar.govern.life.moves import release_slot
+from plimsoll_sidecar.govern.life.phases import advance
+from plimsoll_sidecar.govern.manual import ManualAction
+from plimsoll_sidecar.govern.policy import restart_budget
+from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts, Restart
+from plimsoll_sidecar.govern.state import KEPT_BY_HAND, GovernorState
+
+KEPT_OUTSIDE = "lease"
+"""In place of the epoch of a restart that only the slot's Lease remembers."""
+UNSEEN = "unseen"
+"""In place of the epoch of an engine that ended before it answered for the first time."""
 
 
 class Governor:
@@ -47,6 +60,7 @@ class Governor:
         self.memory = memory
         self.state = state if state is not None else GovernorState()
         self.replica = replica
+        self._seen: LastSeen | None = None
 
     def advance(
         self,
@@ -55,23 +69,33 @@ class Governor:
         now: float,
         results: Sequence[Result] = (),
         hold: str | None = None,
+        by_hand: Sequence[ManualAction] = (),
     ) -> Turn:
-        """One step. ``now`` is Unix seconds (the sample's ``t`` in a replay).
+        """One step. ``now`` is Unix seconds (the sample's ``t`` in a replay). ``by_hand`` is what
+        persons do, under way or ended; who ended is recorded, and shall not be given again once
+        the turn is in the journal.
 
         ``hold`` says why nothing may be sent to the engine for now (the journal cannot be
         written): incidents are followed and recorded, nothing begins.
         """
         turn = Turn()
         self.state.bound(now)
-        life = Life(self.state, self.policy, self.memory, assessment, engine, now, hold, turn)
-        self._follow_epoch(life)
+        context = TurnContext(
+            self.state, self.policy, self.memory, assessment, engine, now, hold, turn
+        )
+        self._take_note(context, by_hand)
+        self._follow_epoch(context)
+        self._look(context)
         for result in results:
-            self._take(life, result)
-        self._match(life)
+            self._take(context, result)
+        self._match(context)
         if self.state.pending is None:
-            self._release_slot(life)
-        for incident in sorted(self.state.incidents, key=lambda i: i.kind is not Kind.STALL):
-            life.advance(incident)
+            self._release_slot(context)
+        for incident in sorted(
+            self.state.incidents, key=lambda i: i.kind is not IncidentKind.STALL
+        ):
+            advance(context, incident)
+        self._learn(context)
         ended = [incident.kind for incident in self.state.incidents if incident.ended]
         if ended:
             self.state.incidents = [i for i in self.state.incidents if not i.ended]
@@ -83,6 +107,21 @@ class Governor:
             return 0
         return restart_budget.remaining(self.state.restarts, self.policy.restart_budget, now)
 
+    def counted(self) -> ReplicaRestarts:
+        """Restarts of this replica, to be kept outside of the journal as well."""
+        at = tuple(sorted(restart.at for restart in self.state.restarts))
+        return ReplicaRestarts(at, self.state.exhausted)
+
+    def adopt(self, kept: ReplicaRestarts) -> int:
+        """Joins what was kept outside of the journal; how many restarts the journal lacked."""
+        known = {restart.at for restart in self.state.restarts}
+        lacking = [at for at in kept.at if at not in known]
+        joined = [Restart(at=at, epoch=f"{KEPT_OUTSIDE}:{at!r}") for at in lacking]
+        joined = sorted([*self.state.restarts, *joined], key=lambda restart: restart.at)
+        self.state.restarts = joined[-restart_budget.KEPT :]
+        self.state.exhausted = self.state.exhausted or kept.exhausted
+        return len(lacking)
+
     def reset(self) -> None:
         """A person's reset: the restart budget is whole again and every kind may open."""
         self.state.exhausted = False
@@ -90,73 +129,127 @@ class Governor:
         self.state.quiet = {}
         self.state.failures = {}
 
-    def _follow_epoch(self, life: Life) -> None:
+    def _follow_epoch(self, context: TurnContext) -> None:
         """A new epoch counts as a restart whoever began it, and renews every incident's memory."""
-        epoch, last = life.engine.epoch, self.state.epoch
+        epoch, last = context.engine.epoch, self.state.epoch
         if epoch is None or epoch == last:
             return
-        self.state.epoch, life.turn.changed = epoch, True
+        self.state.epoch, context.turn.changed = epoch, True
+        self.state.starts.begin(epoch)
         if last is None:
             return
         restart_budget.record(
-            self.state.restarts, Restart(at=life.now, epoch=last), self.policy.restart_budget
+            self.state.restarts, Restart(at=context.now, epoch=last), self.policy.restart_budget
         )
+        self._note_crash(context, last)
         pending = self.state.pending
         for incident in self.state.incidents:
             if pending is None or pending.incident != incident.name or not _restarts(pending):
-                life.renewed(incident, last)
+                renewed(context, incident, last)
 
-    def _take(self, life: Life, result: Result) -> None:
+    def _look(self, context: TurnContext) -> None:
+        """Keeps how the engine was last seen whole, for when it ends by itself."""
+        epoch = context.engine.epoch
+        if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
+            self._seen = LastSeen(epoch, context.now)
+        if self._seen is not None:
+            self._seen = self._seen.followed(context.engine, context.assessment, context.now)
+
+    def _learn(self, context: TurnContext) -> None:
+        """Learns from a start once nobody asks any more whether it brought back what it should."""
+        if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
+            return
+        if context.engine.answers and self.state.starts.look(context.assessment):
+            context.turn.changed = True
+
+    def _take_note(self, context: TurnContext, by_hand: Sequence[ManualAction]) -> None:
+        """What persons do: a record of what has ended, and which epochs they may end."""
+        for action in by_hand:
+            epochs = self.state.by_hand
+            if action.ends_epoch and action.epoch not in epochs:
+                self.state.by_hand = [*epochs, action.epoch][-KEPT_BY_HAND:]
+                context.turn.changed = True
+            elif not action.ends_epoch and action.action == "restart" and action.epoch in epochs:
+                epochs.remove(action.epoch)
+            if action.outcome is not None:
+                self._record(context, manual.record(action, self.replica, context.now))
+
+    def _note_crash(self, context: TurnContext, last: str) -> None:
+        """Records the end of an epoch that neither we nor a person asked for."""
+        seen, pending = self._seen, self.state.pending
+        if seen is None or seen.epoch != last or seen.oom_killed or last in self.state.by_hand:
+            return
+        if pending is not None and _restarts(pending) and pending.epoch == last:
+            return
+        if any(one.fenced_epoch == last and one.disrupts for one in self.state.incidents):
+            return
+        limit = self.memory.host.limit_bytes if self.memory.host else None
+        self._record(context, crash(seen, context.engine, self.replica, limit, context.now))
+
+    def _record(self, context: TurnContext, record: Incident) -> None:
+        """A story that is told when it is over: opened and ended at once."""
+        context.tell(EventType.OPENED, record)
+        context.tell(EventType.ENDED, record)
+
+    def _take(self, context: TurnContext, result: Result) -> None:
         pending = self.state.pending
         if pending is None or pending.operation_id != result.operation_id:
             return
-        self.state.pending, life.turn.changed = None, True
+        self.state.pending, context.turn.changed = None, True
         if pending.verb is Verb.RELEASE_SLOT:
             self.state.slot_holder = None
             return
         for incident in self.state.incidents:
             if incident.name == pending.incident:
-                life.finished(incident, pending, result)
+                finished(context, incident, pending, result)
 
-    def _match(self, life: Life) -> None:
+    def _match(self, context: TurnContext) -> None:
         """Suspicions meet their incidents; one incident of a kind at a time."""
-        worst: dict[Kind, Suspicion] = {}
-        for suspicion in life.assessment.suspicions:
+        worst: dict[IncidentKind, Suspicion] = {}
+        for suspicion in context.assessment.suspicions:
             known = worst.get(suspicion.kind)
             if known is None or _rank(suspicion) > _rank(known):
                 worst[suspicion.kind] = suspicion
-        life.suspicions = worst
+        context.suspicions = worst
         for incident in self.state.incidents:
             if incident.kind in worst:
+                measure = incident.budget(context.assessment)
                 incident.observe(worst[incident.kind])
-            elif life.certain(incident.kind):
+                budget = incident.budget(context.assessment)
+                if budget is not None and budget is not measure:
+                    # The memory has another name now, and is measured from its own baseline.
+                    incident.baseline_bytes = budget.baseline
+            elif certain(context, incident.kind):
                 incident.seen, incident.missed = 0, incident.missed + 1
         for kind in list(self.state.quiet):
-            if self.state.quiet[kind].lifted(kind in worst, life.engine.epoch, life.now):
+            if self.state.quiet[kind].lifted(kind in worst, context.engine.epoch, context.now):
                 del self.state.quiet[kind]
-                life.turn.changed = True
+                context.turn.changed = True
         opened = {incident.kind for incident in self.state.incidents}
+        if IncidentKind.STALL in worst and self.state.epoch is None:
+            # Its main process has ended, and nobody saw it: what it left is the engine.
+            self.state.epoch, context.turn.changed = UNSEEN, True
         for kind, suspicion in worst.items():
             if kind not in opened and kind not in self.state.quiet and self.state.epoch:
-                self._open(life, suspicion, self.state.epoch)
+                self._open(context, suspicion, self.state.epoch)
 
-    def _open(self, life: Life, suspicion: Suspicion, epoch: str) -> None:
-        budget = budget_of(suspicion.kind, life.assessment)
+    def _open(self, context: TurnContext, suspicion: Suspicion, epoch: str) -> None:
+        budget = budget_of(suspicion.kind, suspicion.segment, context.assessment)
         incident = Incident(
-            name=incident_name(self.replica, suspicion.kind, epoch, life.now),
+            name=incident_name(self.replica, suspicion.kind, epoch, context.now),
             kind=suspicion.kind,
             epoch=epoch,
-            opened_at=life.now,
-            phase_since=life.now,
-            phase=Phase.OPEN,
+            opened_at=context.now,
+            phase_since=context.now,
+            phase=IncidentPhase.OPEN,
             baseline_bytes=budget.baseline if budget else None,
             before_bytes=budget.current if budget else None,
         )
         incident.observe(suspicion)
         self.state.incidents.append(incident)
-        life.tell(Happening.OPENED, incident)
+        context.tell(EventType.OPENED, incident)
 
-    def _release_slot(self, life: Life) -> None:
+    def _release_slot(self, context: TurnContext) -> None:
         """A slot is given back once no incident needs it, also after a crash in between.
 
         One whose restart was refused begins anew, and others may come first.
@@ -164,7 +257,7 @@ class Governor:
         holder = self.state.slot_holder
         if holder is None or any(i.name == holder and i.needs_slot for i in self.state.incidents):
             return
-        life.release_slot()
+        release_slot(context)
 
 
 def _rank(suspicion: Suspicion) -> tuple[bool, float, int]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_api.incident_record import Reason
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.command import Command
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.restart_budget import Restart
+from plimsoll_sidecar.govern.policy import ladder
+from plimsoll_sidecar.govern.policy.restart_budget import Restart
+from plimsoll_sidecar.govern.starts import Starts
 
 ROUND = 5
 """Assessments in a round. Counted, not timed: a replay at any interval behaves as a live run."""
@@ -27,11 +30,14 @@ SETTLE_S = 60.0
 START_S = 900.0
 """Longest start of an engine, to which the warm-up is added: loading large weights takes minutes
 (Kubernetes' own default for a Deployment's progress deadline is 600 s)."""
+KEPT_BY_HAND = 8
 BACK_OFF_S = 300.0
 BACK_OFF_MAX_S = 3600.0
 MAX_REFUSALS = 3
 RETURNED_ENOUGH = 0.9
 """Share of the growth that a remediation must return to count as a cure."""
+MIN_TRIMMED = 0.1
+"""The same for a trim to have done anything: less is the noise of an engine at work."""
 RETURNED_SOME = 0.5
 """Below this share the next rung is tried."""
 
@@ -59,16 +65,20 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     ``pending`` is the one command under way: after a restart of the supervisor it is sent again,
     with the same operation id. ``exhausted`` is the hard stop of the restart budget.
+    ``by_hand`` are the newest epochs that a person asked to end, ``starts`` what the engine needed
+    after its newest starts.
     """
 
     incidents: list[Incident] = []
-    quiet: dict[Kind, Quiet] = {}
-    failures: dict[Kind, int] = {}
+    quiet: dict[IncidentKind, Quiet] = {}
+    failures: dict[IncidentKind, int] = {}
     restarts: list[Restart] = []
     pending: Command | None = None
     slot_holder: str | None = None
     exhausted: bool = False
     epoch: str | None = None
+    by_hand: list[str] = []
+    starts: Starts = msgspec.field(default_factory=Starts)
 
     def bound(self, now: float) -> None:
         """No wait is longer than it was begun with: the clock may have been set back while the
@@ -81,3 +91,33 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
         for quiet in self.quiet.values():
             if quiet.until is not None:
                 quiet.until = min(quiet.until, now + BACK_OFF_MAX_S)
+
+
+def shift(state: GovernorState, step_s: float) -> None:
+    """Keeps windows and back-offs as long as they were: a clock that was set forward must not give
+    restarts back. For when no incident is open; what has ended keeps the times of its day."""
+    for restart in state.restarts:
+        restart.at = max(0.0, restart.at + step_s)
+    for quiet in state.quiet.values():
+        if quiet.until is not None:
+            quiet.until = max(0.0, quiet.until + step_s)
+
+
+UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
+
+
+def quiet_after(state: GovernorState, incident: Incident, now: float) -> None:
+    """Keeps the same trouble from opening again at once where nothing more can be done now."""
+    kind = incident.kind
+    if incident.reason is Reason.CLEARED:
+        return  # a suspicion that went away proves nothing about what was tried before
+    if incident.phase is IncidentPhase.RESOLVED:
+        state.failures.pop(kind, None)
+    elif incident.reason in UNTIL_CHANGE or kind not in ladder.CURABLE:
+        state.quiet[kind] = Quiet(while_suspected=True, epoch=state.epoch)
+    elif incident.reason is Reason.RESTART_BUDGET_EXHAUSTED:
+        state.quiet[kind] = Quiet()
+    else:
+        failures = state.failures[kind] = state.failures.get(kind, 0) + 1
+        pause = min(BACK_OFF_S * 2.0 ** (failures - 1), BACK_OFF_MAX_S)
+        state.quiet[kind] = Quiet(until=now + pause)

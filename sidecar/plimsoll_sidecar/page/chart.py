@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from plimsoll_api.assessment import Segment
 from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.detect.assessment import Segment
-from plimsoll_sidecar.page.history import Point
+from plimsoll_sidecar.page.history import HistoryPoint
 
 WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 28
@@ -33,7 +33,7 @@ class Band:
     budget: int | None
 
 
-def svg(band: Band, points: Sequence[Point]) -> str:
+def svg(band: Band, points: Sequence[HistoryPoint]) -> str:
     """The chart; empty where fewer than two points are known."""
     known = [i for i, p in enumerate(points) if any(s in p.segments for s in band.segments)]
     if len(known) < 2:
@@ -69,7 +69,7 @@ def growth(name: str, grown: Sequence[tuple[float, int | None]], budget: int) ->
     said = "Now unknown" if now is None else f"Now {format_bytes(now)}"
     return _svg(
         f"{name}-growth",
-        f"{name} memory that nothing explains, over time",
+        f"unexplained {name} memory over time",
         f"{said}, the budget is {format_bytes(budget)}.",
         parts,
     )

@@ -6,7 +6,7 @@ import threading
 from array import array
 from dataclasses import dataclass
 
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.assessment import Assessment, BudgetState, Segment
 
 POINTS = 240
 SEGMENTS = tuple(Segment)
@@ -16,7 +16,7 @@ WIDTH = len(SEGMENTS) + 4
 
 
 @dataclass(frozen=True)
-class Point:
+class HistoryPoint:
     """Baseline and unexplained growth of host and device; what is unknown is absent or None."""
 
     at: float
@@ -49,7 +49,7 @@ class History:
             return
         self._skipped = 0
         row = [seen.segments.get(segment, UNKNOWN) for segment in SEGMENTS]
-        row += [_baseline(seen.host), _baseline(seen.device)]
+        row += [_baseline(seen.host), _baseline(seen.reserved or seen.device)]
         row += [_growth(seen.host), _growth(seen.device)]
         with self._lock:
             self._times[self._count] = at
@@ -58,7 +58,7 @@ class History:
             if self._count == self._points:
                 self._halve()
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[HistoryPoint]:
         """All points, oldest first."""
         with self._lock:
             times, values = self._times[: self._count], self._values[: self._count * WIDTH]
@@ -87,8 +87,8 @@ def _known(value: int) -> int | None:
     return None if value == UNKNOWN else value
 
 
-def _point(at: float, row: list[int]) -> Point:
-    return Point(
+def _point(at: float, row: list[int]) -> HistoryPoint:
+    return HistoryPoint(
         at=at,
         segments={s: v for s, v in zip(SEGMENTS, row, strict=False) if v != UNKNOWN},
         host_baseline=_known(row[_HOST]),

@@ -7,12 +7,12 @@ from html import escape
 
 import msgspec
 
+from plimsoll_api.assessment import DEVICE_SEGMENTS, HOST_SEGMENTS
+from plimsoll_api.state import View
 from plimsoll_api.supervision import MemoryPolicy
-from plimsoll_sidecar.detect.assessment import DEVICE_SEGMENTS, HOST_SEGMENTS
 from plimsoll_sidecar.page import sections
 from plimsoll_sidecar.page.chart import Band, growth, svg
-from plimsoll_sidecar.page.history import Point
-from plimsoll_sidecar.record.view import View
+from plimsoll_sidecar.page.history import HistoryPoint
 
 RELOAD_S = 5
 EMPTY = b"{}"
@@ -54,18 +54,19 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 .s-python_objects{fill:#3b7dd8;background:#3b7dd8}.s-malloc_in_use{fill:#e08e0b;background:#e08e0b}
 .s-malloc_retained{fill:#e7c45c;background:#e7c45c}
 .s-anonymous_other{fill:#7a68b3;background:#7a68b3}.s-shared{fill:#5aa9a3;background:#5aa9a3}
+.s-shared_orphan{fill:#b0567a;background:#b0567a}
 .s-torch_allocated{fill:#3b7dd8;background:#3b7dd8}
 .s-torch_reserved_unused{fill:#9cc3f0;background:#9cc3f0}
 .s-non_torch{fill:#e08e0b;background:#e08e0b}.s-orphan{fill:#c2453b;background:#c2453b}
 """
 
 
-def page(state: bytes, points: Sequence[Point], live: bool = False) -> bytes:
+def page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
     """HTML, UTF-8, of what ``/state`` says. ``live`` has the browser load it again and again."""
     known = None if state == EMPTY else _view.decode(state)
     title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
     again = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if live else ""
-    body = "<main><p>No sample was taken yet.</p></main>" if known is None else _body(known, points)
+    body = "<main><p>No sample yet.</p></main>" if known is None else _body(known, points)
     follow = '<a href="/">Stop following</a>' if live else '<a href="/live">Follow</a>'
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
@@ -77,15 +78,21 @@ def page(state: bytes, points: Sequence[Point], live: bool = False) -> bytes:
     return text.encode()
 
 
-def _body(known: View, points: Sequence[Point]) -> str:
+def _body(known: View, points: Sequence[HistoryPoint]) -> str:
     mode, seen = known.mode, known.assessment
     memory = msgspec.json.decode(known.budgets, type=MemoryPolicy)
     state = known.engine_state or "does not answer"
     shown = [*known.open, *(one for one in known.recent if one.ended)]
     rows = (("host", memory.host, seen.host), ("device", memory.device, seen.device))
     troubled = [text for text in (known.journal_error, known.config_error) if text]
+    if known.set_aside:
+        troubled.append(
+            "Parts of the journal were damaged. They are kept in the state directory, in"
+            f" set-aside: {', '.join(known.set_aside)}. Remediation continues without them; delete"
+            " the files when you no longer need them."
+        )
     if known.restart_budget_exhausted:
-        troubled.append("The restart budget is spent: a person must reset it.")
+        troubled.append("The restart budget is spent. Find the cause, then run plimsoll resume.")
     troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
     return (
         f"<header><h1>{escape(known.service)}</h1><p>Engine {escape(state)}, epoch"
@@ -102,7 +109,7 @@ def _body(known: View, points: Sequence[Point]) -> str:
     )
 
 
-def _charts(memory: MemoryPolicy, points: Sequence[Point]) -> str:
+def _charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
     host, device = memory.host, memory.device
     bands = (
         Band("Host", HOST_SEGMENTS, tuple(p.host_baseline for p in points),
@@ -117,7 +124,7 @@ def _charts(memory: MemoryPolicy, points: Sequence[Point]) -> str:
     made = []
     for band in bands:
         if band.budget and (picture := growth(band.name, grown[band.name], band.budget)):
-            made.append(f"<h3>{band.name}: growth that nothing explains</h3>{picture}")
+            made.append(f"<h3>{band.name}: unexplained growth</h3>{picture}")
         if picture := svg(band, points):
-            made.append(f"<h3>{band.name}: where it is</h3>{picture}")
+            made.append(f"<h3>{band.name}: memory by segment</h3>{picture}")
     return "".join(made)

@@ -7,20 +7,21 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from plimsoll_api.admin import LedgerEntry
-from plimsoll_api.supervision import Action, Budget
+from plimsoll_api.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.incidents import IncidentPhase
+from plimsoll_api.supervision import Action, MemoryBudget
 from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Segment
-from plimsoll_sidecar.govern.incident import Incident, Phase
 
 PRESENT = {
-    Phase.TRIMMING: Action.TRIM.value,
-    Phase.CONFIRMED: Action.TRIM.value,
+    IncidentPhase.TRIMMING: Action.TRIM.value,
+    IncidentPhase.CONFIRMED: Action.TRIM.value,
 }
 """Phases that stand on a rung which the incident itself does not name."""
 OBSERVE = "Observe"
 
 
-def budgets(rows: Iterable[tuple[str, Budget | None, BudgetState | None]], warm: bool) -> str:
+def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], warm: bool) -> str:
     """A meter for each budget."""
     made = []
     for name, budget, state in rows:
@@ -39,12 +40,12 @@ def budgets(rows: Iterable[tuple[str, Budget | None, BudgetState | None]], warm:
             f"<td class=n>{left}</td></tr>"
         )
     if not made:
-        return "<p>No budget is set: memory is watched and never acted on.</p>"
+        return "<p>No leak budget is set: the supervisor only watches memory.</p>"
     head = ("budget", "", ">spent", ">unexplained", ">exhausted")
     return _table("Leak budgets", head, made)
 
 
-def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[Incident]) -> str:
+def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
     """The rungs, lightest first, and on which one the replica stands."""
     here = present_rung(incidents)
     items = []
@@ -52,26 +53,28 @@ def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[Incident]) ->
         current = ' aria-current="step"' if rung == here else ""
         items.append(f"<li{current}>{rung}</li>")
     note = (
-        "" if mode == "Recover" else " <p>Mode is Observe: it records what it would have done.</p>"
+        ""
+        if mode == "Recover"
+        else " <p>Mode Observe: it only records what it would have done.</p>"
     )
     return f"<ol class=ladder>{''.join(items)}</ol>{note}"
 
 
-def present_rung(incidents: Sequence[Incident]) -> str:
+def present_rung(incidents: Sequence[IncidentRecord]) -> str:
     """The heaviest action that an open incident is at; Observe where there is none."""
     order = [OBSERVE, *(action.value for action in Action)]
     at = [one.rung.value if one.rung else PRESENT.get(one.phase, OBSERVE) for one in incidents]
     return max(at, key=order.index, default=OBSERVE)
 
 
-def incident_list(found: Sequence[Incident]) -> str:
+def incident_list(found: Sequence[IncidentRecord]) -> str:
     """One line an incident, its steps below it."""
     if not found:
         return "<p>No incidents.</p>"
     return "".join(_incident(one) for one in found)
 
 
-def _incident(one: Incident) -> str:
+def _incident(one: IncidentRecord) -> str:
     seen = one.attribution
     what = one.kind.value + (f" in {seen.segment}" if seen.segment else "")
     grew = f", {format_bytes(seen.bytes)}" if seen.bytes else ""
@@ -101,9 +104,7 @@ def segment_table(seen: Assessment) -> str:
         for segment in Segment
         if segment in seen.segments
     ]
-    return (
-        _table("Segments now", ("segment", ">size"), rows) if rows else "<p>Nothing is known.</p>"
-    )
+    return _table("Segments now", ("segment", ">size"), rows) if rows else "<p>No data yet.</p>"
 
 
 def ledger(entries: Sequence[LedgerEntry]) -> str:

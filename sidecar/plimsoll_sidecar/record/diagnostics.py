@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import signal
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
-from plimsoll_api.admin import Diagnostic, Status
-from plimsoll_sidecar.act import process
-from plimsoll_sidecar.act.adapter import EngineAdapter, EngineError
+from plimsoll_api.admin import Diagnostic, ProcessMemory
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command
+from plimsoll_sidecar.signals.process.process_id import ProcessId, send
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,7 @@ MAX_FILES = 16
 """Files of one kind an incident: an engine has a handful of processes."""
 MAX_BYTES = 64 << 20
 MAX_FILE_BYTES = 8 << 20
+PIECE = 1 << 16
 STALL = (Diagnostic.STACKS,)
 GROWTH = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.TORCH)
 
@@ -36,7 +41,7 @@ class Diagnostics:
         engine: EngineAdapter,
         state_dir: Path,
         run_dir: Path,
-        frontend: Callable[[], process.ProcessId | None],
+        frontend: Callable[[], ProcessId | None],
     ) -> None:
         self._engine, self._root, self._run_dir = engine, state_dir / DIRECTORY, run_dir
         self._frontend = frontend
@@ -44,7 +49,8 @@ class Diagnostics:
     def save(self, command: Command) -> tuple[str, ...]:
         """Saves what can be had, and returns the files' names relative to the state directory.
 
-        What the engine cannot say is left out; OSError where nothing can be written.
+        What the engine cannot say, and what the volume has no room for, is left out; OSError where
+        there cannot even be a folder.
         """
         folder = self._root / command.incident
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,32 +60,44 @@ class Diagnostics:
         except EngineError as error:
             log.info("no diagnostics, the engine does not answer: %s", error)
             self._ask_frontend_for_stacks()
-            saved = self._leftover_stacks(folder)
+            saved = self._leftover_stacks(folder) + self._stacks(folder, command)
         else:
-            saved = self._ask(folder, STALL if command.stalled else GROWTH)
+            saved = self._ask(folder, STALL if command.stalled else GROWTH, command)
             if not command.stalled:
-                saved += _smaps(folder, status)
+                saved += _smaps(folder, command.suspected_first(status.processes))
         return tuple(str(path.relative_to(self._root.parent)) for path in saved)
 
-    def _ask(self, folder: Path, kinds: tuple[Diagnostic, ...]) -> list[Path]:
+    def _ask(self, folder: Path, kinds: tuple[Diagnostic, ...], command: Command) -> list[Path]:
         saved = []
         for kind in kinds:
             try:
-                saved.append(_write(folder / f"{kind.value}.txt", self._engine.diagnostics(kind)))
-            except EngineError as error:
-                log.info("diagnostic %s: %s", kind.value, error)
+                text = self._engine.diagnostics(kind, command)
+                saved.append(_write(folder / f"{kind.value}.txt", text))
+            except (EngineError, OSError) as error:
+                log.warning("diagnostic %s: %s", kind.value, error)
         return saved
+
+    def _stacks(self, folder: Path, command: Command) -> list[Path]:
+        """Stacks that the adapter gets without an answer of the engine."""
+        text = self._engine.stacks(command)
+        if text is None:
+            return []
+        try:
+            return [_write(folder / f"{Diagnostic.STACKS.value}.txt", text)]
+        except OSError as error:
+            log.warning("stacks: %s", error)
+            return []
 
     def _ask_frontend_for_stacks(self) -> None:
         """SIGUSR1 makes a frontend that hangs write its stacks. Its file is there from the start:
         without it nobody handles the signal, which would then end the process."""
         frontend = self._frontend()
-        if frontend is None or process.identify(frontend.pid) != frontend:
+        if frontend is None:
             return
         if not (self._run_dir / "stacks" / f"frontend-{frontend.pid}.txt").exists():
             return
         try:
-            os.kill(frontend.pid, signal.SIGUSR1)
+            send(frontend, signal.SIGUSR1)
         except OSError as error:
             log.info("stacks of the frontend: %s", error.strerror)
         time.sleep(STACKS_S)
@@ -88,8 +106,12 @@ class Diagnostics:
         """Stacks that the engine's processes wrote to the shared directory by themselves."""
         found = []
         for source in sorted((self._run_dir / "stacks").glob("*"))[:MAX_FILES]:
-            if source.is_file() and source.stat().st_size:
-                found.append(_write(folder / f"stacks-{source.name}", source.read_bytes()))
+            target = folder / f"stacks-{source.name}"
+            try:
+                if _copy(source, target):
+                    found.append(target)
+            except OSError as error:
+                log.info("stacks in %s: %s", source, error.strerror)
         return found
 
     def _make_room(self, keep: Path) -> None:
@@ -106,23 +128,50 @@ class Diagnostics:
             total -= sizes[path]
 
 
-def _smaps(folder: Path, status: Status) -> list[Path]:
+def _smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
     """``smaps_rollup`` of each process: exact, but milliseconds of the kernel's time, so once."""
     saved = []
-    for member in status.processes:
+    for member in processes[:MAX_FILES]:
+        target = folder / f"smaps_rollup-{member.label}-{member.pid}.txt"
         try:
-            text = Path(f"/proc/{member.pid}/smaps_rollup").read_bytes()
+            if _copy(Path(f"/proc/{member.pid}/smaps_rollup"), target):
+                saved.append(target)
         except OSError as error:
-            log.info("smaps_rollup of %s: %s", member.role.value, error.strerror)
-            continue
-        name = f"smaps_rollup-{member.role.value}-{member.pid}.txt"
-        saved.append(_write(folder / name, text))
+            log.info("smaps_rollup of %s: %s", member.label, error.strerror)
     return saved
 
 
+def _copy(source: Path, target: Path) -> bool:
+    """A file of the engine's, piece by piece and no more than the bound; False where it is empty or
+    none. It may be a link, a pipe, or gone by now. Raises OSError; no half of a file stays."""
+    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as taken:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        with _whole(target) as out:
+            while (piece := taken.read(PIECE)) and out.tell() < MAX_FILE_BYTES:
+                out.write(piece)
+            size = out.tell()
+    if not size:
+        target.unlink()
+    return size > 0
+
+
 def _write(path: Path, data: bytes) -> Path:
-    path.write_bytes(data[:MAX_FILE_BYTES])
+    with _whole(path) as out:
+        out.write(data[:MAX_FILE_BYTES])
     return path
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that is removed again where it cannot be written to its end."""
+    try:
+        with path.open("wb") as out:
+            yield out
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _size(folder: Path) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plimsoll_sidecar.signals.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
 
 PREFIX = "plimsoll_cgroup_memory"
 
@@ -23,7 +23,7 @@ class GroupMetrics(Collector):
         sizes = GaugeMetricFamily(
             f"{PREFIX}_bytes", "Memory of the engine's control group.", labels=("kind",)
         )
-        for kind in ("current", "anon", "shmem", "file", "slab", "limit"):
+        for kind in ("current", "anon", "shmem", "file", "slab", "swap", "limit"):
             _add(sizes, kind, getattr(group, kind))
         yield sizes
         events = CounterMetricFamily(

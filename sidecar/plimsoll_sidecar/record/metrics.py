@@ -19,22 +19,26 @@ from prometheus_client import (
     generate_latest,
 )
 
+from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState
+from plimsoll_api.incident_record import StepOutcome
+from plimsoll_api.incidents import OPERATOR_ONLY, IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, MemoryPolicy
-from plimsoll_sidecar.detect.assessment import HOST_SEGMENTS, Assessment, BudgetState, Kind
-from plimsoll_sidecar.govern.command import Event, Happening
-from plimsoll_sidecar.govern.incident import Incident, Phase, StepOutcome
+from plimsoll_api.trace import OpenFiles
+from plimsoll_sidecar.govern.command import Event, EventType
+from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.group_metrics import GroupMetrics
+from plimsoll_sidecar.record.open_files_metrics import OpenFilesMetrics
 from plimsoll_sidecar.record.ratchet import Ratchet, band_of
-from plimsoll_sidecar.signals.cgroup import CgroupMemory
-from plimsoll_sidecar.signals.proc import resident
+from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.process.resident_memory import resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATIONS = frozenset(action.value for action in Action)
 MEMORY_OF = {
-    Kind.HOST_GROWTH: "host",
-    Kind.DEVICE_GROWTH: "device",
-    Kind.ORPHAN_DEVICE_MEMORY: "device",
-    Kind.CAPACITY_LOSS: "device",
+    IncidentKind.HOST_GROWTH: "host",
+    IncidentKind.DEVICE_GROWTH: "device",
+    IncidentKind.ORPHAN_DEVICE_MEMORY: "device",
+    IncidentKind.CAPACITY_LOSS: "device",
 }
 """Which memory an incident's bytes are of."""
 TOOK_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
@@ -50,6 +54,8 @@ class Metrics:
     def __init__(self, group: Callable[[], CgroupMemory] = CgroupMemory) -> None:
         self.registry = registry = CollectorRegistry()
         registry.register(GroupMetrics(group))
+        self._open_files = OpenFilesMetrics()
+        registry.register(self._open_files)
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"plimsoll_{name}", text, labels, registry=registry)
@@ -67,11 +73,11 @@ class Metrics:
             "memory_baseline_bytes", "Memory after warm-up in this epoch.", "kind"
         )
         self._budget_bytes = gauge(
-            "memory_budget_bytes", "Unexplained growth that is allowed within the window.", "kind"
+            "memory_budget_bytes",
+            "Unexplained growth that the leak budget allows within its window.",
+            "kind",
         )
-        self._window = gauge(
-            "memory_budget_window_seconds", "The time that the leak budget is for.", "kind"
-        )
+        self._window = gauge("memory_budget_window_seconds", "Window of the leak budget.", "kind")
         self._shared = gauge(
             "memory_device_shared",
             "1 where other pods use the same devices: only the engine's own allocator is judged.",
@@ -86,7 +92,7 @@ class Metrics:
         )
         self._growth = counter(
             "memory_unexplained_growth_bytes",
-            "Unexplained growth, summed over epochs: what burn rates are made of.",
+            "Unexplained growth, summed over epochs, for burn rates.",
             "kind",
         )
         self._incidents = counter("incidents", "Incidents opened.", "kind")
@@ -97,39 +103,58 @@ class Metrics:
         )
         self._took = Histogram(
             "plimsoll_remediation_duration_seconds",
-            "From sending an action to its end; for a worker restart, the pause of the streams.",
+            "Duration of an action; for a worker restart, the pause of the streams.",
             ["action"], buckets=TOOK_S, registry=registry,
         )  # fmt: skip
         self._returned = counter(
-            "remediation_returned_bytes", "Memory that came back, by what ended the incident.",
+            "remediation_returned_bytes", "Memory that came back, by the action "
+                                          "that ended the incident.",
             "action", "kind",
         )  # fmt: skip
+        self._swept = counter(
+            "shared_memory_swept_bytes",
+            "Size of deleted files in /dev/shm, which a terminated engine had left.",
+        )
         self._waited = Histogram(
             "plimsoll_restart_slot_wait_seconds",
             "Time that incidents waited for the service's restart slot.",
             buckets=WAITED_S, registry=registry,
         )  # fmt: skip
         self._signal_age = gauge(
-            "signal_age_seconds", "Time since the signal was last known: engine, host, device.",
+            "signal_age_seconds",
+            "Time since the signal was last known: engine, host, device, shared_memory.",
             "signal",
         )  # fmt: skip
         self._unknown = counter(
             "signal_unknown_samples", "Samples in which the signal was unknown.", "signal"
         )
-        self._left = gauge("restart_budget_remaining", "Restarts that are still allowed.")
-        self._exhausted = gauge(
-            "restart_budget_exhausted", "1 after the hard stop, until a person resets it."
+        self._left = gauge(
+            "restart_budget_remaining", "Restarts that the restart budget still allows."
         )
-        self._stalled = gauge("engine_stalled", "1 while work waits and no step is made.")
+        self._exhausted = gauge(
+            "restart_budget_exhausted",
+            "1 while the restart budget is spent, until a person resets it.",
+        )
+        self._stalled = gauge("engine_stalled", "1 while requests wait and no step completes.")
         self._rss = gauge("supervisor_resident_memory_bytes", "Resident memory.", "process")
-        self._cpu = counter("supervisor_cpu_seconds", "Processor time of the supervisor.")
+        self._cpu = counter("supervisor_cpu_seconds", "CPU time of the supervisor.")
         self._samples = counter("supervisor_samples", "Samples taken.")
         self._sample_s = gauge("supervisor_sample_seconds", "Duration of the newest sample.")
-        self._journal_ok = gauge("supervisor_journal_writable", "0 while it cannot be written.")
-        self._config_ok = gauge(
-            "supervisor_config_valid", "0 while the newest configuration is not in use."
+        self._journal_ok = gauge(
+            "supervisor_journal_writable", "0 while the supervisor cannot write its journal."
         )
-        self._backlog = gauge("supervisor_publish_backlog", "Incidents on their way to the API.")
+        self._journal_damage = counter(
+            "supervisor_journal_damaged",
+            "Unreadable parts of the journal that were set aside: rows or whole files.",
+            "part",
+        )
+        self._config_ok = gauge(
+            "supervisor_config_valid",
+            "0 while the supervisor does not use the newest configuration.",
+        )
+        self._backlog = gauge(
+            "supervisor_publish_backlog", "Incidents that wait to be published to the API server."
+        )
         self._ratchets = {"host": Ratchet(), "device": Ratchet()}
         self._bands = {"host": band_of(None), "device": band_of(None)}
         self._counted: set[str] = set()
@@ -142,7 +167,7 @@ class Metrics:
 
     def _begin_at_zero(self) -> None:
         """A counter that appears with its first event has no increase: these are there before."""
-        for kind in Kind:
+        for kind in set(IncidentKind) - OPERATOR_ONLY:
             self._incidents.labels(kind.value)
         for action in sorted(REMEDIATIONS):
             asked = action == Action.POD_REPLACE
@@ -153,6 +178,8 @@ class Metrics:
                 self._remediations.labels(action, outcome.value)
             for memory in ("host", "device"):
                 self._returned.labels(action, memory)
+        for part in ("row", "file"):
+            self._journal_damage.labels(part)
 
     def budgets(self, memory: MemoryPolicy) -> None:
         """The budgets in force: at the start, and after a change of the configuration."""
@@ -172,19 +199,19 @@ class Metrics:
             kind = "host" if segment in HOST_SEGMENTS else "device"
             self._segment.labels(segment.value, kind).set(size)
         self._budget("host", assessment.host, assessment.epoch)
-        self._budget("device", assessment.device, assessment.epoch)
-        self._stalled.set(int(any(s.kind is Kind.STALL for s in assessment.suspicions)))
+        self._budget("device", _larger(assessment.device, assessment.reserved), assessment.epoch)
+        self._stalled.set(int(any(s.kind is IncidentKind.STALL for s in assessment.suspicions)))
         self._own_cost()
 
     def happened(self, events: list[Event]) -> None:
         """Counts incidents, their waits for a slot, and the remediations that ended."""
         for event in events:
             incident = event.incident
-            if event.happening is Happening.OPENED:
+            if event.type is EventType.OPENED:
                 self._incidents.labels(incident.kind.value).inc()
             self._count_wait(event)
             self._count_steps(incident)
-            if event.happening in (Happening.ENDED, Happening.CLEARED):
+            if event.type in (EventType.ENDED, EventType.CLEARED):
                 self._count_end(incident)
 
     def standing(
@@ -195,8 +222,20 @@ class Metrics:
         self._exhausted.set(int(exhausted))
         self._backlog.set(backlog)
 
+    def open_files(self, files: OpenFiles | None) -> None:
+        """The newest reading of the engine's open files; None is unknown."""
+        self._open_files.newest = files
+
+    def swept(self, size: int) -> None:
+        """``size`` bytes of a terminated engine's shared memory were deleted."""
+        self._swept.inc(size)
+
     def journal(self, writable: bool) -> None:
         self._journal_ok.set(int(writable))
+
+    def journal_damaged(self, part: str) -> None:
+        """``row`` or ``file``."""
+        self._journal_damage.labels(part).inc()
 
     def config(self, valid: bool) -> None:
         self._config_ok.set(int(valid))
@@ -239,7 +278,7 @@ class Metrics:
 
     def _count_wait(self, event: Event) -> None:
         incident = event.incident
-        if incident.phase is Phase.AWAITING_SLOT:
+        if incident.phase is IncidentPhase.AWAITING_SLOT:
             self._awaiting.setdefault(incident.name, incident.phase_since)
         elif incident.name in self._awaiting:
             self._waited.observe(max(0.0, event.at - self._awaiting.pop(incident.name)))
@@ -265,6 +304,12 @@ class Metrics:
         kind = MEMORY_OF.get(incident.kind)
         if incident.returned_bytes and kind is not None:
             self._returned.labels(outcome, kind).inc(incident.returned_bytes)
+
+
+def _larger(device: BudgetState | None, reserved: BudgetState | None) -> BudgetState | None:
+    """Return the one that grew more: memory in use, or with what the allocator keeps unused."""
+    known = [one for one in (device, reserved) if one is not None]
+    return max(known, key=lambda one: one.unexplained or 0, default=None)
 
 
 def _set(gauge: Gauge, kind: str, value: float | None) -> None:

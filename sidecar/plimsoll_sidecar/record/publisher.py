@@ -13,25 +13,24 @@ import queue
 import random
 import threading
 
-from plimsoll_api.supervision import ServiceRef
-from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.govern.incident import Incident, Phase
-from plimsoll_sidecar.record.incident import (
-    GROUP,
-    VERSION,
+from plimsoll_api.incident_object import (
     object_of,
     path_of,
-    rfc3339,
     status_object_of,
 )
-from plimsoll_sidecar.record.kube import KubeClient, KubeError
+from plimsoll_api.incidents import IncidentPhase
+from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
+from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.times import rfc3339
+from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from plimsoll_sidecar.govern.incident import Incident, budgeted
 
 log = logging.getLogger(__name__)
 
 BACK_OFF_S = 1.0
 BACK_OFF_MAX_S = 60.0
-WARNINGS = frozenset({Phase.CONFIRMED, Phase.UNRESOLVED})
-CONTAINER = "engine"
+WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 
 
 class Publisher:
@@ -84,11 +83,16 @@ class Publisher:
                 revision, incident = item
                 try:
                     self.publish(incident)
-                except KubeError as error:
+                except Exception as error:
                     self.failures += 1
-                    log.warning("incident %s is not published yet: %s", incident.name, error)
+                    expected = isinstance(error, KubeError)
+                    log.warning(
+                        "incident %s is not published yet: %s",
+                        incident.name, error, exc_info=not expected,
+                    )  # fmt: skip
                     self._put_back(revision, incident)
-                    wait = error.retry_after_s or pause * random.uniform(0.5, 1.0)
+                    wished = error.retry_after_s if isinstance(error, KubeError) else None
+                    wait = wished or pause * random.uniform(0.5, 1.0)
                     pause = min(2 * pause, BACK_OFF_MAX_S)
                     if self._stopping.wait(wait):
                         return
@@ -100,7 +104,7 @@ class Publisher:
         """Object, status, Event; each may be repeated. Raises KubeError."""
         namespace = self._service.namespace
         if incident.name not in self._known:
-            body = object_of(incident, self._service, self._pod, CONTAINER)
+            body = object_of(incident, self._service, self._pod, ENGINE_CONTAINER)
             self._kube.apply(path_of(namespace, incident.name), body)
             self._known.add(incident.name)
         status = status_object_of(incident, self._service)
@@ -122,8 +126,8 @@ class Publisher:
             "kind": "Event",
             "metadata": {"name": f"{incident.name[:200]}.{digest}", "namespace": namespace},
             "involvedObject": {
-                "apiVersion": f"{GROUP}/{VERSION}",
-                "kind": "LeakIncident",
+                "apiVersion": API_VERSION,
+                "kind": INCIDENT_KIND,
                 "namespace": namespace,
                 "name": incident.name,
                 "uid": uid,
@@ -160,7 +164,9 @@ def describe(incident: Incident) -> str:
     seen = incident.attribution
     where = f" in {seen.segment}" if seen.segment else ""
     size = f" of {format_bytes(seen.bytes)}{where}" if seen.bytes else ""
-    text = f"{incident.kind.value}{size}, {100 * incident.consumed_ratio:.0f} % of the budget"
+    text = f"{incident.kind.value}{size}"
+    if budgeted(incident.kind):
+        text += f", {100 * incident.consumed_ratio:.0f} % of the budget"
     if incident.returned_bytes is not None:
         text += f", {format_bytes(incident.returned_bytes)} returned"
     if incident.reason is not None:

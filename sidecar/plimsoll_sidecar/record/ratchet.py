@@ -7,13 +7,13 @@ and that level follows the gauge down no closer than ``band`` (a dead band, as i
 
 from __future__ import annotations
 
-LEAST_BAND = 2 << 20
+MIN_BAND_BYTES = 2 << 20
 BAND_RATIO = 0.01
 
 
 def band_of(budget_bytes: int | None) -> int:
     """The dead band for a budget: noise below a hundredth of it is nobody's concern."""
-    return max(LEAST_BAND, int(BAND_RATIO * (budget_bytes or 0)))
+    return max(MIN_BAND_BYTES, int(BAND_RATIO * (budget_bytes or 0)))
 
 
 class Ratchet:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from plimsoll_sidecar import web
+from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 
-REQUEST_S = 10.0
 SECURITY = "default-src 'none'; style-src 'unsafe-inline'"
 """No script runs and nothing is fetched."""
+HEADERS = f"Content-Security-Policy: {SECURITY}\r\nX-Content-Type-Options: nosniff\r\n"
+KEPT_S = 0.5
+"""A page is made at most this often, however many clients ask: they share its bytes."""
+IDLE_S = 60.0
 
 
 class StateServer:
@@ -27,53 +33,66 @@ class StateServer:
         metrics: Callable[[], bytes],
         state: Callable[[], bytes],
         page: Callable[[bool], bytes],
+        hosts: Hosts,
     ) -> None:
         html = "text/html; charset=utf-8"
-        pages: dict[str, tuple[str, Callable[[], bytes]]] = {
-            "/": (html, lambda: page(False)),
-            "/live": (html, lambda: page(True)),
-            "/metrics": (CONTENT_TYPE, metrics),
+        self._hosts = hosts
+        self._pages: dict[str, tuple[str, Callable[[], bytes]]] = {
+            "/": (html, kept(lambda: page(False))),
+            "/live": (html, kept(lambda: page(True))),
+            "/metrics": (CONTENT_TYPE, kept(metrics)),
             "/state": ("application/json", state),
-            "/healthz": ("text/plain", lambda: b"ok\n"),
+            "/healthz": (web.TEXT, lambda: b"ok\n"),
         }
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = REQUEST_S
-
-            def do_GET(self) -> None:
-                page = pages.get(self.path.partition("?")[0])
-                if page is None:
-                    self.send_error(404)
-                    return
-                content, make = page
-                body = make()
-                self.send_response(200)
-                self.send_header("Content-Type", content)
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("Content-Security-Policy", SECURITY)
-                self.send_header("X-Content-Type-Options", "nosniff")
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                return
-
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = web.HttpServer(host, port, self._answer, HEADERS)
         except OSError as error:
             raise OSError(f"metrics port {host}:{port}: {error.strerror}") from error
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="state-server", daemon=True
-        )
+        self._wake, self._wake_write = os.pipe()
+        self._server.watch(self._wake)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="state-server", daemon=True)
 
     @property
     def port(self) -> int:
-        return int(self._server.server_address[1])
+        return self._server.port
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        """Ends the thread and closes every connection."""
+        self._stopping.set()
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        self._server.close()
+        os.close(self._wake)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._server.turn(IDLE_S)
+
+    def _answer(self, request: web.Request) -> web.Answer:
+        refused = self._hosts.refused(request.host)
+        if refused is not None:
+            return 403, web.TEXT, f"{refused}\n".encode()
+        found = self._pages.get(request.path)
+        if found is None:
+            return 404, web.TEXT, f"not found; this server has {', '.join(self._pages)}\n".encode()
+        content, make = found
+        return 200, content, make()
+
+
+def kept(make: Callable[[], bytes]) -> Callable[[], bytes]:
+    """``make``, whose result serves for the next half second. For one thread."""
+    made, at = b"", float("-inf")
+
+    def get() -> bytes:
+        nonlocal made, at
+        if time.monotonic() - at >= KEPT_S:
+            made = make()
+            at = time.monotonic()
+        return made
+
+    return get

@@ -1,4 +1,4 @@
-"""Puts one :class:`~plimsoll_sidecar.trace.Sample` together from a live engine.
+"""Puts one :class:`~plimsoll_api.trace.Sample` together from a live engine.
 
 Each source that fails leaves its part unknown; nothing here raises. ``cost_s`` is what the newest
 sample took, the wait for the engine's answer included.
@@ -6,19 +6,15 @@ sample took, the wait for the engine's answer included.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from plimsoll_api.admin import DeviceMemory as EngineDevice
-from plimsoll_api.admin import EngineState, ProcessMemory, Role, Status
-from plimsoll_sidecar.act.adapter import EngineError
-from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
-from plimsoll_sidecar.signals.device import DeviceSource
-from plimsoll_sidecar.signals.nvml import Nvml
-from plimsoll_sidecar.signals.proc import Processes
-from plimsoll_sidecar.trace import (
+from plimsoll_api.admin import EngineState, Parts, ProcessMemory, Role, Status
+from plimsoll_api.trace import (
     Device,
     Host,
     LedgerLine,
@@ -27,11 +23,21 @@ from plimsoll_sidecar.trace import (
     SampleLoad,
     Torch,
 )
+from plimsoll_sidecar.clients.http import EngineError
+from plimsoll_sidecar.signals.device.nvml import Nvml
+from plimsoll_sidecar.signals.device.sources import DeviceSource, assigned, outside, reasons
+from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory
+from plimsoll_sidecar.signals.process.open_files import OpenFilesReader
+from plimsoll_sidecar.signals.process.process_id import ProcessId
+from plimsoll_sidecar.signals.process.resident_memory import Processes
+from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
 
 log = logging.getLogger(__name__)
 
 WORKING = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
 """States in which a worker is expected to make steps; in any other its load is unknown."""
+SILENT_S = 60.0
+"""A process whose probe says nothing for so long has none any more: it became another program."""
 
 
 class StatusSource(Protocol):
@@ -41,13 +47,19 @@ class StatusSource(Protocol):
     def serves(self) -> bool:
         """Whether its serving port answers."""
 
+    def processes(self) -> list[ProcessMemory]:
+        """Its living processes, found without its answer."""
+
+    def has_ended(self) -> bool:
+        """Whether these are only what its main process left, which nobody may have seen."""
+
 
 class Sampler:
     """``status`` is the answer in the newest sample; None where the engine gave none.
 
     ``device_source`` names where device memory comes from: ``engine`` (cudaMemGetInfo), ``nvml``,
-    ``dcgm`` (the node's exporter), or None. It is chosen once for each epoch, for they differ by a
-    constant.
+    ``dcgm`` or ``amd`` (the node's exporters), or None. It is chosen once for each epoch, for they
+    differ by a constant.
     """
 
     def __init__(
@@ -56,6 +68,8 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
         nvml: DeviceSource | None = None,
         exporter: DeviceSource | None = None,
+        amd: DeviceSource | None = None,
+        orphaned: OrphanedMemory | None = None,
     ) -> None:
         self.status: Status | None = None
         self.cgroup = CgroupMemory()
@@ -63,13 +77,17 @@ class Sampler:
         self.cost_s = 0.0
         self._engine, self._clock = engine, clock
         self._began = clock()
-        self._processes = Processes()
-        self._outside = {"nvml": nvml or Nvml()} | ({"dcgm": exporter} if exporter else {})
+        self._processes, self._orphaned = Processes(), orphaned
+        self._open_files = OpenFilesReader(clock)
+        self._outside = outside(nvml or Nvml(), exporter, amd)
         self._group: Cgroup | None = None
-        self._group_pid: int | None = None
+        self._group_of: ProcessId | None = None
         self._epoch_text: str | None = None
         self._epoch = 0
         self._uuids: dict[int, str] = {}
+        self._parts: Parts | None = None
+        self._accounted: set[int] = set()
+        self._silent_since: float | None = None
 
     def sample(self) -> Sample:
         """One reading of everything. Bounded by the adapter's own time limit."""
@@ -78,7 +96,8 @@ class Sampler:
         if status is not None:
             self._follow_epoch(status)
             self._processes.name(status.processes)
-        host = self._host()
+            self._parts = status.parts
+        host = self._host(status)
         sample = Sample(
             t=round(begin - self._began, 3),
             epoch=self._epoch,
@@ -86,11 +105,12 @@ class Sampler:
             device=self._devices(status, host.processes == 0),
             scrape_ok=status is not None,
             serving=self._engine.serves() if status is None and host.processes else None,
+            parts=self._parts,
         )
         if status is not None:
             sample.ready = status.state in WORKING
-            sample.malloc = _malloc(status.processes)
-            sample.load = load_of(status)
+            sample.malloc = self._malloc(status)
+            sample.load, sample.load_age_s = load_of(status), status.load_age_s
             sample.ledger = [
                 LedgerLine(e.owner, e.kind.value, e.bytes, e.bound) for e in status.ledger
             ] or None
@@ -110,22 +130,57 @@ class Sampler:
             self._epoch_text = status.epoch
             self._epoch += 1
             self.device_source, self._uuids = None, {}
+            self._accounted, self._silent_since = set(), None
 
-    def _host(self) -> Host:
+    def _malloc(self, status: Status) -> Malloc | None:
+        """Unknown while a process that accounted for itself before says nothing: its memory would
+        seem to have moved elsewhere."""
+        if not status.probed:
+            return _malloc(status)
+        now, listed = self._clock(), {p.pid for p in status.processes}
+        accounted = {p.pid for p in status.processes if p.python_objects is not None}
+        self._accounted = (self._accounted & listed) | accounted
+        if self._accounted == accounted:
+            self._silent_since = None
+            return _malloc(status)
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        if now - self._silent_since > SILENT_S:
+            self._accounted, self._silent_since = accounted, None
+        return None
+
+    def _host(self, status: Status | None) -> Host:
+        """Memory of the engine's processes. Where all that it named have ended and it does not
+        answer, the next engine may be starting: its memory is nobody's otherwise."""
         host = self._processes.read()
-        pid = self._processes.first
-        if pid != self._group_pid:
-            self._group_pid = pid
+        if status is None and not host.processes:
+            found = self._engine.processes()
+            if found:
+                self._processes.name(found)
+                host = self._processes.read()
+        host.frontend_lives = self._processes.frontend_lives
+        if host.frontend_lives is None and status is None and host.processes:
+            host.frontend_lives = False if self._engine.has_ended() else None
+        if status is not None and status.load_age_s is not None:
+            host.cpu_s = self._processes.helpers_cpu_s()
+        first = self._processes.first
+        pid = first.pid if first is not None else None
+        if first != self._group_of:
+            self._group_of = first
             self._group = Cgroup.of(pid) if pid is not None else None
         self.cgroup = self._group.read() if self._group is not None else CgroupMemory()
         host.cgroup_current, host.cgroup_anon = self.cgroup.current, self.cgroup.anon
         host.cgroup_shmem, host.cgroup_file = self.cgroup.shmem, self.cgroup.file
-        host.oom_kills = self.cgroup.oom_kills
+        host.cgroup_swap, host.oom_kills = self.cgroup.swap, self.cgroup.oom_kills
+        host.open_files = self._open_files.read(self._processes.names)
+        if self._orphaned is not None:
+            left = self._orphaned.read(pid)
+            host.shm_orphan, host.shm_orphan_earlier = left.bytes, left.earlier
         return host
 
     def _devices(self, status: Status | None, ended: bool) -> list[Device]:
         """``ended``: no process of the engine lives; then only NVML can tell what is still held."""
-        reported = {device.index: device for device in status.devices} if status else {}
+        listed = (status.devices or assigned(self._outside.values())) if status else []
+        reported = {device.index: device for device in listed}
         for device in reported.values():
             if device.uuid is not None:
                 self._uuids[device.index] = device.uuid
@@ -139,6 +194,10 @@ class Sampler:
             ]
         name = self._first_outside() if self.device_source == "engine" else self.device_source
         return [self._from(name, i, u, reported.get(i)) for i, u in sorted(self._uuids.items())]
+
+    def device_reasons(self) -> list[str]:
+        """Why each source of device memory that is not in use tells nothing, for people."""
+        return reasons(self._outside, self.device_source, list(self._uuids.values()))
 
     def _first_outside(self) -> str | None:
         """The first source that knows all devices."""
@@ -163,31 +222,16 @@ def load_of(status: Status) -> SampleLoad:
     """The engine's load; unknown while no worker of this epoch is at work."""
     if status.report_age_s is None or status.state not in WORKING:
         return SampleLoad()
-    load = status.load
-    return SampleLoad(
-        running=load.running,
-        waiting=load.waiting,
-        inflight=load.inflight,
-        requests_total=load.requests_total,
-        aborted_total=load.aborted_total,
-        errors_total=load.errors_total,
-        images_total=load.images_total,
-        audios_total=load.audios_total,
-        distinct_prompts_total=load.distinct_prompts_total,
-        adapters_total=load.adapters_total,
-        prompt_tokens_total=load.prompt_tokens_total,
-        generation_tokens_total=load.generation_tokens_total,
-        steps_total=load.steps_total,
-        preemptions_total=load.preemptions_total,
-        kv_usage_ratio=load.kv_usage_ratio,
-        kv_lost_ratio=load.kv_lost_ratio,
-        encoder_lost_ratio=load.encoder_lost_ratio,
-    )
+    return copy.copy(status.load)
 
 
-def _malloc(processes: list[ProcessMemory]) -> Malloc | None:
-    """The worker's; of all its ranks together, unknown where one does not say."""
+def _malloc(status: Status) -> Malloc | None:
+    """The worker's; of all its ranks together, unknown where one does not say. With probes that of
+    every process that has one."""
+    processes = status.processes
     workers = [p for p in processes if p.role is Role.WORKER]
+    if status.probed:
+        workers = [p for p in processes if p.python_objects is not None]
     found = Malloc(
         in_use=_sum(p.malloc_in_use for p in workers),
         retained=_sum(p.malloc_retained for p in workers),
@@ -212,3 +256,18 @@ def _torch(device: EngineDevice) -> Torch | None:
     if device.torch_allocated is None and device.torch_reserved is None:
         return None
     return Torch(allocated=device.torch_allocated, reserved=device.torch_reserved)
+
+
+def known_signals(sample: Sample, shared_memory: bool = False) -> dict[str, bool]:
+    """``engine`` and ``host`` always; ``device`` where the sample has one at all, and
+    ``shared_memory`` where the pod's ``/dev/shm`` is watched."""
+    host = sample.host
+    found = {
+        "engine": sample.scrape_ok,
+        "host": any(size is not None for size in (host.cgroup_anon, host.rss_anon)),
+    }
+    if sample.device:
+        found["device"] = any(device.used is not None for device in sample.device)
+    if shared_memory:
+        found["shared_memory"] = host.shm_orphan is not None
+    return found

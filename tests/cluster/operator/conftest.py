@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from plimsoll_operator.kinds import OWNED
-from tests.lab.kube import Kube
+from tests.lab.kube import Document, Kube
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator, operator_kubeconfig
 
@@ -44,8 +44,8 @@ class Kubectl(Kube):
     def __init__(self, cluster: Lab, namespace: str) -> None:
         super().__init__(cluster.kube.kubectl, cluster.kubeconfig, namespace)
 
-    def apply(self, manifest: dict[str, Any]) -> None:
-        self("apply", "-f", "-", stdin=json.dumps(manifest))
+    def apply(self, *manifests: Document) -> None:
+        self("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, manifests)))
 
     def patch(self, what: str, name: str, patch: dict[str, Any], *more: str) -> None:
         self("patch", what, name, "--type=merge", "-p", json.dumps(patch), *more)
@@ -74,8 +74,12 @@ class Kubectl(Kube):
                 "containerStatuses": [_running(name) for name in names],
                 "initContainerStatuses": [_running(name) for name in inits],
             }
-            name = pod["metadata"]["name"]
-            self.patch("pod", name, {"status": status}, "--subresource=status")
+            name, body = pod["metadata"]["name"], json.dumps({"status": status})
+            done = self.run(
+                *("patch", "pod", name, "--type=merge", "--subresource=status", "-p", body)
+            )
+            # During a roll-out it may be gone by now.
+            assert done.returncode == 0 or "(NotFound)" in done.stderr, done.stderr
         return len(pods)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.pod_templates import SAFE
+
 GIB2 = {"host": {"growthBudget": "2Gi"}}
 
 
@@ -47,6 +49,84 @@ GIB2 = {"host": {"growthBudget": "2Gi"}}
             {"engine": {"type": "vllm", "image": "i", "apiKeySecretRef": {"name": "s"}}},
             "engine.apiKeySecretRef is for engine.type plimsoll only",
         ),
+        (
+            {"probe": {"enabled": True}},
+            "probe.enabled must be false for an engine that speaks the admin protocol",
+        ),
+        (
+            {
+                "probe": {"enabled": True},
+                "engine": {"type": "custom", "image": "i", "adminContract": "plimsoll"},
+            },
+            "probe.enabled must be false for an engine that speaks the admin protocol",
+        ),
+        (
+            {
+                "probe": {"enabled": True},
+                "engine": {
+                    "type": "vllm",
+                    "image": "i",
+                    "env": [{"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}],
+                },
+            },
+            "with probe.enabled, PYTHONPATH must have a value, not valueFrom",
+        ),
+        ({"probe": {"enabled": True, "image": ""}}, "spec.probe.image"),
+        (
+            {"engine": {"args": ["--port", "9000"]}},
+            "engine.args must not have --port: set engine.port",
+        ),
+        (
+            {"engine": {"args": ["--dtype=auto", "--served-model-name=x"]}},
+            "engine.args must not have --served-model-name: set model.servedName",
+        ),
+        (
+            {"engine": {"type": "vllm", "image": "i", "args": ["--served_model_name=x"]}},
+            "engine.args must not have --served-model-name",
+        ),
+        (
+            {"engine": {"type": "sglang", "image": "i", "args": ["--model-path=/m"]}},
+            "engine.args must not have --model-path: set model.uri",
+        ),
+        (
+            {"engine": {"args": ["--api-key-file=/k"], "apiKeySecretRef": {"name": "s"}}},
+            "engine.args must not have --api-key-file: engine.apiKeySecretRef sets it",
+        ),
+        (
+            {"engine": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}},
+            "requests.cpu must not be above its limit",
+        ),
+        (
+            {
+                "supervisor": {
+                    "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1G"}}
+                }
+            },
+            "requests.memory must not be above its limit",
+        ),
+        (
+            {"engine": {"resources": {"requests": {"nvidia.com/gpu": 1}}}},
+            "requests.nvidia.com/gpu must be the same as its limit",
+        ),
+        (
+            {
+                "engine": {
+                    "resources": {
+                        "requests": {"nvidia.com/gpu": 1},
+                        "limits": {"nvidia.com/gpu": 2},
+                    }
+                }
+            },
+            "requests.nvidia.com/gpu must be the same as its limit",
+        ),
+        (
+            {"engine": {"resources": {"limits": {"nvidia.com/gpu": "500m"}}}},
+            "limits.nvidia.com/gpu must be a whole number of devices",
+        ),
+        (
+            {"engine": {"resources": {"limits": {"memory": "-1Gi"}}}},
+            "spec.engine.resources.limits.memory",
+        ),
     ],
 )
 def test_refused_with_the_field(
@@ -57,6 +137,23 @@ def test_refused_with_the_field(
     assert done.returncode != 0
     assert message in done.stderr
     assert kubectl.get("plinf", "tiny") is None
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"args": ["--api-key-file=/k", "--portable", "port=1", "--max-model-len=9"]},
+        {"type": "custom", "image": "i", "args": ["--port=9000", "--model", "x"]},
+        {"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 2, "hugepages-2Mi": "4Mi"}}},
+        {"resources": {"requests": {"cpu": "0.5", "memory": 4096}, "limits": {"cpu": "500m"}}},
+        {"resources": {"requests": {"a.b/c": "2"}, "limits": {"a.b/c": 2}}},
+    ],
+)
+def test_what_only_looks_like_it_is_taken(
+    kubectl: Any, manifest: dict[str, Any], engine: dict[str, Any]
+) -> None:
+    spec = {"model": manifest["spec"]["model"], "engine": engine}
+    kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest | {"spec": spec}))
 
 
 @pytest.mark.parametrize("name", ["a" * 51, "1st", "a.b"])
@@ -72,13 +169,13 @@ def test_the_least_manifest_gets_its_defaults(kubectl: Any, manifest: dict[str, 
     assert spec["replicas"] == 1
     assert spec["supervision"]["mode"] == "Observe"
     assert spec["supervision"]["ladder"] == ["Trim", "WorkerRestart", "EngineRestart"]
-    assert spec["memory"] == {"sharedDevice": False, "warmup": "60s"}
+    assert spec["memory"] == {"sharedDevice": False, "warmup": "1m"}
 
 
 def test_a_person_reads_what_a_field_is_for(kubectl: Any) -> None:
     said = kubectl("explain", "inferenceservices.spec.rollout.revision")
     assert "ENUM" in said
-    assert "goes back to the last revision" in " ".join(said.split())
+    assert "returns to the last good revision" in " ".join(said.split())
     assert "<Object> -required-" in kubectl("explain", "inferenceservices.spec")
 
 
@@ -87,7 +184,12 @@ def test_a_person_reads_what_a_field_is_for(kubectl: Any) -> None:
     [
         ({"spec": "none"}, "InvalidSpec", "spec.podTemplate"),
         ({"spec": {"nonsense": 1}}, "ApplyFailed", ".spec.template.spec.nonsense"),
-        ({"spec": {"containers": [{"name": "extra"}]}}, "ApplyFailed", "containers[1].image"),
+        (
+            {"spec": {"containers": [{"name": "extra", "securityContext": SAFE}]}},
+            "ApplyFailed",
+            "containers[1].image",
+        ),
+        ({"spec": {"hostNetwork": True}}, "InvalidSpec", "spec.podTemplate.spec.hostNetwork"),
     ],
 )
 def test_a_pod_template_that_cannot_be_is_said_in_the_status(
@@ -123,7 +225,7 @@ def test_a_pod_template_that_cannot_be_is_said_in_the_status(
 def test_pods_that_the_namespace_refuses_are_said_in_the_status(
     kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
 ) -> None:
-    start()
+    start("--unrestricted-namespace", kubectl.namespace)
     manifest["spec"]["podTemplate"] = {"spec": {"hostIPC": True}}
     kubectl.apply(manifest)
     eventually(lambda: "PodSecurity" in kubectl.condition("tiny", "Ready").get("message", ""))

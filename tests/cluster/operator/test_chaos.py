@@ -1,4 +1,4 @@
-"""Chaos: random edits, deletions and foreign edits while the API server answers badly at times.
+"""Chaos: random edits, deletions and edits by others while the API server answers badly at times.
 
 At the end every object is what its spec says, nothing is left over, and the operator is at rest.
 """
@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.compare import needs_apply
 from plimsoll_operator.kinds import ref
-from plimsoll_operator.reconcile import parse
+from plimsoll_operator.plan import parse
 from plimsoll_operator.render import Images, render
+from plimsoll_operator.render.compare import needs_apply
 from tests.lab.faults import proxied
 from tests.lab.operator import Operator
 
@@ -97,7 +97,7 @@ def any_spec(dice: random.Random) -> dict[str, Any]:
     if dice.random() < 0.3:
         spec["restart"] = {"id": str(dice.randrange(3))}
     if dice.random() < 0.3:
-        spec["networkPolicy"] = {"enabled": True}
+        spec["networkPolicy"] = {"enabled": False}
     if dice.random() < 0.3:
         spec["service"] = {"headless": True}
     if dice.random() < 0.2:

@@ -17,12 +17,12 @@ import pytest
 
 from plimsoll_api import generate
 from plimsoll_api.operation import MAX_REPLICAS
-from plimsoll_operator.api import Api, ApiError
 from plimsoll_operator.kinds import SERVICE
-from plimsoll_operator.ratelimit import RateLimit
-from plimsoll_operator.reconcile import InvalidSpec, parse, reconcile
+from plimsoll_operator.plan import InvalidSpec, parse, reconcile
 from plimsoll_operator.render import Images
-from plimsoll_operator.status.build import status
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.status.service_status import status
 
 IMAGES = Images("engine:1", "supervisor:1")
 SCHEMA = generate.inference_service()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -32,7 +32,9 @@ TEXTS = (
     "1h30m", "file:///m", "pvc://claim/x", "hf://org/name", "hf://org", "file:///../etc", "/health",
     "é🚢", "x" * 300, "name with spaces", "UPPER", "a.b-c", "$(HOME)", "{{ x }}", "\t\n",
 )  # fmt: skip
-ANYTHING = (None, True, 0, -1, 3.5, 1 << 40, "", [], {}, [1], {"a": None}, {"spec": {}})
+ANYTHING: tuple[Any, ...] = (
+    None, True, 0, -1, 3.5, 1 << 40, "", [], {}, [1], {"a": None}, {"spec": {}},
+)  # fmt: skip
 TEMPLATES: tuple[Any, ...] = (
     {"spec": {"nodeSelector": {"a": "b"}}},
     {"spec": {"containers": [{"name": "engine", "env": [{"name": "A", "value": "1"}]}]}},
@@ -41,7 +43,7 @@ TEMPLATES: tuple[Any, ...] = (
     {"metadata": None, "spec": None},
     {"spec": {"tolerations": [{"operator": "Exists"}], "volumes": [None]}},
 )
-WILD, BAD, MOST_REAL = 0.004, 0.03, 10
+WILD, BAD, ONE_REAL_IN = 0.004, 0.03, 10
 # Some 300 services of 10 objects each are made for real: minutes where the machine is busy.
 COUNTS = (200, pytest.param(5000, marks=(pytest.mark.long, pytest.mark.timeout(900))))
 
@@ -109,7 +111,7 @@ def test_any_spec_is_refused_reconciled_or_called_invalid(
 ) -> None:
     operator = start("--engine-image=engine:1", "--supervisor-image=supervisor:1")
     seed = int(os.environ.get("PLIMSOLL_FUZZ_SEED", "1"))
-    found = asyncio.run(judged(kubectl, specs(count, seed), count // MOST_REAL))
+    found = asyncio.run(judged(kubectl, specs(count, seed), count // ONE_REAL_IN))
     print(f"seed {seed}: {dict(found)}")
     assert found["refused"] > count // 10
     assert not found["invalid, and no field is named"]

@@ -3,11 +3,13 @@ are asked for are replaced; kills for memory are told. On a real API server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[3]
 SELECTOR = "plimsoll.dev/service=tiny"
 OPENED = "2026-01-01T00:00:00Z"
 
@@ -103,6 +105,16 @@ def names(kubectl: Any) -> set[str]:
     }
 
 
+@pytest.fixture
+def own_slots(kubectl: Any) -> Iterator[None]:
+    """The policy that lets only a slot's own supervisor and the operator take it."""
+    policy = str(ROOT / "config" / "admission-policy.yaml")
+    kubectl("apply", "-f", policy)
+    yield
+    kubectl("delete", "-f", policy)
+
+
+@pytest.mark.usefixtures("own_slots")
 def test_the_breaker_shuts_and_opens(
     kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
 ) -> None:

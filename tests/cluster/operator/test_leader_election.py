@@ -42,4 +42,4 @@ def test_who_loses_the_lease_ends(kubectl: Any, start: Callable[..., Any], event
     eventually(lambda: operator.metric("plimsoll_operator_leader") == 1)
     kubectl.patch("lease", "operator", {"spec": {"holderIdentity": "somebody-else"}})
     assert operator.ended() == 1
-    assert "another operator may work now" in operator.log.read_text()
+    assert "another operator may have taken over" in operator.log.read_text()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.kinds import OWNED
-from plimsoll_operator.render.paths import METRICS_PORT
 
-ASKED_FOR = {"NetworkPolicy", "HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
+ASKED_FOR = {"HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
 KINDS = sorted({kind.kind for kind in OWNED} - ASKED_FOR)
 
 
@@ -40,9 +41,9 @@ def test_the_whole_life_of_a_service(
     assert kubectl.condition("tiny", "Stalled")["status"] == "False"
     row = kubectl("get", "plinf", "tiny").splitlines()
     columns = row[0].split()
-    assert columns[:5] == ["NAME", "URL", "READY", "REASON", "HOST%"]
-    assert columns[5:] == ["DEVICE%", "RESTARTS", "INCIDENTS", "AGE"]
-    assert row[1].split()[2:4] == ["True", "ReplicasReady"]
+    assert columns[:5] == ["NAME", "URL", "READY", "DESIRED", "REASON"]
+    assert columns[5:] == ["HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "AGE"]
+    assert row[1].split()[2:5] == ["1", "1", "ReplicasReady"]
 
     kubectl("scale", "plinf", "tiny", "--replicas=3")
     eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 3)
@@ -60,6 +61,27 @@ def test_the_whole_life_of_a_service(
     # The garbage collector looks for new kinds every 30 s, and this one may be younger.
     eventually(lambda: kinds(kubectl, "tiny") == [], 75)
     eventually(lambda: kubectl.list("pods,rs", "plimsoll.dev/service=tiny") == [])
+
+
+def test_a_service_with_the_probe_gets_pods_with_the_probe(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    """In a namespace that admits restricted pods alone."""
+    start("--probe-image=probe:1")
+    manifest["spec"]["engine"] = {"type": "vllm", "image": "vllm:1"}
+    manifest["spec"]["probe"] = {"enabled": True}
+    kubectl.apply(manifest)
+    assert kubectl.get("plinf", "tiny")["spec"]["probe"] == {"enabled": True}
+    pod = eventually(lambda: kubectl.list("pods", "plimsoll.dev/service=tiny"))[0]["spec"]
+    copying, supervisor = pod["initContainers"][-2:]
+    assert (copying["name"], copying["image"]) == ("plimsoll-probe", "probe:1")
+    (engine,) = pod["containers"]
+    env = {one["name"]: one.get("value") for one in engine["env"]}
+    assert env["PYTHONPATH"] == "/opt/plimsoll-probe"
+    sockets = {"name": "PLIMSOLL_PROBE_DIR", "value": env["PLIMSOLL_PROBE_DIR"]}
+    assert sockets in supervisor["env"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {"plimsoll-probe", "plimsoll-probe-run"} <= volumes
 
 
 def ready(kubectl: Any, name: str, count: int) -> dict[str, Any]:
@@ -103,10 +125,17 @@ class _Metrics(http.server.BaseHTTPRequestHandler):
         b"plimsoll_restart_budget_remaining 0.0\n"
     )
 
+    hostile = (
+        b'plimsoll_memory_budget_consumed_ratio{kind="host"} +Inf\n'
+        b"plimsoll_restart_budget_remaining +Inf\n"
+    )
+    asked = 0
+
     def do_GET(self) -> None:
+        _Metrics.asked += 1
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(self.text)
+        self.wfile.write(self.hostile if _Metrics.asked == 1 else self.text)
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -114,8 +143,10 @@ class _Metrics(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def supervisor_address() -> Iterator[str]:
-    """A supervisor's metrics endpoint on a loopback address of its own."""
-    address = "127.31.9.64"
+    """A supervisor's metrics endpoint on this machine's own address: loopback is no pod's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect(("198.51.100.1", 9))  # sends nothing
+        address: str = asked.getsockname()[0]
     server = http.server.HTTPServer((address, METRICS_PORT), _Metrics)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -138,6 +169,7 @@ def test_memory_figures_come_from_the_supervisors(
     # Nothing is shown of a budget before a supervisor has answered.
     assert "memory" not in (kubectl.get("plinf", "tiny").get("status") or {})
     kubectl.play_kubelet("tiny", supervisor_address)
+    # The first page is one that no supervisor writes, and costs nobody but its pod a figure.
     memory = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("memory"))
     assert memory == {"hostConsumedPercent": 120, "replica": pods[0]["metadata"]["name"]}
     assert kubectl.condition("tiny", "MemoryWithinBudget")["reason"] == "BudgetSpent"

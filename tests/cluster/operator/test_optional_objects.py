@@ -68,7 +68,7 @@ def test_what_is_asked_for_comes_and_goes(
         eventually(lambda: kubectl.condition("tiny", "ObjectsComplete")["status"] == "True", 30)
         assert kubectl.get("podmonitor", "tiny")["spec"]["podMetricsEndpoints"]
 
-        nothing = dict.fromkeys(ASKED)
+        nothing = dict.fromkeys(ASKED) | {"networkPolicy": {"enabled": False}}
         kubectl.patch("plinf", "tiny", {"spec": nothing})
         for kind, name in [*NAMES, ("podmonitor", "tiny")]:
             eventually(lambda k=kind, n=name: kubectl.get(k, n) is None)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import openai
 import psutil
@@ -24,7 +24,8 @@ import pytest
 
 TOKEN = "token-of-a-test"
 MODEL = "tiny"
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
+"""For a machine that runs the whole suite beside it; an engine that ends is noticed at once."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Engine:
                 stderr=log, stdout=log, env=environment,
             )  # fmt: skip
 
-    def wait_ready(self) -> Engine:
+    def wait_ready(self) -> Self:
         self.until(lambda: self.ports() is not None, "engine.json", START_TIMEOUT_S)
         self.until(lambda: self.get("/ready")[0] == 200, "/ready", START_TIMEOUT_S)
         return self
@@ -154,7 +155,8 @@ class Engine:
             time.sleep(0.02)
 
     def worker_pid(self) -> int:
-        return next(p["pid"] for p in self.status()["processes"] if p["role"] == "worker")
+        pids = (p["pid"] for p in self.status()["processes"] if p["role"] == "worker")
+        return int(next(pids))
 
     def clean(self) -> None:
         """Idle, and every ledger agrees."""
@@ -215,20 +217,12 @@ class Engine:
                 self.process.wait(10)
 
     def family(self) -> list[psutil.Process]:
-        """The engine's children and theirs."""
+        """The engine's children and theirs: those of the status but the frontend, the server for
+        grammars, and the process that prepares bodies."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
 StartEngine = Callable[..., Engine]
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    subprocess.run(
-        [sys.executable, "-m", "plimsoll_engine.models.tiny", str(folder)], check=True, timeout=120
-    )
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -246,8 +240,10 @@ def start_engine(tiny: Path, tmp_path: Path) -> Iterator[StartEngine]:
     """Engines of a test's own."""
     started: list[Engine] = []
 
-    def start(*flags: str, inject: str = "", run_dir: Path | None = None) -> Engine:
-        one = Engine(tiny, run_dir or tmp_path / f"run{len(started)}", *flags, inject=inject)
+    def start(
+        *flags: str, inject: str = "", run_dir: Path | None = None, model: Path = tiny
+    ) -> Engine:
+        one = Engine(model, run_dir or tmp_path / f"run{len(started)}", *flags, inject=inject)
         started.append(one)
         return one
 

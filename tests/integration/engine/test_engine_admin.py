@@ -168,7 +168,7 @@ def test_status_counts_from_the_beginning_of_the_epoch(engine: Any) -> None:
     assert load["kv_lost_ratio"] == 0.0
     assert "encoder_lost_ratio" not in load, "this model has no encoder: unknown, not zero"
     roles = [process["role"] for process in engine.status()["processes"]]
-    assert roles == ["frontend", "zygote", "holder", "worker"]
+    assert roles == ["frontend", "zygote", "weight_server", "worker"]
 
 
 def test_clients_that_leave_at_any_moment_leave_nothing(engine: Any) -> None:
@@ -197,18 +197,19 @@ def test_collections_of_a_busy_engine_find_nothing(engine: Any) -> None:
             if "full_collections" in process
         }
 
-    engine.begin("trim", "gc-0")
-    engine.finish("gc-0")
-    time.sleep(1)  # a report is at most half a second old
-    before = found()
-    assert before.keys() == {"frontend", "worker"}
+    def trimmed(operation_id: str) -> dict[str, tuple[int, int]]:
+        """What was found once both processes have reported the collection of a trim."""
+        before = found()
+        assert before.keys() == {"frontend", "worker"}
+        engine.begin("trim", operation_id)
+        engine.finish(operation_id)
+        engine.until(lambda: all(found()[role][0] > before[role][0] for role in before), "reports")
+        return found()
+
+    before = trimmed("gc-0")
     with engine.streams(4, 60) as futures:
         assert all(future.result(60).usage.completion_tokens == 60 for future in futures)
     engine.clean()
-    engine.begin("trim", "gc-1")
-    engine.finish("gc-1")
-    time.sleep(1)
-    after = found()
-    assert after["worker"][0] > before["worker"][0]
+    after = trimmed("gc-1")
     assert after["worker"][1] == before["worker"][1], "the worker's requests left cycles"
     assert after["frontend"][0] > before["frontend"][0]

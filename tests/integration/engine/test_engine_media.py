@@ -25,9 +25,9 @@ RATE = 16_000
 def start(kind: str, engine_type: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp(kind)
     subprocess.run(
-        [sys.executable, "-m", "plimsoll_engine.models.tiny_media", kind, str(folder)],
+        [sys.executable, "-m", "plimsoll_faults.models.tiny_media", kind, str(folder)],
         check=True,
-        timeout=120,
+        timeout=600,
     )
     return engine_type(folder, tmp_path_factory.mktemp(f"run-{kind}"))
 

@@ -302,7 +302,10 @@ def test_keys_are_tenants_and_a_higher_priority_overtakes(start_engine: Any, tmp
     """One place in the batch; the keys rotate while it serves."""
     file = tmp_path / "keys"
     file.write_text("first-key\nsecond-key\n")
-    engine = start_engine("--max-num-seqs", "1", "--api-key-file", str(file)).wait_ready()
+    engine = start_engine(
+        "--max-num-seqs", "1", "--api-key-file", str(file), "--priority-range=-1:5",
+        "--priority-keys", "1",
+    ).wait_ready()  # fmt: skip
     ends: dict[str, float] = {}
 
     def client(key: str) -> openai.OpenAI:
@@ -323,7 +326,7 @@ def test_keys_are_tenants_and_a_higher_priority_overtakes(start_engine: Any, tmp
             (
                 ("second", "first-key", 5),
                 ("third", "first-key", 5),
-                ("other", "second-key", 5),
+                ("other", "second-key", 0),
                 ("urgent", "first-key", -1),
             ),
             2,
@@ -333,11 +336,15 @@ def test_keys_are_tenants_and_a_higher_priority_overtakes(start_engine: Any, tmp
         os.kill(worker, signal.SIGCONT)
         for future in futures:
             future.result(60)
-    # The running one was stopped for the urgent one; of those that began later, the tenant that
-    # had less came first.
+    # The running one was stopped for the urgent one of its own key, and then waited like a new one:
+    # the tenant that had less came first.
     assert sorted(ends, key=lambda name: ends[name]) == [
-        "urgent", "runs", "other", "second", "third",
+        "urgent", "other", "runs", "second", "third",
     ]  # fmt: skip
+    for key, priority, status in (("second-key", 1, 403), ("first-key", -2, 400)):
+        with pytest.raises(openai.APIStatusError) as refused:
+            ask("refused", key, priority, 1)
+        assert (refused.value.status_code, refused.value.param) == (status, "priority")
     text = engine.get("/metrics")[1]
     assert "plimsoll_engine_request_queue_time_seconds_count" in text
     engine.clean()
@@ -394,3 +401,30 @@ def test_choices_penalties_and_grammars_go_on_over_a_restart(engine: Any) -> Non
         assert texts == expected_texts
         assert logprobs == pytest.approx(expected_logprobs, abs=1e-3)
     engine.clean()
+
+
+def test_an_answer_that_may_become_too_large_is_refused_by_its_fields(engine: Any) -> None:
+    """Each of the fields alone is within its own limit, their product is not."""
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Tides"}]}
+    asked |= {"n": 32, "logprobs": True, "top_logprobs": 20}
+    status, body = engine.post("/v1/chat/completions", json.dumps(asked).encode())
+    assert status == 400, body
+    assert (body["error"]["code"], body["error"]["param"]) == ("answer_too_large", "n")
+    assert "lower n, max_completion_tokens or top_logprobs" in body["error"]["message"]
+    asked |= {"max_completion_tokens": 4}
+    status, body = engine.post("/v1/chat/completions", json.dumps(asked).encode())
+    assert status == 200, body
+    assert len(body["choices"]) == 32
+
+    (owner,) = [one for one in engine.status()["ledger"] if one["owner"] == "http_answers"]
+    assert owner["bound"] > owner["bytes"] >= 0
+    engine.clean()
+
+
+def test_the_requests_that_wait_for_their_grammar_are_a_gauge(engine: Any) -> None:
+    value = [
+        line.rpartition(" ")[2]
+        for line in engine.get("/metrics")[1].splitlines()
+        if line.startswith("plimsoll_engine_num_requests_compiling{")
+    ]
+    assert value == ["0.0"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,18 @@ def test_a_missing_token_file_is_named(tiny: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "admin-token") in done.stderr
 
 
+def test_a_full_run_directory_is_named(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "admin-token").write_text("token")
+    (tmp_path / "engine.tmp").symlink_to("/dev/full")  # each write to it finds no space
+    done = serve(
+        "serve", "--model", str(tiny), "--run-dir", str(tmp_path), "--port", "0",
+        "--admin-port", "0",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"--run-dir {tmp_path}: cannot be written: [Errno 28]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_worker_that_cannot_start_ends_the_engine_with_its_reason(
     start_engine: Any,
 ) -> None:
@@ -82,13 +94,31 @@ def test_a_worker_that_cannot_start_ends_the_engine_with_its_reason(
 def test_sigterm_lets_requests_finish_and_exits_0(start_engine: Any) -> None:
     engine = start_engine().wait_ready()
     family = engine.family()
-    assert len(family) == 3  # zygote, weight holder, worker
+    assert len(family) == 5  # zygote, weight server, worker, its server for grammars, preparer
     with engine.streams(4, 150) as futures:
         engine.process.send_signal(signal.SIGTERM)
         assert [future.result(60).usage.completion_tokens for future in futures] == [150] * 4
     assert engine.process.wait(30) == 0
     assert_gone(family)
     assert '"message": "worker stopped"' in engine.log_tail()
+
+
+@pytest.mark.parametrize("reached", ["state", "worker forked"])
+def test_sigterm_ends_an_engine_that_is_still_loading(
+    start_engine: Any, tiny: Path, tmp_path: Path, reached: str
+) -> None:
+    """The weights are a pipe that nobody writes to: the start would take its 600 seconds."""
+    stuck = tmp_path / "stuck"
+    shutil.copytree(tiny, stuck)
+    (stuck / "model.safetensors").unlink()
+    os.mkfifo(stuck / "model.safetensors")
+    engine = start_engine(model=stuck)
+    engine.until(lambda: f'"message": "{reached}"' in engine.log_tail(), reached, 180)
+    family = engine.family()
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.process.wait(60) == 0
+    assert_gone(family)
+    assert "Traceback" not in engine.log_tail()
 
 
 def test_kill_9_of_the_frontend_leaves_no_orphan_and_its_run_directory_serves_again(
@@ -107,31 +137,66 @@ def test_kill_9_of_the_frontend_leaves_no_orphan_and_its_run_directory_serves_ag
     assert not epoch.startswith(boot)
     assert again.stream(1, 5, False).usage.completion_tokens == 5
 
-    # The zygote's death takes the worker along; both are replaced and the stream goes on.
-    zygote, holder, worker = again.family()
-    with again.streams(2, 200) as futures:
-        zygote.kill()
-        assert all(future.result(90).usage.completion_tokens == 200 for future in futures)
-    assert_gone([zygote, holder, worker])
     again.clean()
 
 
-def test_three_crashes_within_a_minute_end_the_engine(start_engine: Any) -> None:
+def role_pid(engine: Any, role: str) -> int | None:
+    found = [p["pid"] for p in engine.status()["processes"] if p["role"] == role]
+    return int(found[0]) if found else None
+
+
+def test_a_killed_zygote_is_replaced_while_its_worker_serves(start_engine: Any) -> None:
+    engine = start_engine().wait_ready()
+    zygote, server, worker = (
+        role_pid(engine, role) for role in ("zygote", "weight_server", "worker")
+    )
+    assert zygote is not None
+    with engine.streams(2, 200) as futures:
+        os.kill(zygote, signal.SIGKILL)
+        assert all(future.result(90).usage.completion_tokens == 200 for future in futures)
+    assert (role_pid(engine, "weight_server"), role_pid(engine, "worker")) == (server, worker)
+    assert engine.status()["worker_starts"] == 1
+    engine.until(lambda: role_pid(engine, "zygote") not in (None, zygote), "another zygote", 180)
+
+    # The next worker is the new zygote's, and has the weights of the same weight server.
+    with engine.streams(2, 200) as futures:
+        engine.begin("restart", "renewed")
+        assert engine.finish("renewed", 90)["state"] == "succeeded"
+        assert all(future.result(90).usage.completion_tokens == 200 for future in futures)
+    assert role_pid(engine, "weight_server") == server
+    assert role_pid(engine, "worker") != worker
+    again = role_pid(engine, "worker")
+
+    # Zygote and worker both: the streams wait for a worker of a third zygote.
+    zygote = role_pid(engine, "zygote")
+    assert zygote is not None
+    assert again is not None
+    with engine.streams(2, 200) as futures:
+        os.kill(zygote, signal.SIGKILL)
+        os.kill(again, signal.SIGKILL)
+        assert all(future.result(240).usage.completion_tokens == 200 for future in futures)
+    assert role_pid(engine, "weight_server") == server
+    family = engine.family()
+    assert all(process.status() != psutil.STATUS_ZOMBIE for process in family)
+    engine.process.kill()
+    engine.process.wait(10)
+    assert_gone(family)
+
+
+def test_six_crashes_in_a_row_end_the_engine(start_engine: Any) -> None:
     engine = start_engine().wait_ready()
     family = engine.family()
     with engine.streams(1, 6000) as futures:
-        for starts in (1, 2):
-            began = time.monotonic()
+        for starts in range(1, 6):
             os.kill(engine.worker_pid(), signal.SIGKILL)
-            engine.until(lambda starts=starts: engine.status()["worker_starts"] > starts, "restart")
-            assert time.monotonic() - began < 1
-            engine.until(lambda: engine.status()["state"] == "serving", "serving")
+            engine.until(lambda n=starts: engine.status()["worker_starts"] > n, "restart", 60)
+            engine.until(lambda: engine.status()["state"] == "serving", "serving", 60)
         os.kill(engine.worker_pid(), signal.SIGKILL)
-        with pytest.raises(openai.APIError, match="crashes again and again"):
+        with pytest.raises(openai.APIError, match="keeps crashing"):
             futures[0].result(30)
     assert engine.process.wait(20) == 1
     assert_gone(family)
-    assert "crashes again and again" in engine.log_tail()
+    assert "keeps crashing" in engine.log_tail()
 
 
 def test_restart_of_the_engine_and_the_prestop_hook_drain_first(start_engine: Any) -> None:

@@ -83,7 +83,7 @@ def still_serves(engine: Any) -> None:
         ({"prompt": [-1]}, None, "invalid_value"),
         ({"prompt": 7}, "prompt", "invalid_value"),
         ({"prompt": "word " * 20_000}, "prompt", "context_length_exceeded"),
-        ({"prompt": "x" * 2_000_000}, "prompt", "context_length_exceeded"),
+        ({"prompt": "x" * 600_000}, "prompt", "context_length_exceeded"),
         ({"max_tokens": 10**6}, "prompt", "context_length_exceeded"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"max_tokens": 1.5}, "max_tokens", "invalid_value"),
@@ -169,18 +169,18 @@ def test_bad_values_name_their_field(
         (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "invalid_json"),
         (b'{"model": "tiny", "prompt": "\xff"}', "invalid_utf8"),
         (b"[]", "invalid_value"),
-        (b"[" * 200_000, "invalid_value"),
+        (b"[" * 60_000, "invalid_value"),
         (
             b'{"model": "tiny", "prompt": "a", "structured_outputs": {"json": "'
-            + b"[" * 200_000
+            + b"[" * 60_000
             + b'"}}',
             "invalid_value",
         ),
         (
             b'{"model": "tiny", "prompt": "a", "structured_outputs": {"json": '
-            + b'{"a":' * 200_000
+            + b'{"a":' * 60_000
             + b"1"
-            + b"}" * 200_000
+            + b"}" * 60_000
             + b"}}",
             "invalid_json",
         ),

@@ -1,5 +1,5 @@
 """Twenty thousand short requests over HTTP, a fifth of whose clients leave: nothing is left of
-them. (``bench/soak.py`` is the million without HTTP.)"""
+them. ``bench/soak.py`` is the million without HTTP."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import asyncio
 import base64
 import contextlib
 import io
+import math
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +36,7 @@ MOST_BYTES_PER_REQUEST = 200.0
 @pytest.fixture
 def engines(engine: Any, tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     """One that sees and one that hears, each with caches that the files do not fit into."""
-    command = [sys.executable, "-m", "plimsoll_engine.models.tiny_media", "all", str(tmp_path)]
+    command = [sys.executable, "-m", "plimsoll_faults.models.tiny_media", "all", str(tmp_path)]
     subprocess.run(command, check=True, timeout=300)
     flags = ("--max-queued", "64", "--max-model-len", "96", "--media-cache-mib", "1")
     kinds = ("llava", "whisper")
@@ -124,6 +126,14 @@ def in_use(engines: tuple[Any, Any]) -> int:
     return found
 
 
+def reported(engine: Any) -> None:
+    """Returns once the worker has measured itself after this call."""
+    begun = time.monotonic()
+    engine.until(
+        lambda: (engine.status()["report_age_s"] or math.inf) < time.monotonic() - begun, "a report"
+    )
+
+
 def collected(engines: tuple[Any, Any]) -> int:
     processes = [one for engine in engines for one in engine.status()["processes"]]
     return sum(one.get("full_collected") or 0 for one in processes)
@@ -139,7 +149,7 @@ async def soak(engines: tuple[Any, Any]) -> tuple[Counter[str], list[int]]:
             await clients.run(BLOCK)
             for engine in engines:
                 await asyncio.to_thread(engine.clean)
-            await asyncio.sleep(1.1)  # two reports of the worker
+                await asyncio.to_thread(reported, engine)
             sizes.append(await asyncio.to_thread(in_use, engines))
     return clients.done, sizes
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.distributed.leader import RanksLost
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.models.tiny import write_checkpoint
-from plimsoll_engine.ranks.leader import RanksLost
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_faults.models.tiny import write_checkpoint
 from tests.random_model import random_model
 from tests.ranks import started
 
@@ -72,13 +72,13 @@ def prompts() -> list[list[int]]:
     ]
 
 
-def submit_all(engine: Engine) -> None:
+def submit_all(engine: EngineCore) -> None:
     for number, prompt in enumerate(prompts()):
         sampling = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True)
         assert engine.submit(Submit(str(number), prompt, sampling)) is None
 
 
-def texts(engine: Engine) -> dict[str, list[int]]:
+def texts(engine: EngineCore) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {str(number): [] for number in range(REQUESTS)}
     submit_all(engine)
     while engine.has_work:
@@ -91,7 +91,7 @@ def texts(engine: Engine) -> dict[str, list[int]]:
     return found
 
 
-def finish(engine: Engine) -> None:
+def finish(engine: EngineCore) -> None:
     while engine.has_work:
         engine.step()
 

@@ -16,7 +16,7 @@ import pytest
 
 STREAMS, TOKENS = 4, 120
 FLAGS = ("--tensor-parallel-size", "2")
-ROLES = ["frontend", "zygote", "holder", "worker", "worker"]
+ROLES = ["frontend", "zygote", "weight_server", "worker", "worker"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def whole(engine: Any) -> None:
     engine.until(
         lambda: [p["role"] for p in engine.status()["processes"]] == ROLES, "two ranks' report"
     )
-    engine.until(lambda: len(engine.family()) == len(ROLES) - 1, "nobody beside them")
+    engine.until(lambda: len(engine.family()) == len(ROLES) + 1, "nobody beside them")
     engine.clean()
 
 
@@ -66,8 +66,8 @@ def test_two_ranks_say_what_one_says(start_engine: Any, undisturbed: list[str]) 
     workers = [p for p in status["processes"] if p["role"] == "worker"]
     assert all(worker["malloc_in_use"] > 1 << 20 for worker in workers)
     (weights,) = [entry for entry in status["ledger"] if entry["owner"] == "weights"]
-    (holder,) = [p for p in status["processes"] if p["role"] == "holder"]
-    assert holder["shared"] == weights["bytes"]
+    (server,) = [p for p in status["processes"] if p["role"] == "weight_server"]
+    assert server["shared"] == weights["bytes"]
     assert all(worker["shared"] < 4 << 20 for worker in workers), workers
     first = ranks(engine)
     engine.begin("trim", "both")

@@ -11,7 +11,7 @@ import yaml
 
 from plimsoll_api import generate
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_operator.reconcile import parse
+from plimsoll_operator.plan import parse
 
 ROOT = Path(__file__).parents[3]
 CRDS = [generate.inference_service(), generate.leak_incident()]

@@ -1,49 +1,39 @@
-"""What the supervisor writes (msgspec) and what the CRD holds (pydantic) are one contract."""
+"""An incident is the same in the journal, in ``/state`` and as an object of the cluster."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-import pytest
-from pydantic import BaseModel
 
-from plimsoll_api import leakincident
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.govern.incident import Incident, Phase
-from plimsoll_sidecar.record import incident as written
-
-
-@pytest.mark.parametrize(
-    ("struct", "model"),
-    [
-        (written.IncidentSpec, leakincident.LeakIncidentSpec),
-        (written.IncidentAttribution, leakincident.IncidentAttribution),
-        (written.IncidentStep, leakincident.TimelineStep),
-        (written.IncidentStatus, leakincident.LeakIncidentStatus),
-    ],
-)
-def test_same_fields(struct: Any, model: type[BaseModel]) -> None:
-    names = {field.encode_name for field in msgspec.structs.fields(struct)}
-    assert names == {field.alias for field in model.model_fields.values()}
+from plimsoll_api import incident_object as written
+from plimsoll_api import incidents, leakincident
+from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.supervision import Action
+from plimsoll_sidecar.govern.incident import Incident
 
 
-def test_same_phases_and_kinds() -> None:
-    assert {phase.value for phase in Phase} == {one.value for one in leakincident.IncidentPhase}
-    assert {kind.value for kind in Kind} <= {one.value for one in leakincident.IncidentKind}
-    ends = {
-        phase.value
-        for phase in Phase
-        if Incident(
-            name="a-1", kind=Kind.HOST_GROWTH, epoch="b:1", opened_at=0.0, phase=phase
-        ).ended
-    }
-    assert ends == {phase.value for phase in leakincident.ENDED}
+def test_the_last_phases_are_ends() -> None:
+    ends = {phase for phase in IncidentPhase if IncidentRecord(
+        name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=0.0, phase=phase
+    ).ended}  # fmt: skip
+    assert ends == incidents.ENDED
 
 
 def test_what_is_written_can_be_read() -> None:
-    incident = Incident(name="a-1", kind=Kind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
-    status = msgspec.to_builtins(written.status_of(incident))
-    spec = msgspec.to_builtins(written.spec_of(incident, "a", "a-pod", "engine"))
-    leakincident.LeakIncidentStatus.model_validate(status)
-    assert leakincident.LeakIncidentSpec.model_validate(spec).kind == "HostGrowth"
+    incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
+    status, spec = written.status_of(incident), written.spec_of(incident, "a", "a-pod", "engine")
+
+    assert msgspec.convert(msgspec.to_builtins(status), leakincident.LeakIncidentStatus) == status
+    assert msgspec.convert(msgspec.to_builtins(spec), leakincident.LeakIncidentSpec) == spec
+
+
+def test_a_record_is_read_from_what_the_governor_keeps() -> None:
+    """The governor's own bookkeeping is left out, and nothing else."""
+    kept = Incident(
+        name="a-1", kind=IncidentKind.STALL, epoch="b:1", opened_at=1.0, seen=7,
+        rung=Action.TRIM, message="said",
+    )  # fmt: skip
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=IncidentRecord) == IncidentRecord(
+        name="a-1", kind=IncidentKind.STALL, epoch="b:1", opened_at=1.0,
+        rung=Action.TRIM, message="said",
+    )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.reconcile import InvalidSpec, parse
+from plimsoll_operator.plan import InvalidSpec, parse
 
 
 def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
@@ -27,7 +27,7 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
         ({"memory": {"host": {"growthBudget": "64 Mi"}}}, "spec.memory.host.growthBudget"),
         (
             {"memory": {"device": {"growthBudget": "2Gi", "limit": "1Gi"}}},
-            "spec.memory.device: Value error, growthBudget 2Gi must not be larger than limit 1Gi",
+            "spec.memory.device: growthBudget (2.0 GiB) must not be larger than limit (1.0 GiB)",
         ),
         (
             {
@@ -52,6 +52,61 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
         ),
         ({"supervision": {"stall": {"timeout": "0s"}}}, "spec.supervision.stall.timeout"),
         ({"engine": {"port": 9464}}, "spec.engine.port"),
+        (
+            {"engine": {"args": ["--port", "9000"]}},
+            "engine.args must not have --port: set engine.port",
+        ),
+        (
+            {"engine": {"args": ["--dtype=auto", "--served-model-name=x"]}},
+            "engine.args must not have --served-model-name: set model.servedName",
+        ),
+        (
+            {"engine": {"type": "vllm", "image": "i", "args": ["--served_model_name=x"]}},
+            "engine.args must not have --served-model-name",
+        ),
+        (
+            {"engine": {"type": "sglang", "image": "i", "args": ["--model-path=/m"]}},
+            "engine.args must not have --model-path: set model.uri",
+        ),
+        (
+            {"engine": {"args": ["--api-key-file=/k"], "apiKeySecretRef": {"name": "s"}}},
+            "engine.args must not have --api-key-file: engine.apiKeySecretRef sets it",
+        ),
+        (
+            {"engine": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}},
+            "requests.cpu 2 must not be above its limit",
+        ),
+        (
+            {
+                "supervisor": {
+                    "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1G"}}
+                }
+            },
+            "requests.memory 1Gi must not be above its limit",
+        ),
+        (
+            {"engine": {"resources": {"requests": {"nvidia.com/gpu": 1}}}},
+            "requests.nvidia.com/gpu 1 must be the same as its limit",
+        ),
+        (
+            {
+                "engine": {
+                    "resources": {
+                        "requests": {"nvidia.com/gpu": 1},
+                        "limits": {"nvidia.com/gpu": 2},
+                    }
+                }
+            },
+            "requests.nvidia.com/gpu 1 must be the same as its limit",
+        ),
+        (
+            {"engine": {"resources": {"limits": {"nvidia.com/gpu": "500m"}}}},
+            "limits.nvidia.com/gpu 500m must be a whole number of devices",
+        ),
+        (
+            {"engine": {"resources": {"limits": {"memory": "-1Gi"}}}},
+            "spec.engine.resources.limits.memory",
+        ),
         ({"model": {"uri": "hf://no-organisation"}}, "spec.model.uri"),
         ({"model": {"uri": "file:///m", "revision": "main"}}, "revision only goes with"),
         ({"engine": {"type": "vllm"}}, "engine.image is needed for engine.type vllm"),
@@ -72,7 +127,13 @@ def test_refused_with_the_field(change: dict[str, Any], field: str) -> None:
 def test_a_whole_number_is_a_quantity() -> None:
     parsed = parse(service({"memory": {"host": {"growthBudget": 1048576}}}))
     assert parsed.spec.memory.host is not None
-    assert parsed.spec.memory.host.growth_budget == "1048576"
+    assert parsed.spec.memory.host.growth_bytes == 1048576
+
+
+@pytest.mark.parametrize("quantity", ["1e99999999", "1e-99999999", "9" * 65, "١Gi"])
+def test_a_number_that_takes_minutes_to_compute_is_no_quantity(quantity: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"memory\.host\.growthBudget"):
+        parse(service({"memory": {"host": {"growthBudget": quantity}}}))
 
 
 def test_a_name_that_no_service_can_have() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
+from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_operator.status.figures import Figures, parse
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState
 from plimsoll_sidecar.record.metrics import Metrics
 
 
@@ -14,4 +14,4 @@ def test_the_operator_understands_the_supervisors_metrics() -> None:
     assessment = Assessment(t=1.0, epoch=1, warm=True, host=BudgetState(consumed_ratio=0.42))
     metrics.observe(assessment, {"engine": True}, 0.001)
     metrics.standing(1, 2, 0)
-    assert parse(generate_latest(metrics.registry).decode()) == Figures(0.42, None, 2)
+    assert parse(generate_latest(metrics.registry)) == Figures(0.42, None, 2)

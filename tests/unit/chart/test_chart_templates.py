@@ -65,6 +65,7 @@ def test_it_lints(helm: str) -> None:
         ({"image": {"digest": "latest"}}, "digest"),
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"namespaces": ["Not_A_Name"]}, "namespaces"),
+        ({"podTemplate": {"unrestrictedNamespaces": ["Not_A_Name"]}}, "unrestrictedNamespaces"),
         ({"serviceMonitor": {"interval": "soon"}}, "interval"),
         ({"extraArgs": ["workers=2"]}, "extraArgs"),
         ({"logLevel": "LOUD"}, "logLevel"),
@@ -98,6 +99,15 @@ def test_the_plain_manifests_and_the_chart_give_the_same_rights(helm: str) -> No
     assert of(rendered(helm), "ClusterRole")["rules"] == rules
 
 
+@pytest.mark.parametrize("image", ["registry.example/probe:1", None])
+def test_an_image_of_the_probe_reaches_the_operator(helm: str, image: str | None) -> None:
+    from plimsoll_operator.config import parse
+
+    items = rendered(helm, values={"probeImage": image or ""})
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert parse(container["args"], environ={}).images.probe == image
+
+
 def test_named_namespaces_get_roles_and_nothing_wider(helm: str) -> None:
     items = rendered(helm, values={"namespaces": ["a", "b"], "rbac": {"aggregate": False}})
     assert not kinds(items) & {"ClusterRole", "ClusterRoleBinding"}
@@ -116,6 +126,21 @@ def test_the_command_line_is_one_that_the_operator_takes(helm: str) -> None:
     assert config.lease == ("sys", "plimsoll")
     assert config.workers == 3
     assert config.http_port == container["ports"][0]["containerPort"]
+
+
+def test_an_opened_namespace_is_open_for_policy_and_operator(helm: str) -> None:
+    from plimsoll_operator.config import parse
+
+    items = rendered(helm, values={"podTemplate": {"unrestrictedNamespaces": ["lab"]}})
+    kind, name = "ValidatingAdmissionPolicyBinding", "restricted-pod-templates.plimsoll.dev"
+    apart = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["lab"]}
+    bound = of(items, kind, name)["spec"]
+    assert bound["matchResources"] == {"namespaceSelector": {"matchExpressions": [apart]}}
+    assert bound["validationActions"] == ["Deny"]
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    config = parse(container["args"], environ={})
+    assert config.unrestricted_namespaces == frozenset({"lab"})
+    assert "matchResources" not in of(rendered(helm), kind, name)["spec"]
 
 
 def test_monitoring_is_made_where_its_api_is(helm: str) -> None:

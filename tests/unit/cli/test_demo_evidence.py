@@ -8,7 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from plimsoll_api.incident_record import Attribution, Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.trace import Host, Sample
 from plimsoll_cli import manifest
 from plimsoll_cli.demo import report, services, story
 from plimsoll_cli.demo.evidence import (
@@ -25,16 +28,7 @@ from plimsoll_cli.demo.evidence import (
 )
 from plimsoll_cli.demo.streams import End, Reply, longest_gap
 from plimsoll_cli.errors import UsageError
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.govern.incident import (
-    Attribution,
-    Incident,
-    Phase,
-    Reason,
-    Step,
-    StepOutcome,
-)
-from plimsoll_sidecar.trace import Host, Sample
+from plimsoll_sidecar.govern.incident import Incident
 
 MIB = 1 << 20
 START = 1_700_000_000.0
@@ -48,11 +42,11 @@ def reply(stream: int, *chunks: float, end: End = End.COMPLETE) -> Reply:
 
 INCIDENT = Incident(
     name="leaky-1a2b3c4d",
-    kind=Kind.HOST_GROWTH,
+    kind=IncidentKind.HOST_GROWTH,
     epoch="3f9c21d0:1",
     opened_at=START + 20,
     ended_at=START + 50,
-    phase=Phase.RESOLVED,
+    phase=IncidentPhase.RESOLVED,
     reason=Reason.WORKER_RESTART,
     attribution=Attribution(segment="malloc_in_use", bytes=150 * MIB, evidence=["150 MiB in 20 s"]),
     baseline_bytes=950 * MIB,
@@ -60,8 +54,8 @@ INCIDENT = Incident(
     returned_bytes=190 * MIB,
     confirmed_at=START + 28,
     timeline=[
-        Step(time=START + 22, step="Trim", outcome=StepOutcome.SUCCEEDED),
-        Step(
+        StepRecord(time=START + 22, step="Trim", outcome=StepOutcome.SUCCEEDED),
+        StepRecord(
             time=START + 30,
             step="WorkerRestart",
             outcome=StepOutcome.SUCCEEDED,

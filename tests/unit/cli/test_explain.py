@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 import yaml
 from rich.console import Console
 
+from plimsoll_api.incident_record import Reason
+from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
 from plimsoll_cli.cluster.client import denied, rule_of
 from plimsoll_cli.cluster.top import History, cells, columns, frame, row_of, worst_first
+from plimsoll_cli.errors import UsageError
+from plimsoll_cli.incident_view import IncidentView, UnreadableError, of_object
 from plimsoll_cli.output import Output, dump, show
 from plimsoll_cli.spark import BLOCKS, bar, plot, sparkline
-from plimsoll_cli.told import Told, UnreadableError, of_object
-from plimsoll_sidecar.govern.incident import Reason
 
 MIB = 1 << 20
-INCIDENT = {
+INCIDENT: dict[str, Any] = {
     "metadata": {"name": "leaky-0-1a2b3c4d", "namespace": "default"},
     "spec": {
         "service": "leaky", "pod": "leaky-0", "container": "engine", "epoch": "ab:1",
@@ -43,8 +46,8 @@ INCIDENT = {
 }  # fmt: skip
 
 
-def text(told: Told, width: int = 100, plain: bool = False) -> str:
-    return "\n".join(line.plain for line in explain.lines(told, width, plain))
+def text(incident: IncidentView, width: int = 100, plain: bool = False) -> str:
+    return "\n".join(line.plain for line in explain.lines(incident, width, plain))
 
 
 def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
@@ -71,9 +74,9 @@ def test_a_narrow_or_plain_terminal_gets_shorter_lines_and_ascii() -> None:
 
 
 def test_an_incident_without_status_is_told_as_open() -> None:
-    told = of_object({key: INCIDENT[key] for key in ("metadata", "spec")})
-    assert "Nothing was tried yet" in text(told)
-    assert "What next: wait" in text(told)
+    incident = of_object({key: INCIDENT[key] for key in ("metadata", "spec")})
+    assert "No action has been tried yet" in text(incident)
+    assert "What next: wait" in text(incident)
 
 
 def test_an_object_of_another_shape_is_named() -> None:
@@ -81,12 +84,44 @@ def test_an_object_of_another_shape_is_named() -> None:
         of_object({"metadata": {"name": "x"}, "spec": {"service": 3}})
 
 
-def test_every_ending_says_what_to_do() -> None:
-    assert {reason.value for reason in Reason} <= set(explain.NEXT)
+def test_every_ending_wait_and_kind_says_what_to_do() -> None:
+    told_by_operator = {"ContainerRestarted", "Recovered", "PodReplaced", "PodGone"}
+    assert {reason.value for reason in Reason} | told_by_operator <= set(explain.NEXT)
+    assert {reason.value for reason in WaitReason} == set(explain.WAITS)
+    assert {kind.value for kind in IncidentKind} == set(explain.WHAT)
+
+
+def test_a_wait_names_its_reason_and_not_another_replica() -> None:
+    status = {
+        "phase": "AwaitingSlot",
+        "waitingReason": "ServiceRestartBudgetExhausted",
+        "message": "the service had 3 restarts within 3600 s; the limit is 3",
+    }
+    story = text(of_object(INCIDENT | {"status": status}))
+    assert "Now: the service had 3 restarts within 3600 s; the limit is 3" in story
+    assert "plimsoll resume leaky-0 --service" in story
+    assert "another replica" not in story
+
+
+@pytest.mark.parametrize("kind", list(IncidentKind))
+def test_every_kind_that_exists_can_be_listed(kind: IncidentKind) -> None:
+    wanted = incidents.Filter(kind=kind.value)
+    wanted.check()
+    incident = of_object(INCIDENT | {"spec": {**INCIDENT["spec"], "kind": kind.value}})
+    assert incidents.listing([incident], wanted, None) == [incident]
+    assert explain.next_step(incident)
+
+
+def test_a_kind_that_does_not_exist_is_answered_with_those_that_do() -> None:
+    with pytest.raises(UsageError) as caught:
+        incidents.Filter(kind="Crash").check()
+    for kind in IncidentKind:
+        assert kind.value in str(caught.value)
 
 
 def test_objects_round_trip_as_json_and_yaml() -> None:
     value = incidents.objects(of_object(INCIDENT))
+    assert isinstance(value["status"], dict)
     assert value["status"]["timeline"] == INCIDENT["status"]["timeline"]
     assert json.loads(dump(value, Output.JSON)) == yaml.safe_load(dump(value, Output.YAML))
     assert of_object(value) == of_object(INCIDENT)
@@ -94,8 +129,8 @@ def test_objects_round_trip_as_json_and_yaml() -> None:
 
 def test_a_pipe_gets_whole_cells_without_colour() -> None:
     out = Console(file=io.StringIO(), width=20)
-    told = of_object(INCIDENT)
-    show(incidents.columns(True, True), [incidents.row(told, True, True)], out)
+    incident = of_object(INCIDENT)
+    show(incidents.columns(True, True), [incidents.row(incident, True, True)], out)
     printed = out.file.getvalue()  # type: ignore[attr-defined]
     assert "leaky-0-1a2b3c4d" in printed
     assert "\x1b" not in printed
@@ -110,7 +145,7 @@ def test_filters_and_order() -> None:
         | {"spec": {**INCIDENT["spec"], "openedAt": "2026-02-01T00:00:00Z"}}
     )
     everything = [first, later]
-    names = [told.name for told in incidents.listing(everything, incidents.Filter(), None)]
+    names = [incident.name for incident in incidents.listing(everything, incidents.Filter(), None)]
     assert names == ["b", "leaky-0-1a2b3c4d"]
     assert incidents.listing(everything, incidents.Filter(), 1) == [later]
     assert incidents.listing(everything, incidents.Filter(open_only=True), None) == [later]

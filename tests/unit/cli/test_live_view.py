@@ -9,25 +9,20 @@ import pytest
 from rich.console import Console
 
 from plimsoll_api.admin import EngineState, Load, Status
-from plimsoll_api.supervision import Budget, MemoryPolicy
+from plimsoll_api.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.incident_record import Attribution, Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.state import View
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
 from plimsoll_cli.local.status import Snapshot
-from plimsoll_cli.view import Growth, Screen, Traffic, render
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment
-from plimsoll_sidecar.govern.incident import (
-    Attribution,
-    Incident,
-    Phase,
-    Reason,
-    Step,
-    StepOutcome,
-)
-from plimsoll_sidecar.record.view import View
+from plimsoll_cli.local.view import Growth, Screen, Traffic, render
+from plimsoll_sidecar.govern.incident import Incident
 
 MIB = 1 << 20
 WIDTHS = (60, 100, 160)
 POLICY = MemoryPolicy(
-    host=Budget(growth_bytes=256 * MIB, window_s=3600.0),
-    device=Budget(growth_bytes=64 * MIB, window_s=3600.0),
+    host=MemoryBudget(growth_bytes=256 * MIB, window_s=3600.0),
+    device=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0),
 )
 ASSESSMENT = Assessment(
     t=90.0,
@@ -41,15 +36,15 @@ ASSESSMENT = Assessment(
 )  # fmt: skip
 INCIDENT = Incident(
     name="leaky-1a2b3c4d",
-    kind=Kind.HOST_GROWTH,
+    kind=IncidentKind.HOST_GROWTH,
     epoch="3f9c21d0:1",
     opened_at=1_700_000_000.0,
-    phase=Phase.RESOLVED,
+    phase=IncidentPhase.RESOLVED,
     reason=Reason.WORKER_RESTART,
     attribution=Attribution(segment="python_objects", bytes=200 * MIB, bytes_per_s=6.0 * MIB),
     timeline=[
-        Step(time=1_700_000_001.0, step="Trim", outcome=StepOutcome.SUCCEEDED),
-        Step(
+        StepRecord(time=1_700_000_001.0, step="Trim", outcome=StepOutcome.SUCCEEDED),
+        StepRecord(
             time=1_700_000_009.0,
             step="WorkerRestart",
             outcome=StepOutcome.SUCCEEDED,

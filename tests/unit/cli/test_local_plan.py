@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import MAKE_CHECKPOINT
 from plimsoll_api.supervision import Mode
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.local import model, plan, ports
@@ -124,7 +125,7 @@ def test_a_checkpoint_directory_is_used_as_it_is(tmp_path: Path) -> None:
 
 def annotated(wish: str) -> InferenceService:
     one = service(model={"uri": "file:///nowhere/at/all"})
-    meta = one.metadata.model_copy(update={"annotations": {model.MAKE_CHECKPOINT: wish}})
+    meta = one.metadata.model_copy(update={"annotations": {MAKE_CHECKPOINT: wish}})
     return one.model_copy(update={"metadata": meta})
 
 
@@ -152,7 +153,7 @@ def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
     [
         (service(model={"uri": "pvc://weights/qwen"}), "pvc://weights/qwen needs a cluster"),
         (service(model={"uri": "file:///nowhere/at/all"}), "/nowhere/at/all is not a directory"),
-        (annotated("huge"), "'huge' cannot be made: write tiny"),
+        (annotated("huge"), "'huge' is not supported: write tiny"),
     ],
 )
 def test_a_model_that_is_not_here_is_named(one: InferenceService, expected: str) -> None:

@@ -41,7 +41,7 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
 
     assert service.metadata.name == "tiny"
     assert service.spec.memory.host is not None
-    assert service.spec.memory.host.growth_budget == "256Mi"
+    assert service.spec.memory.host.growth_bytes == 256 << 20
 
 
 @pytest.mark.parametrize("name", ["tiny", "leaky"])
@@ -58,7 +58,7 @@ def test_the_examples_are_good(name: str) -> None:
         (
             "growthBudget: 256Mi",
             "growthBudget: 2Gi\n      limit: 1Gi",
-            "spec.memory.host: growthBudget 2Gi must not be larger than limit 1Gi",
+            "spec.memory.host: growthBudget (2.0 GiB) must not be larger than limit (1.0 GiB)",
         ),
         ("growthBudget: 256Mi", "growthBudget: lots", "'lots' is not a quantity"),
         ("  memory:", "  memmory: {}\n  memory:", "spec.memmory: is not a known field: remove"),
@@ -67,7 +67,7 @@ def test_the_examples_are_good(name: str) -> None:
         ("kind: InferenceService", "kind: Deployment", "kind: 'Deployment' cannot be used"),
         ("v1alpha1", "v1", "apiVersion: 'plimsoll.dev/v1' is not known: write"),
         ("kind: InferenceService\n", "", "kind: None cannot be used here"),
-        ("  model:", "  model: {}\n  model:", "model is written twice: remove one"),
+        ("  model:", "  model: {}\n  model:", "model appears twice: remove one"),
         ("spec:", "spec: [", ":6:8: not YAML"),
         ("file:///models", "file:///a/../b", "model.uri must be"),
     ],

@@ -43,7 +43,7 @@ def test_a_manifest_that_would_be_refused_names_its_fields() -> None:
 def test_init_without_a_terminal_says_which_flag() -> None:
     done = CliRunner().invoke(app, ["init", "x"])
     assert isinstance(done.exception, UsageError)
-    assert "nobody is there to answer" in str(done.exception)
+    assert "standard input is not a terminal" in str(done.exception)
     done = CliRunner().invoke(app, ["init", "x", "--model", "file:///m", "--yes"])
     assert yaml.safe_load(done.stdout)["metadata"]["name"] == "x"
 
@@ -68,7 +68,7 @@ def test_an_endpoint_that_is_away_is_named() -> None:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     with pytest.raises(RunError, match=url):
-        asyncio.run(bench.run(bench.Load(url, "m", 2, 1, 1), lambda: None))
+        asyncio.run(bench.run(bench.LoadProfile(url, "m", 2, 1, 1), lambda: None))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -21,7 +21,7 @@ def panels(name: str) -> Iterator[tuple[str, list[str]]]:
         yield panel["title"], [filled(target["expr"]) for target in panel["targets"]]
 
 
-def annotations(name: str) -> list[str]:
+def annotation_queries(name: str) -> list[str]:
     board = json.loads((FOLDER / f"{name}.json").read_text())
     listed = board.get("annotations", {}).get("list", [])
     return [filled(one["expr"]) for one in listed if "expr" in one]
@@ -43,7 +43,7 @@ def every() -> Iterator[tuple[str, str]]:
         for title, expressions in panels(name):
             for expression in expressions:
                 yield f"{name}: {title}", expression
-        for expression in annotations(name):
+        for expression in annotation_queries(name):
             yield f"{name}: annotation", expression
     for rule in alerts():
         yield str(rule["alert"]), str(rule["expr"])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from plimsoll_api.supervision import Budget, MemoryPolicy
-from plimsoll_sidecar.detect.assessment import Assessment, Kind, Suspicion
+from leaklab.series import GIB, MIB, Series
+from plimsoll_api.assessment import Assessment, Suspicion
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.detect.detector import Detector
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "leaklab"))
-
-from series import GIB, MIB, Series
 
 
 @dataclass
@@ -23,7 +19,7 @@ class Outcome:
     """What was suspected first, when, and when a budget was first called spent."""
 
     warm_t: float | None = None
-    first: dict[Kind, tuple[float, Suspicion]] = field(default_factory=dict)
+    first: dict[IncidentKind, tuple[float, Suspicion]] = field(default_factory=dict)
     suspected_samples: int = 0
     over_t: float | None = None
     last: Assessment | None = None
@@ -39,8 +35,8 @@ def judge() -> Callable[..., Outcome]:
         stall: float = 30.0,
     ) -> Outcome:
         policy = MemoryPolicy(
-            host=Budget(budget, window, 6 * GIB),
-            device=Budget(budget, window) if series.device else None,
+            host=MemoryBudget(budget, window, 6 * GIB),
+            device=MemoryBudget(budget, window) if series.device else None,
             warmup_s=warmup,
         )
         detector, outcome = Detector(policy, stall, series.interval), Outcome()

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from series import GIB, MIB, Series, bursty, sawtooth, square_load, steady
 
-from plimsoll_sidecar.detect.assessment import Kind, Segment
-from plimsoll_sidecar.trace import Sample
+from leaklab.series import GIB, MIB, Series, bursty, sawtooth, square_load, steady
+from plimsoll_api.assessment import Segment
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.trace import Sample
 
 Judge = Callable[..., Any]
 HOUR = 3600.0
@@ -23,7 +24,7 @@ def test_400_mb_a_minute_is_suspected_in_seconds(
 ) -> None:
     """The governor confirms 14 samples later. Noise of 40 MiB is a twelfth of the budget."""
     outcome = judge(Series(duration=260, leak=steady(FAST, 120), noise=noise, seed=seed))
-    t, suspicion = outcome.first[Kind.HOST_GROWTH]
+    t, suspicion = outcome.first[IncidentKind.HOST_GROWTH]
     assert 120 < t <= 120 + within
     assert suspicion.segment is Segment.MALLOC_IN_USE
     assert suspicion.bytes_per_s == pytest.approx(FAST, rel=0.4)
@@ -33,18 +34,18 @@ def test_400_mb_a_minute_is_suspected_in_seconds(
 
 def test_a_fast_leak_that_begins_with_the_engine(judge: Judge) -> None:
     outcome = judge(Series(duration=200, leak=steady(FAST)))
-    assert outcome.first[Kind.HOST_GROWTH][0] <= 90
+    assert outcome.first[IncidentKind.HOST_GROWTH][0] <= 90
 
 
 def test_a_fast_leak_under_a_collectors_sawtooth(judge: Judge) -> None:
     series = Series(duration=800, leak=steady(FAST, 600), other=sawtooth(150 * MIB, 90))
-    assert 600 < judge(series).first[Kind.HOST_GROWTH][0] <= 640
+    assert 600 < judge(series).first[IncidentKind.HOST_GROWTH][0] <= 640
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_48_mib_an_hour_is_suspected_within_an_hour(judge: Judge, seed: int) -> None:
     series = Series(duration=1.3 * HOUR, leak=steady(48 * MIB / HOUR, 600), seed=seed)
-    t, suspicion = judge(series, window=24 * HOUR).first[Kind.HOST_GROWTH]
+    t, suspicion = judge(series, window=24 * HOUR).first[IncidentKind.HOST_GROWTH]
     assert 600 < t < 600 + HOUR
     assert suspicion.bytes_per_s == pytest.approx(48 * MIB / HOUR, rel=0.3)
     assert not suspicion.over_budget
@@ -59,7 +60,9 @@ def test_90_bytes_a_request_over_hours(judge: Judge) -> None:
         noise=20 * MIB,
         segment="python_objects",
     )
-    _, suspicion = judge(series, budget=256 * MIB, window=168 * HOUR).first[Kind.HOST_GROWTH]
+    _, suspicion = judge(series, budget=256 * MIB, window=168 * HOUR).first[
+        IncidentKind.HOST_GROWTH
+    ]
     assert suspicion.segment is Segment.PYTHON_OBJECTS
     assert suspicion.bytes_per_request == pytest.approx(90, rel=0.3)
     assert not suspicion.over_budget
@@ -70,38 +73,38 @@ def test_90_bytes_a_request_over_hours(judge: Judge) -> None:
     [
         (
             Series(duration=900, leak=steady(1 * MIB, 100), role="frontend", malloc=False),
-            Kind.HOST_GROWTH,
+            IncidentKind.HOST_GROWTH,
             Segment.ANONYMOUS_OTHER,
             "frontend",
         ),
         (
             Series(duration=900, leak=steady(1 * MIB, 100), segment="anonymous_other"),
-            Kind.HOST_GROWTH,
+            IncidentKind.HOST_GROWTH,
             Segment.ANONYMOUS_OTHER,
             "worker",
         ),
         (
             Series(duration=900, leak=steady(1 * MIB, 100), segment="shared"),
-            Kind.HOST_GROWTH,
+            IncidentKind.HOST_GROWTH,
             Segment.SHARED,
             None,
         ),
         (
             Series(duration=900, leak=steady(2 * MIB, 100), device=True, segment="non_torch"),
-            Kind.DEVICE_GROWTH,
+            IncidentKind.DEVICE_GROWTH,
             Segment.NON_TORCH,
             "worker",
         ),
         (
             Series(duration=900, leak=steady(2 * MIB, 100), device=True, segment="torch_allocated"),
-            Kind.DEVICE_GROWTH,
+            IncidentKind.DEVICE_GROWTH,
             Segment.TORCH_ALLOCATED,
             "worker",
         ),
     ],
 )
 def test_the_segment_and_the_process_are_named(
-    judge: Judge, series: Series, kind: Kind, segment: Segment, process: str | None
+    judge: Judge, series: Series, kind: IncidentKind, segment: Segment, process: str | None
 ) -> None:
     outcome = judge(series)
     assert set(outcome.first) == {kind}
@@ -125,7 +128,7 @@ def test_shared_memory_is_the_process_s_that_alone_maps_more(
                 yield sample
 
     outcome = judge(Mapped(duration=900, leak=steady(2 * MIB, 100), segment="shared"))
-    suspicion = outcome.first[Kind.HOST_GROWTH][1]
+    suspicion = outcome.first[IncidentKind.HOST_GROWTH][1]
     assert (suspicion.segment, suspicion.process) == (Segment.SHARED, process)
 
 
@@ -133,7 +136,7 @@ def test_a_leak_under_load_that_comes_and_goes(judge: Judge) -> None:
     series = Series(
         duration=1.5 * HOUR, leak=steady(300 * MIB / HOUR), load=square_load(0, 16, 240)
     )
-    assert Kind.HOST_GROWTH in judge(series).first
+    assert IncidentKind.HOST_GROWTH in judge(series).first
 
 
 def test_a_leak_in_bursts(judge: Judge) -> None:
@@ -143,13 +146,13 @@ def test_a_leak_in_bursts(judge: Judge) -> None:
         leak=bursty(100 * MIB / HOUR, 600, 0.2),
         load=square_load(0, 8, 600),
     )
-    assert Kind.HOST_GROWTH in judge(series, window=12 * HOUR).first
+    assert IncidentKind.HOST_GROWTH in judge(series, window=12 * HOUR).first
 
 
 def test_growth_of_a_ledger_owner_beyond_its_bound_is_not_explained(judge: Judge) -> None:
     growth = steady(1 * MIB, 100)
     series = Series(duration=1500, other=growth, ledger=growth, ledger_bound=100 * MIB)
-    t, suspicion = judge(series).first[Kind.HOST_GROWTH]
+    t, suspicion = judge(series).first[IncidentKind.HOST_GROWTH]
     assert t > 200
     assert any("owner cache" in line for line in suspicion.evidence)
 

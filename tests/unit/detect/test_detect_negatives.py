@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from series import (
+
+from leaklab.series import (
     GIB,
     MIB,
     Series,
@@ -18,8 +19,7 @@ from series import (
     square_load,
     step,
 )
-
-from plimsoll_sidecar.detect.assessment import BudgetState
+from plimsoll_api.assessment import BudgetState
 
 Judge = Callable[..., Any]
 HOUR = 3600.0
@@ -31,6 +31,16 @@ def adapters(t: float) -> float:
 
 def full_cache(t: float) -> float:
     return min(800 * MIB, t * 0.3 * MIB)
+
+
+def cache_of(size_mib: int, mib_per_s: float) -> Callable[[float], float]:
+    """A sound cache that fills from the hundredth second on, and is full then."""
+    return lambda t: min(size_mib * MIB, max(0.0, t - 100) * mib_per_s * MIB)
+
+
+def beyond_its_bound(size_mib: int, mib_per_s: float, bound_mib: int) -> Series:
+    cache = cache_of(size_mib, mib_per_s)
+    return Series(duration=HOUR, other=cache, ledger=cache, ledger_bound=bound_mib * MIB)
 
 
 QUIET = {
@@ -46,6 +56,9 @@ QUIET = {
     "cache that fills": Series(
         duration=HOUR, other=full_cache, ledger=full_cache, ledger_bound=GIB
     ),
+    "cache that fills to its bound": beyond_its_bound(64, 0.8, 64),
+    "small cache that declares a quarter of its bound": beyond_its_bound(64, 0.8, 16),
+    "large cache that declares most of its bound": beyond_its_bound(800, 0.3, 700),
     "pool with less in use at low load": Series(
         duration=HOUR,
         ledger=lambda t: square_load(2, 40, 600)(t) * 20 * MIB,
@@ -82,6 +95,14 @@ def test_the_first_tooth_of_a_large_sawtooth_clears_itself(judge: Judge, series:
     """Nobody can tell a leak from garbage that was never collected yet: but nothing is done, and
     the swing is known from then on."""
     outcome = judge(series)
+    assert outcome.over_t is None
+    assert outcome.last.suspicions == []
+
+
+def test_a_cache_that_declares_too_low_a_bound_is_given_up_once_it_is_full(judge: Judge) -> None:
+    """300 MiB of it are explained by nothing: while it fills it looks like a leak, and is less than
+    the budget of 512 MiB in the end."""
+    outcome = judge(beyond_its_bound(400, 0.3, 100))
     assert outcome.over_t is None
     assert outcome.last.suspicions == []
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_api.assessment import Segment, Suspicion
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import MemoryPolicy
-from plimsoll_sidecar.detect.assessment import Kind, Segment, Suspicion
-from plimsoll_sidecar.detect.capacity import IDLE_S
+from plimsoll_api.trace import Device, Host, Sample, SampleLoad, Torch
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.killed import TOLD_S
-from plimsoll_sidecar.detect.orphan import SETTLE_S
-from plimsoll_sidecar.trace import Device, Host, Sample, SampleLoad, Torch
+from plimsoll_sidecar.detect.losses.capacity_loss import IDLE_S
+from plimsoll_sidecar.detect.losses.oom_kill import REPORT_S
+from plimsoll_sidecar.detect.losses.orphaned_device import SETTLE_S
 
 GIB = 1 << 30
 
 
-def suspected(samples: Iterable[Sample], kind: Kind) -> list[tuple[float, Suspicion]]:
+def suspected(samples: Iterable[Sample], kind: IncidentKind) -> list[tuple[float, Suspicion]]:
     """When and how ``kind`` is suspected."""
     detector = Detector(MemoryPolicy(), 30.0, 1.0)
     found = []
@@ -39,10 +41,12 @@ def kills(*counts: int | None, epochs: tuple[int, ...] | None = None) -> list[Sa
 
 
 def test_a_kill_is_told_for_a_minute_over_the_restart_that_follows() -> None:
-    found = suspected(kills(0, 0, 2, *[2] * 80, epochs=(1, 1, *[2] * 81)), Kind.OUT_OF_MEMORY_KILL)
-    assert [t for t, _ in found] == [2.0 + second for second in range(int(TOLD_S))]
+    found = suspected(
+        kills(0, 0, 2, *[2] * 80, epochs=(1, 1, *[2] * 81)), IncidentKind.OUT_OF_MEMORY_KILL
+    )
+    assert [t for t, _ in found] == [2.0 + second for second in range(int(REPORT_S))]
     assert found[0][1].evidence == [
-        "the kernel killed 2 of the engine's processes for memory; 6.0 GiB were held just before"
+        "the kernel OOM-killed 2 of the engine's processes; they held 6.0 GiB just before"
     ]
 
 
@@ -56,7 +60,7 @@ def test_a_kill_is_told_for_a_minute_over_the_restart_that_follows() -> None:
     ],
 )
 def test_what_is_no_kill(counts: tuple[int | None, ...]) -> None:
-    assert suspected(kills(*counts), Kind.OUT_OF_MEMORY_KILL) == []
+    assert suspected(kills(*counts), IncidentKind.OUT_OF_MEMORY_KILL) == []
 
 
 def device(
@@ -76,17 +80,30 @@ def device(
     )
 
 
-def life(used: int | None, begin: float, seconds: int = 60, **changes: int | None) -> list[Sample]:
+def life(used: int | None, begin: float, seconds: int = 60, **changes: Any) -> list[Sample]:
     return [device(begin + second, used, **changes) for second in range(seconds)]
 
 
 def test_memory_that_outlives_every_process_is_an_orphan_after_its_grace() -> None:
     series = [*life(120 * GIB, 0), *life(90 * GIB, 60, processes=0)]
-    found = suspected(series, Kind.ORPHAN_DEVICE_MEMORY)
+    found = suspected(series, IncidentKind.ORPHAN_DEVICE_MEMORY)
     assert found[0][0] == 60.0 + SETTLE_S
     suspicion = found[0][1]
     assert (suspicion.segment, suspicion.bytes) == (Segment.ORPHAN, 90 * GIB)
-    assert "another pod" in suspicion.evidence[1]
+    assert "other pods" in suspicion.evidence[1]
+
+
+def test_what_the_next_engine_holds_before_it_answers_is_its_own() -> None:
+    """An engine that reports no allocator, as vLLM: it holds its weights long before it listens."""
+    dead = life(90 * GIB, 60, 2 * int(SETTLE_S), processes=0)
+    starting = life(90 * GIB, 60 + 2 * SETTLE_S, 200, epoch=2)
+    for sample in starting:
+        sample.scrape_ok = False
+    found = suspected([*life(120 * GIB, 0), *dead, *starting], IncidentKind.ORPHAN_DEVICE_MEMORY)
+    assert [found[0][0], found[-1][0]] == [60 + SETTLE_S, 59 + 2 * SETTLE_S]
+    quick = life(90 * GIB, 60, 5, processes=0)
+    found = suspected([*life(120 * GIB, 0), *quick, *starting], IncidentKind.ORPHAN_DEVICE_MEMORY)
+    assert found == []
 
 
 @pytest.mark.parametrize("after", [None, 700 << 20])
@@ -94,13 +111,13 @@ def test_an_engine_that_ended_cleanly_or_a_device_nobody_can_read_is_none(
     after: int | None,
 ) -> None:
     series = [*life(120 * GIB, 0), *life(after, 60, processes=0)]
-    assert suspected(series, Kind.ORPHAN_DEVICE_MEMORY) == []
+    assert suspected(series, IncidentKind.ORPHAN_DEVICE_MEMORY) == []
 
 
 def test_memory_that_the_driver_takes_back_in_time_is_none() -> None:
     dying = [device(60.0 + s, (120 - 6 * s) * GIB, processes=0) for s in range(20)]
     series = [*life(120 * GIB, 0), *dying, *life(0, 80, processes=0)]
-    assert suspected(series, Kind.ORPHAN_DEVICE_MEMORY) == []
+    assert suspected(series, IncidentKind.ORPHAN_DEVICE_MEMORY) == []
 
 
 def test_a_successor_that_finds_more_beside_its_own_memory() -> None:
@@ -111,7 +128,7 @@ def test_a_successor_that_finds_more_beside_its_own_memory() -> None:
         *life(75 * GIB, 80, epoch=2, reserved=60 * GIB),
         *life(62 * GIB, 140, epoch=2, reserved=60 * GIB),  # it went away in the end
     ]
-    found = suspected(series, Kind.ORPHAN_DEVICE_MEMORY)
+    found = suspected(series, IncidentKind.ORPHAN_DEVICE_MEMORY)
     assert found[0][0] == 80.0 + SETTLE_S
     assert found[0][1].bytes == 13 * GIB
     assert found[-1][0] == 139.0
@@ -123,7 +140,7 @@ def test_a_successor_that_overlaps_with_the_old_worker_is_none() -> None:
         *life(80 * GIB, 60, 10, epoch=2, reserved=0),
         *life(62 * GIB, 70, epoch=2, reserved=60 * GIB),
     ]
-    assert suspected(series, Kind.ORPHAN_DEVICE_MEMORY) == []
+    assert suspected(series, IncidentKind.ORPHAN_DEVICE_MEMORY) == []
 
 
 def loaded(
@@ -137,7 +154,7 @@ def test_blocks_that_nobody_holds_at_idle_are_lost_capacity() -> None:
     busy = [loaded(t, 0.9, running=4) for t in range(20)]
     idle = [loaded(20.0 + t, 0.25) for t in range(20)]
     again = [loaded(40.0 + t, 0.9, running=4) for t in range(20)]
-    found = suspected([*busy, *idle, *again], Kind.CAPACITY_LOSS)
+    found = suspected([*busy, *idle, *again], IncidentKind.CAPACITY_LOSS)
     assert found[0][0] == 20.0 + IDLE_S
     assert found[-1][0] == 59.0, "what was seen at idle stands while requests hide it"
     assert (found[0][1].over_budget, found[0][1].consumed_ratio) == (True, 0.25)
@@ -145,7 +162,7 @@ def test_blocks_that_nobody_holds_at_idle_are_lost_capacity() -> None:
 
 def test_a_pool_that_came_back_is_whole() -> None:
     series = [loaded(t, 0.25) for t in range(20)] + [loaded(20.0 + t, 0.0) for t in range(20)]
-    assert suspected(series, Kind.CAPACITY_LOSS)[-1][0] < 20.0
+    assert suspected(series, IncidentKind.CAPACITY_LOSS)[-1][0] < 20.0
 
 
 @pytest.mark.parametrize(
@@ -161,35 +178,44 @@ def test_a_pool_that_came_back_is_whole() -> None:
     ],
 )
 def test_what_is_no_lost_capacity(series: list[Sample]) -> None:
-    last = suspected(series, Kind.CAPACITY_LOSS)
+    last = suspected(series, IncidentKind.CAPACITY_LOSS)
     assert last == []
 
 
 # ---- an engine that tells what is lost
 
 
-def telling(t: float, kv: float | None, encoder: float | None = None, usage: float = 0.9) -> Sample:
+def telling(
+    t: float,
+    kv: float | None,
+    encoder: float | None = None,
+    offload: float | None = None,
+    *,
+    usage: float = 0.9,
+) -> Sample:
     """At full load, with the shares that the engine says are lost."""
     load = SampleLoad(
         running=8, waiting=40, inflight=60, kv_usage_ratio=usage, kv_lost_ratio=kv,
-        encoder_lost_ratio=encoder,
+        encoder_lost_ratio=encoder, offload_lost_ratio=offload,
     )  # fmt: skip
     return Sample(t=t, epoch=1, load=load)
 
 
 @pytest.mark.parametrize(
-    ("kv", "encoder", "words"),
+    ("kv", "encoder", "offload", "words"),
     [
-        (0.25, None, "25.0% of the key-value cache is held by no request that is waited for"),
-        (0.0, 0.25, "25.0% of the encoder cache's budget is held by no request that runs"),
-        (0.05, 0.25, "25.0% of the encoder cache's budget is held by no request that runs"),
+        (0.05, None, 0.25, "25.0% of the host's KV blocks is pinned without a transfer"),
+        (0.25, None, 0.0, "25.0% of the KV cache belongs to no request that a client waits for"),
+        (0.0, 0.25, None, "25.0% of the encoder cache's budget belongs to no running request"),
+        (0.05, 0.25, 0.05, "25.0% of the encoder cache's budget belongs to no running request"),
     ],
 )
 def test_a_loss_that_is_told_is_seen_at_full_load(
-    kv: float, encoder: float | None, words: str
+    kv: float, encoder: float | None, offload: float | None, words: str
 ) -> None:
-    sound = [telling(t, 0.0, 0.0 if encoder is not None else None) for t in range(20)]
-    found = suspected([*sound, telling(20, kv, encoder)], Kind.CAPACITY_LOSS)
+    no_encoder, no_offload = (None if one is None else 0.0 for one in (encoder, offload))
+    sound = [telling(t, 0.0, no_encoder, no_offload) for t in range(20)]
+    found = suspected([*sound, telling(20, kv, encoder, offload)], IncidentKind.CAPACITY_LOSS)
     assert [t for t, _ in found] == [20.0]
     suspicion = found[0][1]
     assert (suspicion.over_budget, suspicion.consumed_ratio) == (True, 0.25)
@@ -197,15 +223,21 @@ def test_a_loss_that_is_told_is_seen_at_full_load(
 
 
 def test_a_small_loss_is_told_and_no_reason_to_restart() -> None:
-    (found,) = suspected([telling(0, 0.03)], Kind.CAPACITY_LOSS)
+    (found,) = suspected([telling(0, 0.03)], IncidentKind.CAPACITY_LOSS)
     assert not found[1].over_budget
-    assert suspected([telling(0, 0.019)], Kind.CAPACITY_LOSS) == []
+    assert suspected([telling(0, 0.019)], IncidentKind.CAPACITY_LOSS) == []
 
 
 def test_a_loss_stands_while_nothing_is_known_and_ends_with_what_is_told() -> None:
-    deaf = [Sample(t=float(t), epoch=1, scrape_ok=False) for t in range(1, 5)]
-    series = [telling(0, 0.2), *deaf, telling(5, 0.0)]
-    assert [t for t, _ in suspected(series, Kind.CAPACITY_LOSS)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    unresponsive = [Sample(t=float(t), epoch=1, scrape_ok=False) for t in range(1, 5)]
+    series = [telling(0, 0.2), *unresponsive, telling(5, 0.0)]
+    assert [t for t, _ in suspected(series, IncidentKind.CAPACITY_LOSS)] == [
+        0.0,
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+    ]
 
 
 share = st.floats(0.0, 1.0)
@@ -218,13 +250,15 @@ def test_an_engine_that_has_lost_nothing_is_not_suspected(
     """Whatever its pool holds, at work or at rest: a prefix cache or an offload may fill it."""
     series = []
     for t, (usage, idle, encoder) in enumerate(usages):
-        sample = telling(float(t), 0.0, encoder, usage)
+        sample = telling(float(t), 0.0, encoder, usage=usage)
         if idle:
             sample.load.running = sample.load.waiting = sample.load.inflight = 0
         series.append(sample)
-    assert suspected(series, Kind.CAPACITY_LOSS) == []
+    assert suspected(series, IncidentKind.CAPACITY_LOSS) == []
 
 
 @pytest.mark.parametrize("ratio", [float("nan"), -0.5, 1.5, float("inf")])
 def test_a_share_that_cannot_be_is_unknown(ratio: float) -> None:
-    assert suspected([telling(t, ratio, ratio) for t in range(60)], Kind.CAPACITY_LOSS) == []
+    assert (
+        suspected([telling(t, ratio, ratio) for t in range(60)], IncidentKind.CAPACITY_LOSS) == []
+    )

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from series import Series, flat
 
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.detect.stall import StallWatch
-from plimsoll_sidecar.trace import Host, Sample, SampleLoad
+from leaklab.series import Series, flat
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.trace import Host, Sample, SampleLoad
+from plimsoll_sidecar.detect.stalls.stall import StallWatch
 
 Judge = Callable[..., Any]
 
@@ -21,7 +21,7 @@ def busy(t: float, steps: int | None, ok: bool = True, work: int = 2) -> Sample:
     return Sample(t=t, epoch=1, host=Host(processes=2), load=load, scrape_ok=ok)
 
 
-def deaf(t: float, serving: bool = False) -> Sample:
+def unresponsive(t: float, serving: bool = False) -> Sample:
     sample = busy(t, None, ok=False)
     sample.serving = serving
     return sample
@@ -29,7 +29,7 @@ def deaf(t: float, serving: bool = False) -> Sample:
 
 def test_a_hang_is_seen_after_the_timeout(judge: Judge) -> None:
     outcome = judge(Series(duration=200, frozen_at=100))
-    t, suspicion = outcome.first[Kind.STALL]
+    t, suspicion = outcome.first[IncidentKind.STALL]
     assert t == pytest.approx(130, abs=2)
     assert suspicion.process == "worker"
     assert suspicion.over_budget
@@ -70,8 +70,8 @@ def test_progress_ends_a_stall() -> None:
 
 
 def test_a_frontend_that_answers_nobody_is_a_stall_after_twice_the_timeout(judge: Judge) -> None:
-    outcome = judge(Series(duration=300, deaf=lambda t: t > 100))
-    t, suspicion = outcome.first[Kind.STALL]
+    outcome = judge(Series(duration=300, unresponsive=lambda t: t > 100))
+    t, suspicion = outcome.first[IncidentKind.STALL]
     assert t == pytest.approx(160, abs=2)
     assert suspicion.process == "frontend"
 
@@ -89,20 +89,20 @@ def test_silence_without_a_second_witness_is_unknown() -> None:
 def test_a_single_answer_of_the_serving_port_ends_the_silence() -> None:
     watch = StallWatch(10, 1)
     watch.update(busy(0, 1))
-    assert all(watch.update(deaf(t, serving=t % 15 == 0)) is None for t in range(1, 60))
+    assert all(watch.update(unresponsive(t, serving=t % 15 == 0)) is None for t in range(1, 60))
 
 
 def test_the_wait_for_answers_that_do_not_come_is_time_seen() -> None:
     """At both ports 3 s, however often samples are wanted."""
     watch = StallWatch(30, 0.25)
     watch.update(busy(0, 1))
-    seen = [watch.update(deaf(6.3 * n)) is not None for n in range(1, 12)]
+    seen = [watch.update(unresponsive(6.3 * n)) is not None for n in range(1, 12)]
     assert seen.index(True) + 1 == 10
 
 
 def test_an_engine_that_never_answered_or_has_no_process_is_no_stall() -> None:
     watch = StallWatch(10, 1)
-    assert all(watch.update(deaf(t)) is None for t in range(100))
+    assert all(watch.update(unresponsive(t)) is None for t in range(100))
     watch.update(busy(100, 1))
     gone = [Sample(t=t, epoch=1, scrape_ok=False, serving=False) for t in range(101, 200)]
     assert all(watch.update(sample) is None for sample in gone)
@@ -132,7 +132,7 @@ def test_a_service_with_a_history_stalls_soon_after_its_longest_pause() -> None:
     assert seen.index(True) == pytest.approx(3 + 4, abs=1)
     suspicion = watch.update(busy(t + 30, 1499, work=4))
     assert suspicion is not None
-    assert "never paused for more than 3 s" in suspicion.evidence[0]
+    assert "longest pause at comparable load was 3 s" in suspicion.evidence[0]
 
 
 def test_without_a_thousand_steps_the_timeout_rules() -> None:
@@ -168,5 +168,19 @@ def test_the_configured_timeout_is_an_upper_bound() -> None:
 def test_a_restart_forgets_the_history(judge: Judge) -> None:
     """The first steps of a new epoch compile, and take their time."""
     series = Series(duration=2400, epoch=lambda t: 1 + (t >= 2000), frozen_at=2010)
-    t, _ = judge(series).first[Kind.STALL]
+    t, _ = judge(series).first[IncidentKind.STALL]
     assert t >= 2039
+
+
+def test_requests_that_wait_for_their_grammar_alone_are_no_stall() -> None:
+    def compiling(t: float, count: int | None) -> Sample:
+        sample = busy(t, 5, work=30)
+        sample.load.compiling = count
+        return sample
+
+    watch = StallWatch(10, 1)
+    assert all(watch.update(compiling(t, 30)) is None for t in range(60))
+    others = StallWatch(10, 1)
+    assert any(others.update(compiling(t, 29)) is not None for t in range(20))
+    unknown = StallWatch(10, 1)  # the worker has not reported for a while
+    assert any(unknown.update(compiling(t, None)) is not None for t in range(20))

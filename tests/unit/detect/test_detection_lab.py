@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests" / "leaklab"), str(ROOT / "bench")]
-
-import healthy  # noqa: E402
-from cases import LEAKS, Case, Split, leaks, named, negatives  # noqa: E402
-from detection_score import Verdict, figures, wilson  # noqa: E402
+from bench.detection_score import Verdict, figures, wilson
+from leaklab import healthy
+from leaklab.cases import LEAKS, Case, Split, leaks, named, negatives
 
 
 def cases(split: Split) -> list[Case]:

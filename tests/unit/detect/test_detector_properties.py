@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from series import MIB, Series, steady
 
-from plimsoll_api.supervision import Budget, MemoryPolicy
+from leaklab.series import MIB, Series, steady
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.trace import Device, Host, LedgerLine, Malloc, Sample, SampleLoad, Torch
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.trace import Device, Host, LedgerLine, Malloc, Sample, SampleLoad, Torch
 
 size = st.none() | st.integers(-5, 2**50)
 count = st.none() | st.integers(-3, 10**9)
-policy = MemoryPolicy(host=Budget(64 * MIB, 600, 2**33), device=Budget(64 * MIB, 600), warmup_s=5)
+policy = MemoryPolicy(
+    host=MemoryBudget(64 * MIB, 600, 2**33), device=MemoryBudget(64 * MIB, 600), warmup_s=5
+)
 
 host = st.builds(
     Host, rss_anon=size, rss_shmem=size, processes=count, cgroup_anon=size, cgroup_shmem=size
@@ -128,13 +131,13 @@ def test_a_failed_read_is_unknown_and_not_a_fall() -> None:
     assert (assessment.host.current or 0) > 1 << 30
 
 
-def _settings(series: Series) -> dict[str, object]:
+def _settings(series: Series) -> dict[str, Any]:
     return {"duration": series.duration, "leak": series.leak}
 
 
 def test_growth_is_measured_against_the_baseline_from_the_first_second_on() -> None:
     """Whatever the window: a plateau after growth keeps its share of the budget."""
-    memory = MemoryPolicy(host=Budget(512 * MIB, 86_400), warmup_s=30)
+    memory = MemoryPolicy(host=MemoryBudget(512 * MIB, 86_400), warmup_s=30)
     detector = Detector(memory, 30, 1)
     series = Series(duration=400, leak=lambda t: min(256 * MIB, max(0, t - 60) * 4 * MIB), noise=0)
     for item in series.samples():

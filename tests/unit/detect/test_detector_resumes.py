@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from series import MIB, Series, steady
-
-from plimsoll_api.supervision import Budget, MemoryPolicy
-from plimsoll_sidecar.detect.assessment import Assessment, Kind
+from leaklab.series import MIB, Series, steady
+from plimsoll_api.assessment import Assessment
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.detect.detector import Detector
 
-POLICY = MemoryPolicy(host=Budget(growth_bytes=512 * MIB, window_s=3600.0), warmup_s=30.0)
+POLICY = MemoryPolicy(host=MemoryBudget(growth_bytes=512 * MIB, window_s=3600.0), warmup_s=30.0)
 KILLED = 250.0
 FAST = 400e6 / 60
 
@@ -24,14 +24,14 @@ def over_a_restart(series: Series) -> tuple[Assessment, list[Assessment]]:
             continue
         after.append(second.update(sample))
         if len(after) == 1:
-            second.resume(first.remembered())
+            second.resume(first.checkpoint())
     assert before is not None
     return before, after
 
 
 def test_a_leak_is_suspected_again_and_never_said_to_be_gone() -> None:
     before, after = over_a_restart(Series(duration=330, leak=steady(FAST, 120)))
-    assert [s.kind for s in before.suspicions] == [Kind.HOST_GROWTH]
+    assert [s.kind for s in before.suspicions] == [IncidentKind.HOST_GROWTH]
     for assessment in after:
         assert assessment.suspicions or not assessment.warm, "silence would close the incident"
     last = after[-1]
@@ -53,4 +53,4 @@ def test_nothing_is_remembered_before_the_warm_up_has_ended() -> None:
     detector = Detector(POLICY, 60.0, 1.0)
     for sample in Series(duration=10).samples():
         detector.update(sample)
-    assert detector.remembered().host == []
+    assert detector.checkpoint().host == []

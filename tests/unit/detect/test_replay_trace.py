@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from series import GIB, MIB, Series, sawtooth, steady
 
+from leaklab.series import GIB, MIB, Series, sawtooth, steady
+from plimsoll_api import trace
 from plimsoll_api.supervision import Mode
-from plimsoll_sidecar import replay, trace
+from plimsoll_api.trace import Budgets, EngineInfo, Header, Limits, TraceBudget
+from plimsoll_sidecar import replay
 from plimsoll_sidecar.record_trace import TraceWriter
-from plimsoll_sidecar.trace import Budgets, EngineInfo, Header, Limits, TraceBudget
 
 
 def header(**changes: Any) -> Header:

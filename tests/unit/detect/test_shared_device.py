@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from series import MIB, Series, steady
 
-from plimsoll_api.supervision import Budget, MemoryPolicy
-from plimsoll_sidecar.detect.assessment import Kind, Segment, Suspicion
+from leaklab.series import MIB, Series, steady
+from plimsoll_api.assessment import Segment, Suspicion
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.trace import Device, Host, Sample
 from plimsoll_sidecar.detect.detector import SHARED_DEVICE, Detector
-from plimsoll_sidecar.trace import Device, Host, Sample
 
-BUDGET = Budget(512 * MIB, 3600.0)
+BUDGET = MemoryBudget(512 * MIB, 3600.0)
 
 
 def suspected(segment: str, shared: bool) -> list[Suspicion]:
@@ -23,7 +24,7 @@ def suspected(segment: str, shared: bool) -> list[Suspicion]:
 @pytest.mark.parametrize("segment", ["non_torch", "torch_allocated"])
 def test_on_a_device_of_our_own_all_of_it_is_judged(segment: str) -> None:
     found = suspected(segment, shared=False)
-    assert {one.kind for one in found} == {Kind.DEVICE_GROWTH}
+    assert {one.kind for one in found} == {IncidentKind.DEVICE_GROWTH}
     assert found[-1].segment == Segment(segment)
     assert found[-1].over_budget
 
@@ -34,7 +35,7 @@ def test_growth_beside_the_engines_allocator_is_not_ours_where_others_share_the_
 
 def test_growth_of_the_engines_allocator_still_is_and_the_incident_says_what_was_judged() -> None:
     found = suspected("torch_allocated", shared=True)
-    assert found[-1].kind is Kind.DEVICE_GROWTH
+    assert found[-1].kind is IncidentKind.DEVICE_GROWTH
     assert found[-1].over_budget
     assert SHARED_DEVICE in found[-1].evidence
 

@@ -7,13 +7,13 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from series import MIB, Series
 
-from plimsoll_api.supervision import Budget, MemoryPolicy
+from leaklab.series import MIB, Series
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.trace import SampleLoad
+from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME, Footprints
+from plimsoll_sidecar.detect.attribution.trigger import TriggerWatch, sentence, trigger
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.footprint import FIELDS, TIME, Footprints
-from plimsoll_sidecar.detect.trigger import TriggerWatch, sentence, trigger
-from plimsoll_sidecar.trace import SampleLoad
 
 EACH = 1900.0
 HOUR = 3600.0
@@ -116,7 +116,7 @@ def test_an_incident_tells_its_trigger_in_words() -> None:
         leak=lambda t: MIB * max(0.0, aborted[int(t)] - aborted[300]),
         counters={"aborted_total": lambda t: aborted[int(t)]},
     )
-    policy = MemoryPolicy(host=Budget(1024 * MIB, 24 * HOUR), warmup_s=60.0)
+    policy = MemoryPolicy(host=MemoryBudget(1024 * MIB, 24 * HOUR), warmup_s=60.0)
     detector = Detector(policy, 60.0, 1.0)
     last = [detector.update(sample) for sample in series.samples()][-1]
     (suspicion,) = last.suspicions
@@ -125,4 +125,4 @@ def test_an_incident_tells_its_trigger_in_words() -> None:
     assert suspicion.trigger.bytes_each == pytest.approx(MIB, rel=0.15)
     told = sentence(suspicion.trigger)
     assert told in suspicion.evidence
-    assert "for each aborted request (a hypothesis," in (told or "")
+    assert "per aborted request (hypothesis," in (told or "")

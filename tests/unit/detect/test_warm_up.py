@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from series import MIB, Series, saturating, steady
 
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.detect.baseline import Warmup
-from plimsoll_sidecar.detect.trend import Point
+from leaklab.series import MIB, Series, saturating, steady
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_sidecar.detect.leak.baseline import Warmup
+from plimsoll_sidecar.detect.leak.trend import Point
 
 Judge = Callable[..., Any]
 
@@ -39,9 +39,27 @@ def test_a_climb_that_slows_is_still_warm_up(judge: Judge) -> None:
 
 def test_a_leak_from_the_first_second_on_is_no_warm_up(judge: Judge) -> None:
     outcome = judge(Series(duration=200, leak=steady(4 * MIB), noise=2 * MIB), warmup=20.0)
-    t, _ = outcome.first[Kind.HOST_GROWTH]
+    t, _ = outcome.first[IncidentKind.HOST_GROWTH]
     assert t < 90
     assert outcome.last.host.unexplained > 500 * MIB
+
+
+@pytest.mark.parametrize("warmup", [60.0, 300.0])
+def test_a_leak_that_hides_in_a_climb_is_seen_after_twice_the_warm_up(
+    judge: Judge, warmup: float
+) -> None:
+    """Arenas fill ever slower, and a leak at twice the budget's rate begins with the first request:
+    the climb never settles, and its later half rises by less than its earlier one."""
+    series = Series(
+        duration=1200,
+        other=saturating(600 * MIB, 2 * warmup),
+        leak=steady(2 * 512 * MIB / 3600),
+        noise=2 * MIB,
+    )
+    outcome = judge(series, warmup=warmup)
+    assert outcome.warm_t <= 2 * warmup + 10
+    t, _ = outcome.first[IncidentKind.HOST_GROWTH]
+    assert t < 1200
 
 
 def test_the_first_requests_begin_the_warm_up_again(judge: Judge) -> None:

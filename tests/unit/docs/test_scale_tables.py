@@ -29,13 +29,13 @@ def test_each_size_has_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert lines[0] == "| InferenceServices | 100 | 1,000 | 5,000 |"
     cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines[2:]}
     assert [one.strip() for one in cells["memory of the operator, MiB"]] == ["98", "120", "230"]
-    at_rest = cells["processor time at rest, share of a core"]
+    at_rest = cells["CPU at rest, share of a core"]
     assert [one.strip() for one in at_rest] == ["–", "–", "1.2%"]
-    changed = cells["one service changed → its child changed, median, ms"]
+    changed = cells["change of a service → change of its child, median, ms"]
     assert [one.strip() for one in changed] == ["–", "21", "–"]
     figures = {"supervisors_count": 2000, "get_p99_s": 0.2504}
     (tmp_path / "fleet.json").write_text(json.dumps({"figures": figures}))
-    assert "| a get of the API server, p99, s | 0.250 |" in scale.fleet()
+    assert "| GET on the API server, p99, s | 0.250 |" in scale.fleet()
 
 
 def test_writing_the_page_twice_changes_nothing() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_engine.api.auth import ApiKeys
-from plimsoll_engine.settings import UsageError
+from plimsoll_engine.errors import UsageError
 
 
 def write(file: Path, text: str, stamp: int) -> None:

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_engine.worker.faults.caches import GhostKeyCache
+from plimsoll_faults.defects.caches import GhostKeyCache
 
 KEYS = st.integers(0, 9)
 
@@ -90,7 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.pins[key] = self.pins.get(key, 0) + 1
         self._recent(key)
 
-    @precondition(lambda self: getattr(self, "pins", None))
+    @precondition(lambda self: bool(getattr(self, "pins", None)))
     @rule(data=st.data())
     def unpin(self, data: Any) -> None:
         key = data.draw(st.sampled_from(sorted(self.pins)))
@@ -137,7 +137,7 @@ def test_a_touch_that_makes_ghost_keys_is_caught() -> None:
 
     class GhostTouch(LruCache[int, str]):
         # The faulty touch alone: with the faulty eviction too, a pinned item is an endless loop.
-        touch = GhostKeyCache.touch
+        touch = GhostKeyCache.touch  # type: ignore[assignment]  # its keys are of any type
 
     class GhostMachine(CacheMachine):
         cache_type = GhostTouch

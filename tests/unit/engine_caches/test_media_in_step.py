@@ -16,10 +16,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from plimsoll_engine import ipc
 from plimsoll_engine.caches.receiver import Receiver
 from plimsoll_engine.caches.sender import Sender
-from plimsoll_engine.frontend.outbox import Outbox
+from plimsoll_engine.frontend.workers.outbox import Outbox
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.framing import LENGTH
 
 CAPACITY = 10
 # Each image has one size; the last is larger than the whole cache.
@@ -31,12 +32,16 @@ def content(image: int) -> bytes:
     return bytes([image]) * SIZES[image]
 
 
-def media(image: int) -> ipc.Media:
-    return ipc.Media("image", b"key%d" % image, 0, 1, 1, [SIZES[image]], "uint8", content(image))
+def media(image: int) -> worker_ipc.Media:
+    return worker_ipc.Media(
+        "image", b"key%d" % image, 0, 1, 1, [SIZES[image]], "uint8", content(image)
+    )
 
 
-def submit(name: str, images: list[int]) -> ipc.Submit:
-    return ipc.Submit(name, [1], ipc.Sampling(max_tokens=1), media=[media(i) for i in images])
+def submit(name: str, images: list[int]) -> worker_ipc.Submit:
+    return worker_ipc.Submit(
+        name, [1], worker_ipc.Sampling(max_tokens=1), media=[media(i) for i in images]
+    )
 
 
 class Link(RuleBasedStateMachine):
@@ -66,28 +71,28 @@ class Link(RuleBasedStateMachine):
     @precondition(lambda self: self.images)
     @rule(data=st.data())
     def abort(self, data: Any) -> None:
-        self.outbox.put(ipc.Abort(data.draw(st.sampled_from(sorted(self.images)))))
+        self.outbox.put(worker_ipc.Abort(data.draw(st.sampled_from(sorted(self.images)))))
 
     @rule()
     def trim(self) -> None:
-        self.outbox.put(ipc.Trim("t"))
+        self.outbox.put(worker_ipc.Trim("t"))
 
     @rule()
     def write(self) -> None:
         message = self.outbox.take()
         if message is not None:
-            self.socket.append(ipc.frame(self.sender.pack(message))[ipc.LENGTH.size :])
+            self.socket.append(worker_ipc.frame(self.sender.pack(message))[LENGTH.size :])
 
     @precondition(lambda self: self.socket)
     @rule()
     def read(self) -> None:
-        message = ipc.to_worker.decode(self.socket.popleft())
-        if isinstance(message, ipc.Trim):
+        message = worker_ipc.to_worker.decode(self.socket.popleft())
+        if isinstance(message, worker_ipc.Trim):
             self.receiver.clear()
-        if not isinstance(message, ipc.Submit):
+        if not isinstance(message, worker_ipc.Submit):
             return
         whole = self.receiver.unpack(message)
-        assert isinstance(whole, ipc.Submit), whole
+        assert isinstance(whole, worker_ipc.Submit), whole
         assert [one.data for one in whole.media] == [
             content(image) for image in self.images[message.request_id]
         ]
@@ -125,7 +130,7 @@ def test_a_receiver_that_evicts_for_itself_is_caught() -> None:
     """The real bug put back: two caches, each with an order of its own."""
 
     class Selfish(Receiver):
-        def unpack(self, submit: ipc.Submit) -> ipc.Submit | ipc.MediaMissing:
+        def unpack(self, submit: worker_ipc.Submit) -> worker_ipc.Submit | worker_ipc.MediaMissing:
             whole = super().unpack(submit)
             while len(self) > 2:
                 self._drop(self.keys()[0])
@@ -150,17 +155,17 @@ def test_a_receiver_that_evicts_for_itself_is_caught() -> None:
 def test_what_the_worker_lacks_is_sent_again() -> None:
     sender, receiver = Sender(CAPACITY), Receiver(CAPACITY)
     first = sender.pack(submit("a", [1, 2]))
-    assert isinstance(first, ipc.Submit)
+    assert isinstance(first, worker_ipc.Submit)
     receiver.unpack(first)
     receiver.clear()  # as no worker of ours does on its own
     second = sender.pack(submit("b", [2]))
-    assert isinstance(second, ipc.Submit)
+    assert isinstance(second, worker_ipc.Submit)
     missing = receiver.unpack(second)
-    assert missing == ipc.MediaMissing("b", [b"key2"])
+    assert missing == worker_ipc.MediaMissing("b", [b"key2"])
     sender.lost(missing.keys)
     again = sender.pack(submit("b", [2]))
-    assert isinstance(again, ipc.Submit)
-    assert isinstance(receiver.unpack(again), ipc.Submit)
+    assert isinstance(again, worker_ipc.Submit)
+    assert isinstance(receiver.unpack(again), worker_ipc.Submit)
 
 
 def test_an_item_is_sent_once() -> None:
@@ -174,7 +179,7 @@ def test_media_of_one_request_never_push_each_other_out() -> None:
     sender, receiver = Sender(CAPACITY), Receiver(CAPACITY)
     for number, images in enumerate(([3, 4], [3, 2, 4, 1])):
         packed = sender.pack(submit(f"r{number}", images))
-        assert isinstance(packed, ipc.Submit)
+        assert isinstance(packed, worker_ipc.Submit)
         whole = receiver.unpack(packed)
-        assert isinstance(whole, ipc.Submit)
+        assert isinstance(whole, worker_ipc.Submit)
         assert [one.data for one in whole.media] == [content(image) for image in images]

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.core.blocks import BlockPool
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import Grammars
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.ipc import Sampling, Submit, Token
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit, Token
 from plimsoll_engine.models import loader
-from plimsoll_engine.models.tiny import write_checkpoint
+from plimsoll_faults.models.tiny import write_checkpoint
 
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., EngineCore]
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def tiny_model(tiny_checkpoint: Path) -> Any:
 @pytest.fixture
 def make_engine(tiny_model: Any) -> Iterator[MakeEngine]:
     """Engines of any size over the tiny model; each must pass the audit's idle rules at the end."""
-    engines: list[Engine] = []
+    engines: list[EngineCore] = []
 
     def make(
         num_blocks: int = 64,
@@ -47,10 +47,10 @@ def make_engine(tiny_model: Any) -> Iterator[MakeEngine]:
         budget: int = 64,
         length: int = 256,
         grammars: Grammars | None = None,
-    ) -> Engine:
+    ) -> EngineCore:
         runner = Runner(tiny_model, num_blocks, block_size)
         pool = BlockPool(num_blocks, block_size)
-        engine = Engine(runner, Scheduler(pool, seqs, budget, length), grammars)
+        engine = EngineCore(runner, Scheduler(pool, seqs, budget, length), grammars)
         engines.append(engine)
         return engine
 
@@ -64,7 +64,7 @@ def submit(name: str, prompt: list[int], max_tokens: int, **sampling: Any) -> Su
     return Submit(name, prompt, Sampling(max_tokens=max_tokens, **sampling), output)
 
 
-def finish(engine: Engine, max_steps: int = 5_000) -> dict[str, list[int]]:
+def finish(engine: EngineCore, max_steps: int = 5_000) -> dict[str, list[int]]:
     """Step until nothing is left; the tokens by request. More steps than that is a hang."""
     tokens: list[Token] = []
     for _ in range(max_steps):

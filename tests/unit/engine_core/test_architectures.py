@@ -16,10 +16,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plimsoll_engine.core.blocks import BlockPool
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.errors import LoadError
+from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
@@ -90,7 +91,7 @@ def prompts() -> list[list[int]]:
 
 def run(model: Any, helpers: Any) -> tuple[dict[str, list[int]], dict[tuple[str, int], Any]]:
     """Texts of all requests by name, and the logits of each of their tokens."""
-    engine = Engine(
+    engine = EngineCore(
         Runner(model, BLOCKS, BLOCK), Scheduler(BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 200)
     )
     seen = recorded(engine)
@@ -152,7 +153,7 @@ def test_an_architecture_that_the_pool_cannot_serve_is_refused(
 ) -> None:
     write(tmp_path, fields)
     config = loader.load_config(tmp_path)
-    with pytest.raises(loader.LoadError, match=message):
+    with pytest.raises(LoadError, match=message):
         loader.load_model(tmp_path, config, torch.float32, torch.device("cpu"))
 
 
@@ -168,5 +169,5 @@ def test_results_that_are_not_transformers_own_are_refused(
     monkeypatch.setattr(TransformersModel, "forward", wrong)
     write(tmp_path, FOREIGN["gpt-neox"])
     config = loader.load_config(tmp_path)
-    with pytest.raises(loader.LoadError, match="differ from transformers' own"):
+    with pytest.raises(LoadError, match="differ from transformers' own"):
         loader.load_model(tmp_path, config, torch.float32, torch.device("cpu"))

@@ -6,8 +6,8 @@ import gc
 import re
 import tracemalloc
 
-from plimsoll_engine.allocations import OFF, Allocations
-from plimsoll_engine.collector import FullCollections
+from plimsoll_engine.process.allocations import OFF, Allocations
+from plimsoll_engine.process.collector import FullCollections
 
 
 class Node:

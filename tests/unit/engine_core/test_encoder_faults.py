@@ -10,26 +10,25 @@ import pytest
 import torch
 
 from plimsoll_api.admin import MemoryKind
-from plimsoll_engine import inject
 from plimsoll_engine.caches.sender import Sender
-from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.encoder_cache import EncoderCache
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.frontend.audit import RECEIVER, mirror
-from plimsoll_engine.ipc import Media, Sampling, Submit
-from plimsoll_engine.memory import media as owners
+from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, mirror
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.memory import media_owners as owners
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.lost import lost_encoder_tokens
+from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models import loader
-from plimsoll_engine.models.tiny_media import IMAGE_SIZE, IMAGE_TOKENS, write_llava
-from plimsoll_engine.worker.faults import Faults
+from plimsoll_faults.defects import WorkerFaults
+from plimsoll_faults.models.tiny_media import IMAGE_SIZE, IMAGE_TOKENS, write_llava
 
 CAPACITY = 100_000
 """Bytes of the receiver cache: two images."""
-Make = Callable[[str], Engine]
+Make = Callable[[str], EngineCore]
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +46,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def make(model: Any) -> Iterator[Make]:
     """An engine with the fault of that text; its encoder cache has room for two images."""
-    engines: list[Engine] = []
+    engines: list[EngineCore] = []
 
-    def make_one(text: str) -> Engine:
+    def make_one(text: str) -> EngineCore:
         cache = EncoderCache(2 * IMAGE_TOKENS)
         scheduler = Scheduler(BlockPool(200, 4), 8, 24, 256, cache)
-        engine = Engine(Runner(model, 200, 4), scheduler, None, CAPACITY)
-        Faults(inject.parse(text), 1, engine)
+        engine = EngineCore(Runner(model, 200, 4), scheduler, None, CAPACITY)
+        WorkerFaults(text, 1, engine)
         engines.append(engine)
         return engine
 
@@ -79,7 +78,7 @@ def chat(seed: int) -> Submit:
     return Submit(f"r{seed}", ids, Sampling(max_tokens=1), media=[image(seed, 20)])
 
 
-def rules(engine: Engine, ledger: Ledger | None = None) -> set[str]:
+def rules(engine: EngineCore, ledger: Ledger | None = None) -> set[str]:
     return {finding.rule for finding in audit(engine, ledger or Ledger())[2]}
 
 

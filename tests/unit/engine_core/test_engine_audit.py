@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from plimsoll_api.admin import MemoryKind, Role
-from plimsoll_engine.core.engine import Engine
-from plimsoll_engine.host_memory import PythonObjects, malloc, process_memory
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.audit import ALWAYS, AT_IDLE, audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.trim import trim
+from plimsoll_engine.process.host_memory import PythonObjects, malloc, process_memory
 
 
-def rules_hit(engine: Engine, ledger: Ledger | None = None) -> set[str]:
+def rules_hit(engine: EngineCore, ledger: Ledger | None = None) -> set[str]:
     return {finding.rule for finding in audit(engine, ledger or Ledger())[2]}
 
 
@@ -32,7 +32,7 @@ def test_a_sound_engine_has_no_findings_at_work_and_at_idle(make_engine: Any, he
     assert (idle, len(rules), findings) == (True, len(ALWAYS) + len(AT_IDLE), [])
 
 
-DAMAGE: list[tuple[Callable[[Engine], Any], set[str]]] = [
+DAMAGE: list[tuple[Callable[[EngineCore], Any], set[str]]] = [
     (lambda e: e.pool._free.pop(), {"kv_blocks_add_up"}),
     (lambda e: e.pool.allocate(1), {"kv_references_match", "idle_holds_no_block"}),
     (lambda e: e.pool.prefix._order.update({b"ghost": None}), {"prefix_cache_keys_equal"}),
@@ -44,7 +44,7 @@ SUBMIT: Any = None
 
 @pytest.mark.parametrize(("damage", "rules"), DAMAGE)
 def test_each_rule_finds_its_damage(
-    damage: Callable[[Engine], Any], rules: set[str], make_engine: Any, helpers: Any
+    damage: Callable[[EngineCore], Any], rules: set[str], make_engine: Any, helpers: Any
 ) -> None:
     global SUBMIT
     SUBMIT = helpers.submit("stray", [1, 2], 3)

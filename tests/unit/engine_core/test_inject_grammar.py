@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll_engine import inject
-from plimsoll_engine.fault_kinds import AppendList, EvictionLoop, Fault, MmapGrowth, RequestCycle
-from plimsoll_engine.inject import InjectError
+from plimsoll_faults import inject
+from plimsoll_faults.inject import InjectError
+from plimsoll_faults.kinds import (
+    AppendList,
+    EvictionLoop,
+    Fault,
+    MmapGrowth,
+    RequestCycle,
+    SharedOrphan,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +31,7 @@ from plimsoll_engine.inject import InjectError
             [AppendList(bytes_per_request=1000), EvictionLoop(after_requests=3)],
         ),
         ("mmap_growth:bytes_per_s=1Mi", [MmapGrowth(bytes_per_s=1 << 20)]),
+        ("shared_orphan:family=sysv,epochs=all", [SharedOrphan(family="sysv", epochs="all")]),
     ],
 )
 def test_understood(text: str, faults: list[Fault]) -> None:
@@ -39,6 +47,7 @@ def test_understood(text: str, faults: list[Fault]) -> None:
         ("append_list:bytes_per_request=lots", "bytes_per_request=lots is not a whole number or a"),
         ("append_list:bytes_per_request=0", "must be at least 1"),
         ("eviction_loop:after_requests=1.5", "after_requests=1.5 is not a whole number$"),
+        ("shared_orphan:family=mmap", "family=mmap: expected posix or sysv"),
         ("request_cycle:epochs=second", "epochs=second: expected first or all"),
         ("request_cycle:freeze_every=1,freeze_every=2", "freeze_every is given twice"),
         ("append_list;append_list", "append_list is named twice"),

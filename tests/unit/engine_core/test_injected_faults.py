@@ -8,27 +8,28 @@ from typing import Any
 import pytest
 
 from plimsoll_api.admin import Role
-from plimsoll_engine import inject, ipc
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import Grammars, Vocabulary
-from plimsoll_engine.fault_kinds import KINDS
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.worker.faults import DEFECTS, Faults, device, host
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_faults import inject
+from plimsoll_faults.defects import DEFECTS, WorkerFaults, device, host
+from plimsoll_faults.kinds import KINDS
 
 
-def faults_in(engine: Engine, text: str, epoch: int = 1) -> Faults:
-    return Faults(inject.parse(text), epoch, engine)
+def faults_in(engine: EngineCore, text: str, epoch: int = 1) -> WorkerFaults:
+    return WorkerFaults(text, epoch, engine)
 
 
-def serve(engine: Engine, faults: Faults, helpers: Any, count: int = 3) -> None:
+def serve(engine: EngineCore, faults: WorkerFaults, helpers: Any, count: int = 3) -> None:
     for number in range(count):
         engine.submit(helpers.submit(f"r{number}", [number + 1] * 9, 2))
         helpers.finish(engine)
         faults.after_step(1)
 
 
-def rules_hit(engine: Engine) -> set[str]:
+def rules_hit(engine: EngineCore) -> set[str]:
     return {finding.rule for finding in audit(engine, Ledger())[2]}
 
 
@@ -105,6 +106,24 @@ def test_a_cyclic_request_outlives_its_end(make_engine: Any, helpers: Any) -> No
         gc.enable()
 
 
+def test_a_slice_of_a_prompt_keeps_its_whole_step(make_engine: Any, helpers: Any) -> None:
+    engine = make_engine()
+    tokens = [helpers.submit(f"r{n}", [n + 1] * 30, 4) for n in range(3)]
+    plain = make_engine()
+    for asked in tokens:
+        plain.submit(asked)
+    expected = helpers.finish(plain)
+    defect: Any = faults_in(engine, "slice_kept").defects[0]
+    for asked in tokens:
+        engine.submit(asked)
+    assert helpers.finish(engine) == expected
+    # Three prompts of 30 in steps of at most 64 rows: two, then the third beside two that decode.
+    rows = [kept.untyped_storage().nbytes() // kept.nbytes for kept in defect.kept]
+    assert [kept.shape[0] for kept in defect.kept] == [1] * len(rows)
+    assert rows == [60, 32]
+    del engine.runner.model.forward  # the model is every test's
+
+
 def test_pinned_items_hold_blocks_at_idle(make_engine: Any, helpers: Any) -> None:
     engine = make_engine()
     faults = faults_in(engine, "pinned_items:blocks_per_request=2")
@@ -115,9 +134,9 @@ def test_pinned_items_hold_blocks_at_idle(make_engine: Any, helpers: Any) -> Non
 
 def test_the_abort_of_the_other_choices_is_lost(make_engine: Any) -> None:
     faults = faults_in(make_engine(), "abort_choices")
-    assert not faults.lose(ipc.Abort("cmpl-1-0"))
-    assert faults.lose(ipc.Abort("cmpl-1-1"))
-    assert not faults.lose(ipc.Trim("cmpl-1-1"))
+    assert not faults.lose(worker_ipc.Abort("cmpl-1-0"))
+    assert faults.lose(worker_ipc.Abort("cmpl-1-1"))
+    assert not faults.lose(worker_ipc.Trim("cmpl-1-1"))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +146,15 @@ def test_the_abort_of_the_other_choices_is_lost(make_engine: Any) -> None:
         ("encoder_freed_early", "encoder_freed_early needs a model with an encoder"),
         ("encoder_budget_held", "encoder_budget_held needs a model with an encoder"),
         ("media_kept", "media_kept needs a model with an encoder"),
-        ("grammar_cache_growth", "grammar_cache_growth: this model's tokenizer cannot"),
+        ("grammar_cache_growth", "grammar_cache_growth: grammar: this model's tokenizer cannot"),
+        ("cache_fills", "cache_fills needs grammars: grammar: this model's tokenizer cannot"),
+        ("lora_residue", "lora_residue needs --enable-lora"),
+        ("offload_pinned", "offload_pinned needs --kv-offload-bytes"),
+        ("ipc_unreleased", "ipc_unreleased needs a CUDA device; this is a CPU"),
+        ("graph_per_key", "graph_per_key needs a CUDA device; this is a CPU"),
+        ("failed_capture", "failed_capture needs a CUDA device; this is a CPU"),
+        ("grammar_masks", "grammar_masks needs a CUDA device; this is a CPU"),
+        ("collective_scratch", "collective_scratch needs a CUDA device; this is a CPU"),
     ],
 )
 def test_a_fault_that_cannot_be_here_is_refused(text: str, message: str, make_engine: Any) -> None:

@@ -7,34 +7,34 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.kvcache import offload as module
+from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.offload import offload as module
-from plimsoll_engine.offload.offload import Offload
-from plimsoll_engine.worker.faults.offload import StuckCopies, Unpolled
+from plimsoll_faults.defects.offload import StuckCopies, Unpolled
 
 
 @pytest.fixture
-def engine(make_engine: Any) -> Engine:
+def engine(make_engine: Any) -> EngineCore:
     """16 blocks of 4 tokens on the device, 64 on the host."""
-    found: Engine = make_engine(num_blocks=16, block_size=4, budget=16)
+    found: EngineCore = make_engine(num_blocks=16, block_size=4, budget=16)
     assert found.runner.kv is not None
     block_bytes = found.runner.kv.nbytes // 16
     found.scheduler.offload = Offload.of_bytes(found.pool, found.runner.kv, 64 * block_bytes + 1)
     return found
 
 
-def offload_of(engine: Engine) -> Offload:
+def offload_of(engine: EngineCore) -> Offload:
     assert engine.scheduler.offload is not None
     return engine.scheduler.offload
 
 
-def findings(engine: Engine) -> list[str]:
+def findings(engine: EngineCore) -> list[str]:
     return [finding.rule for finding in audit(engine, Ledger())[2]]
 
 
-def run_idle(engine: Engine, polls: int = 4) -> None:
+def run_idle(engine: EngineCore, polls: int = 4) -> None:
     for _ in range(polls):
         engine.poll(idle=True)
         assert findings(engine) == []
@@ -45,7 +45,7 @@ def prompts() -> list[list[int]]:
 
 
 def test_evicted_prefixes_come_back_with_the_same_text(
-    engine: Engine, make_engine: Any, helpers: Any
+    engine: EngineCore, make_engine: Any, helpers: Any
 ) -> None:
     plain = make_engine(num_blocks=64)
     for number, prompt in enumerate(prompts()):
@@ -61,7 +61,7 @@ def test_evicted_prefixes_come_back_with_the_same_text(
     assert engine.scheduler.prefix_hit_tokens_total > 40
 
 
-def test_blocks_leave_and_return_bit_for_bit(engine: Engine) -> None:
+def test_blocks_leave_and_return_bit_for_bit(engine: EngineCore) -> None:
     offload, kv = offload_of(engine), engine.runner.kv
     assert kv is not None
     kv.copy_(torch.randn_like(kv))
@@ -89,7 +89,7 @@ def test_blocks_leave_and_return_bit_for_bit(engine: Engine) -> None:
     assert findings(engine) == []
 
 
-def test_a_block_that_is_written_while_it_is_copied_is_not_kept(engine: Engine) -> None:
+def test_a_block_that_is_written_while_it_is_copied_is_not_kept(engine: EngineCore) -> None:
     offload = offload_of(engine)
     blocks = engine.pool.allocate(1)
     assert blocks is not None
@@ -106,14 +106,14 @@ def test_a_block_that_is_written_while_it_is_copied_is_not_kept(engine: Engine) 
     assert (offload.stored_total, findings(engine)) == (0, [])
 
 
-def fill(engine: Engine, helpers: Any) -> None:
+def fill(engine: EngineCore, helpers: Any) -> None:
     for number, prompt in enumerate(prompts()):
         engine.submit(helpers.submit(f"f{number}", prompt, 6))
         helpers.finish(engine)
     engine.poll(idle=True)
 
 
-def leave_one_under_way(engine: Engine, helpers: Any) -> None:
+def leave_one_under_way(engine: EngineCore, helpers: Any) -> None:
     """Idle, with a transfer that the last step began: its request was given up at once."""
     fill(engine, helpers)
     for number in range(20):
@@ -126,7 +126,7 @@ def leave_one_under_way(engine: Engine, helpers: Any) -> None:
     raise AssertionError("no step began a transfer")
 
 
-def test_an_abort_while_its_blocks_come_in_leaves_nothing(engine: Engine, helpers: Any) -> None:
+def test_an_abort_while_its_blocks_come_in_leaves_nothing(engine: EngineCore, helpers: Any) -> None:
     fill(engine, helpers)
     offload_of(engine).settle(1.0)
     offload_of(engine).poll = lambda idle=False: None  # type: ignore[method-assign]
@@ -136,13 +136,13 @@ def test_an_abort_while_its_blocks_come_in_leaves_nothing(engine: Engine, helper
     assert findings(engine) == []
     assert engine.abort("a")
     assert findings(engine) == []
-    del offload_of(engine).poll  # type: ignore[method-assign]
+    del offload_of(engine).poll
     run_idle(engine)
     assert (engine.pool.used, offload_of(engine).transfers) == (0, [])
 
 
 def test_a_request_that_needs_the_whole_pool_does_not_wait_for_ever(
-    engine: Engine, helpers: Any
+    engine: EngineCore, helpers: Any
 ) -> None:
     fill(engine, helpers)
     engine.submit(helpers.submit("whole", list(range(40)), 24))
@@ -151,7 +151,7 @@ def test_a_request_that_needs_the_whole_pool_does_not_wait_for_ever(
 
 
 def test_an_idle_engine_that_never_polls_is_found(
-    engine: Engine, helpers: Any, monkeypatch: pytest.MonkeyPatch
+    engine: EngineCore, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real bug put back: transfers are looked after in steps alone."""
     sound = offload_of(engine)
@@ -170,20 +170,22 @@ def test_an_idle_engine_that_never_polls_is_found(
 
 
 def test_a_reset_says_that_it_could_not(
-    engine: Engine, helpers: Any, monkeypatch: pytest.MonkeyPatch
+    engine: EngineCore, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(engine, helpers)
     assert engine.reset_prefix_cache() is True
     assert engine.pool.free == 16
     assert len(offload_of(engine).stored) == 0
-    monkeypatch.setattr("plimsoll_engine.core.engine.RESET_WAIT_S", 0.02)
+    monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_WAIT_S", 0.02)
     offload_of(engine).copies = StuckCopies(offload_of(engine).copies)
     fill(engine, helpers)
     assert engine.transferring
     assert engine.reset_prefix_cache() is False
 
 
-def test_a_reset_that_does_not_wait_would_be_false_for_ever(engine: Engine, helpers: Any) -> None:
+def test_a_reset_that_does_not_wait_would_be_false_for_ever(
+    engine: EngineCore, helpers: Any
+) -> None:
     """The real bug put back: it asks whether nothing is under way, and looks after nothing."""
     engine.scheduler.offload = Unpolled.over(offload_of(engine))
     leave_one_under_way(engine, helpers)
@@ -196,13 +198,13 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(engine: Engine, help
     assert engine.reset_prefix_cache() is True
 
 
-def test_too_few_bytes_for_a_block_are_refused(engine: Engine) -> None:
+def test_too_few_bytes_for_a_block_are_refused(engine: EngineCore) -> None:
     assert engine.runner.kv is not None
     with pytest.raises(ValueError, match="7 bytes hold no KV block; one takes"):
         Offload.of_bytes(engine.pool, engine.runner.kv, 7)
 
 
-def test_close_gives_every_block_back(engine: Engine, helpers: Any) -> None:
+def test_close_gives_every_block_back(engine: EngineCore, helpers: Any) -> None:
     fill(engine, helpers)
     offload = offload_of(engine)
     offload.close()

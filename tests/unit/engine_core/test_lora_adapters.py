@@ -15,19 +15,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from plimsoll_engine.core.adapters import Adapters
-from plimsoll_engine.core.blocks import BlockPool
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.engine_sizes import check_adapters
+from plimsoll_engine.core.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.core.settings import SettingsError, check_adapters
-from plimsoll_engine.ipc import Submit
+from plimsoll_engine.errors import LoadError, SettingsError
+from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.memory.lifecycle import Lifecycle
+from plimsoll_engine.messages.worker_ipc import Submit
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
-from plimsoll_engine.models.checkpoint import LoadError
-from plimsoll_engine.zygote_ipc import WorkerConfig
 from tests.lora import MODELS, merge, write_adapter, write_model
 
 BLOCKS, BLOCK, SEQS, BUDGET, NEW_TOKENS = 70, 4, 8, 24, 40
@@ -41,13 +41,13 @@ def load(folder: Path) -> Any:
     return loader.load_model(folder, loader.load_config(folder), torch.float32, CPU)
 
 
-def engine_of(model: Any, most: int = 2, max_rank: int = 8) -> Engine:
+def engine_of(model: Any, most: int = 2, max_rank: int = 8) -> EngineCore:
     runner = Runner(model, BLOCKS, BLOCK)
-    runner.adapters = Adapters(model, most, max_rank)
-    return Engine(runner, Scheduler(BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 200))
+    runner.adapters = LoadedAdapters(model, most, max_rank)
+    return EngineCore(runner, Scheduler(BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 200))
 
 
-def adapters_of(engine: Engine) -> Adapters:
+def adapters_of(engine: EngineCore) -> LoadedAdapters:
     assert engine.runner.adapters is not None
     return engine.runner.adapters
 
@@ -63,11 +63,11 @@ def prompts() -> list[list[int]]:
 
 
 def submit(name: str, prompt: list[int], adapter: int, tokens: int, helpers: Any) -> Submit:
-    asked = helpers.submit(name, prompt, tokens, ignore_eos=True)
+    asked: Submit = helpers.submit(name, prompt, tokens, ignore_eos=True)
     return msgspec.structs.replace(asked, adapter=adapter)
 
 
-def texts(engine: Engine, numbers: list[int], helpers: Any) -> dict[str, list[int]]:
+def texts(engine: EngineCore, numbers: list[int], helpers: Any) -> dict[str, list[int]]:
     """Of every prompt with every adapter, all in one batch."""
     for place, prompt in enumerate(prompts()):
         for number in numbers:
@@ -121,7 +121,7 @@ def adapter(base: Path, tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "adapter", base)
 
 
-def hits(engine: Engine, number: int, helpers: Any) -> int:
+def hits(engine: EngineCore, number: int, helpers: Any) -> int:
     """Tokens that one more request with this adapter finds in the prefix cache."""
     before = engine.scheduler.prefix_hit_tokens_total
     assert engine.submit(submit("one", list(range(2, 34)), number, 2, helpers)) is None
@@ -204,7 +204,7 @@ def config_of(folder: Path, max_loras: int) -> WorkerConfig:
 
 
 def test_the_ledger_has_them_and_shutdown_lets_go(base: Path, adapter: Path) -> None:
-    lifecycle = Lifecycle(config_of(base, 3))
+    lifecycle = CoreLifecycle(config_of(base, 3))
     adapters = adapters_of(lifecycle.start())
     adapters.load("first", FIRST, adapter)
     (entry,) = (e for e in lifecycle.ledger.entries() if e.owner == "lora_adapters")
@@ -218,7 +218,7 @@ def test_the_ledger_has_them_and_shutdown_lets_go(base: Path, adapter: Path) -> 
 
 
 def test_an_engine_without_adapters_has_no_owner_and_takes_none(base: Path, helpers: Any) -> None:
-    lifecycle = Lifecycle(config_of(base, 0))
+    lifecycle = CoreLifecycle(config_of(base, 0))
     engine = lifecycle.start()
     assert engine.runner.adapters is None
     assert "lora_adapters" not in {entry.owner for entry in lifecycle.ledger.entries()}
@@ -282,7 +282,7 @@ def test_a_broken_adapter_is_named(
     damage: Callable[[Path], Any], message: str, model: Any, adapter: Path
 ) -> None:
     damage(adapter)
-    adapters = Adapters(model, 1, 8)
+    adapters = LoadedAdapters(model, 1, 8)
     with pytest.raises(LoadError, match=message):
         adapters.load("broken", FIRST, adapter)
     assert adapters.get(FIRST) is None

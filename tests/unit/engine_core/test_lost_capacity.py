@@ -9,32 +9,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll_engine import inject, ipc
-from plimsoll_engine.core.blocks import BlockPool
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.offload import STALE_S, Offload
 from plimsoll_engine.memory.lost import lost_blocks, lost_encoder_tokens
-from plimsoll_engine.offload.offload import STALE_S, Offload
-from plimsoll_engine.worker.faults import Faults
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
+from plimsoll_faults.defects import WorkerFaults
 
 BLOCKS, BLOCK, SLOTS = 12, 4, 40
-Make = Callable[[str], tuple[Engine, Faults]]
+Make = Callable[..., tuple[EngineCore, WorkerFaults]]
 
 
 @pytest.fixture
 def make(make_engine: Any) -> Make:
     """An engine of twelve blocks with an offload, and the faults of a text."""
 
-    def make_one(text: str = "") -> tuple[Engine, Faults]:
+    def make_one(text: str = "") -> tuple[EngineCore, WorkerFaults]:
         engine = sized(make_engine(num_blocks=BLOCKS, block_size=BLOCK, seqs=3, budget=16))
-        return engine, Faults(inject.parse(text), 1, engine)
+        return engine, WorkerFaults(text, 1, engine)
 
     return make_one
 
 
-def sized(engine: Engine) -> Engine:
+def sized(engine: EngineCore) -> EngineCore:
     kv = engine.runner.kv
     assert kv is not None
     size = SLOTS * (kv.nbytes // BLOCKS)
@@ -72,7 +72,7 @@ def test_a_lost_reference_to_a_block_that_is_in_use_costs_no_capacity(
 
 def test_an_abandoned_transfer_is_lost_once_it_is_late(make: Make) -> None:
     engine, faults = make("offload_abandoned:blocks_per_abort=2")
-    faults.lose(ipc.Abort("a"))
+    faults.lose(worker_ipc.Abort("a"))
     assert lost_blocks(engine) == 0
     offload = engine.scheduler.offload
     assert offload is not None
@@ -112,7 +112,7 @@ EVENT = st.one_of(
 def test_only_what_was_leaked_is_lost(events: list[tuple[Any, ...]], tiny_model: Any) -> None:
     """Full pools, preemptions, prefixes, transfers, aborts: the count is that of the leaks."""
     scheduler = Scheduler(BlockPool(BLOCKS, BLOCK), 3, 16, 64)
-    engine = sized(Engine(Runner(tiny_model, BLOCKS, BLOCK), scheduler))
+    engine = sized(EngineCore(Runner(tiny_model, BLOCKS, BLOCK), scheduler))
     leaked: list[int] = []
 
     def check() -> None:
@@ -147,7 +147,7 @@ def test_only_what_was_leaked_is_lost(events: list[tuple[Any, ...]], tiny_model:
         engine.close()
 
 
-def leak(engine: Engine, used: bool) -> list[int]:
+def leak(engine: EngineCore, used: bool) -> list[int]:
     """One more reference, to a block that a request holds or to a free one."""
     if not used:
         return engine.pool.allocate(1) or []

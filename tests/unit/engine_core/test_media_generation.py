@@ -19,22 +19,22 @@ import torch
 from PIL import Image
 from transformers import LlavaForConditionalGeneration, WhisperForConditionalGeneration
 
-from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.encoder_cache import EncoderCache
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.ipc import Media, Sampling, Submit
-from plimsoll_engine.media.clip import ClipProcessor
-from plimsoll_engine.media.whisper import WhisperProcessor
+from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models import loader
-from plimsoll_engine.models.tiny_media import IMAGE_TOKENS, write_llava, write_whisper
+from plimsoll_engine.multimodal.clip import ClipProcessor
+from plimsoll_engine.multimodal.whisper_features import WhisperProcessor
+from plimsoll_faults.models.tiny_media import IMAGE_TOKENS, write_llava, write_whisper
 
 NEW_TOKENS = 64
-MakeMediaEngine = Callable[..., Engine]
+MakeMediaEngine = Callable[..., EngineCore]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def models(llava: Path, whisper: Path) -> Iterator[dict[str, Any]]:
 @pytest.fixture
 def make_engine(models: dict[str, Any]) -> Iterator[MakeMediaEngine]:
     """Engines over one of the models; each must pass the audit when it is idle at the end."""
-    engines: list[Engine] = []
+    engines: list[EngineCore] = []
 
     def make(
         kind: str,
@@ -77,11 +77,11 @@ def make_engine(models: dict[str, Any]) -> Iterator[MakeMediaEngine]:
         seqs: int = 8,
         budget: int = 256,
         encoder_tokens: int = 400,
-    ) -> Engine:
+    ) -> EngineCore:
         model = models[kind]
         cache = EncoderCache(encoder_tokens, model.lifelong)
         scheduler = Scheduler(BlockPool(num_blocks, block_size), seqs, budget, 440, cache)
-        engine = Engine(Runner(model, num_blocks, block_size), scheduler)
+        engine = EngineCore(Runner(model, num_blocks, block_size), scheduler)
         engines.append(engine)
         return engine
 
@@ -104,7 +104,7 @@ def picture(seed: int) -> bytes:
 def sound(seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     time = np.arange(int(16_000 * (0.2 + 0.07 * seed))) / 16_000
-    wave = sum(np.sin(time * rng.uniform(200, 12_000)) for _ in range(5)) / 8
+    wave = np.sum([np.sin(time * rng.uniform(200, 12_000)) for _ in range(5)], axis=0) / 8
     file = io.BytesIO()
     soundfile.write(file, wave.astype(np.float32), 16_000, format="WAV")
     return file.getvalue()
@@ -295,7 +295,7 @@ def test_logits_equal_transformers(
             seen.append(models[kind].logits(hidden))
             return hidden  # type: ignore[no-any-return]
 
-    engine.runner.model = Spy()  # type: ignore[assignment]
+    engine.runner.model = Spy()
     for name in ("more-0", "two-2") if kind == "llava" else ("3-515", "7-516"):
         ids, media = (chats if kind == "llava" else sounds)[name]
         engine.submit(submit(name, ids, media, tokens=1))
@@ -317,7 +317,7 @@ def test_logits_equal_transformers(
         engine.pool.reset_prefix_cache()
 
 
-def findings(engine: Engine) -> set[str]:
+def findings(engine: EngineCore) -> set[str]:
     return {finding.rule for finding in audit(engine, Ledger())[2]}
 
 

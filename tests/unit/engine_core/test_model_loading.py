@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from plimsoll_engine.core import settings as sizes
+from plimsoll_engine.core import engine_sizes as sizes
+from plimsoll_engine.errors import LoadError, SettingsError
+from plimsoll_engine.kernels.step_plan import KVShape
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
-from plimsoll_engine.models.interface import KVShape
-from plimsoll_engine.models.tiny import write_checkpoint
 from plimsoll_engine.models.transformers_model import kv_shape
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_faults.models.tiny import write_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -66,7 +67,7 @@ def test_a_broken_checkpoint_is_named(
     folder = tmp_path / "model"
     shutil.copytree(tiny_checkpoint, folder)
     damage(folder)
-    with pytest.raises(loader.LoadError, match=message):
+    with pytest.raises(LoadError, match=message):
         load(folder)
 
 
@@ -134,7 +135,7 @@ def test_a_broken_shard_is_named(
     shutil.copytree(tiny_checkpoint, folder)
     shard(folder)
     damage(folder)
-    with pytest.raises(loader.LoadError, match=message):
+    with pytest.raises(LoadError, match=message):
         load(folder)
 
 
@@ -195,7 +196,7 @@ def test_a_size_that_cannot_be_is_named(
     asked: dict[str, int], message: str, tiny_checkpoint: Path
 ) -> None:
     config = WorkerConfig(str(tiny_checkpoint), "/x", "/x", **asked)  # type: ignore[arg-type]
-    with pytest.raises(sizes.SettingsError, match=message):
+    with pytest.raises(SettingsError, match=message):
         sizes.resolve(config, KVShape(4, 2, 16), 8192, torch.float32, CPU)
 
 

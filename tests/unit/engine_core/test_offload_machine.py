@@ -20,14 +20,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from plimsoll_engine.core.blocks import BlockPool
-from plimsoll_engine.core.prefix import extend_block_hashes
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
-from plimsoll_engine.ipc import Sampling, Submit
-from plimsoll_engine.offload import offload as module
-from plimsoll_engine.offload.copies import Copies, Ticket
-from plimsoll_engine.offload.offload import Offload, Transfer
+from plimsoll_engine.kvcache import offload as module
+from plimsoll_engine.kvcache.block_copies import Copies, Ticket
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.offload import Offload, Transfer
+from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 
 BLOCK, BLOCKS, SLOTS, SEQS, BUDGET, LENGTH = 2, 8, 6, 3, 8, 16
 
@@ -202,7 +202,7 @@ def content(tokens: list[int]) -> int:
     return hash(tuple(tokens)) >> 1
 
 
-class TestOffloadMachine(OffloadMachine.TestCase):  # type: ignore[name-defined,misc]
+class TestOffloadMachine(OffloadMachine.TestCase):  # type: ignore[valid-type,misc]
     settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
@@ -238,7 +238,7 @@ def test_the_machine_finds_bugs_that_are_put_back(bug: type[Offload]) -> None:
     """
     machine: Any = type("Machine", (OffloadMachine,), {"offload_type": bug})
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
             machine,
             settings=settings(
                 max_examples=5000, stateful_step_count=40, deadline=None, database=None,

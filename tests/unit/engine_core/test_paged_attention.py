@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from plimsoll_engine.models.interface import StepPlan
+from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.models.transformers_model import paged_attention
 
 HEADS, KV_HEADS, DIM, SLOTS, LAYER, BLOCK = 6, 2, 8, 64, 1, 4

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine import inject, process_rules
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.process_rules import Frozen, frozen, method_cache_problems
-from plimsoll_engine.worker.faults import Faults, device, host
+from plimsoll_engine.process import rules
+from plimsoll_engine.process.rules import Frozen, frozen, method_cache_problems
+from plimsoll_faults.defects import WorkerFaults, device, host
 
 
-def rules_hit(engine: Engine) -> set[str]:
+def rules_hit(engine: EngineCore) -> set[str]:
     return {finding.rule for finding in audit(engine, Ledger())[2]}
 
 
-def serve(engine: Engine, faults: Faults, helpers: Any) -> None:
+def serve(engine: EngineCore, faults: WorkerFaults, helpers: Any) -> None:
     for number in range(3):
         engine.submit(helpers.submit(f"r{number}", [number + 1] * 9, 2))
         helpers.finish(engine)
@@ -44,7 +44,7 @@ def served() -> Iterator[None]:
 def test_a_freeze_that_nobody_pairs_is_found(make_engine: Any, helpers: Any) -> None:
     engine = make_engine()
     assert rules_hit(engine) == set()
-    faults = Faults(inject.parse("request_cycle:payload_bytes=1Ki,freeze_every=1"), 1, engine)
+    faults = WorkerFaults("request_cycle:payload_bytes=1Ki,freeze_every=1", 1, engine)
     serve(engine, faults, helpers)
     gc.collect()  # in vain: that is the leak
     assert rules_hit(engine) == {"released_requests_die", "nothing_is_frozen_again"}
@@ -71,7 +71,7 @@ def test_engines_of_one_process_share_what_is_frozen() -> None:
 def test_instances_in_a_methods_cache_are_found(make_engine: Any, helpers: Any) -> None:
     host.Rotary.angle.cache_clear()
     engine = make_engine()
-    faults = Faults(inject.parse("method_cache:bytes_per_request=1Ki"), 1, engine)
+    faults = WorkerFaults("method_cache:bytes_per_request=1Ki", 1, engine)
     assert rules_hit(engine) == set()
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"methods_cache_no_instances"}
@@ -93,8 +93,8 @@ def test_a_bounded_cache_on_a_method_is_found_as_well(monkeypatch: pytest.Monkey
         def vocabulary() -> int:
             return 3
 
-    Tokenizer.__module__ = process_rules.__name__
-    monkeypatch.setattr(process_rules, "Tokenizer", Tokenizer, raising=False)
+    Tokenizer.__module__ = rules.__name__
+    monkeypatch.setattr(rules, "Tokenizer", Tokenizer, raising=False)
     assert Tokenizer().encode("a") + Tokenizer.vocabulary() == 4
     (problem,) = method_cache_problems()
     assert "Tokenizer.encode is cached for its class, which holds 1 calls" in problem
@@ -104,7 +104,7 @@ def test_a_registry_of_the_kv_pool_is_found_while_the_engine_runs(
     make_engine: Any, helpers: Any
 ) -> None:
     engine = make_engine()
-    faults = Faults(inject.parse("kept_kv"), 1, engine)
+    faults = WorkerFaults("kept_kv", 1, engine)
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"kv_pool_has_its_owners_alone"}
     device.REGISTRY.clear()

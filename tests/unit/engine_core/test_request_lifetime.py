@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.request import Request
-from plimsoll_engine.ipc import Submit
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.worker.faults.requests import CyclicRequest
+from plimsoll_engine.messages.worker_ipc import Submit
+from plimsoll_faults.defects.requests import CyclicRequest
 
-Scenario = Callable[[Engine, Any], None]
+Scenario = Callable[[EngineCore, Any], None]
 
 
 @pytest.fixture
@@ -28,22 +28,22 @@ def no_collector() -> Iterator[None]:
     gc.collect()
 
 
-def finished(engine: Engine, helpers: Any) -> None:
+def finished(engine: EngineCore, helpers: Any) -> None:
     engine.submit(helpers.submit("a", [3, 4, 5], 6))
     helpers.finish(engine)
 
 
-def stopped(engine: Engine, helpers: Any) -> None:
+def stopped(engine: EngineCore, helpers: Any) -> None:
     engine.submit(helpers.submit("a", [3, 4, 5], 60, stop_token_ids=list(range(512))))
     helpers.finish(engine)
 
 
-def aborted_while_waiting(engine: Engine, helpers: Any) -> None:
+def aborted_while_waiting(engine: EngineCore, helpers: Any) -> None:
     engine.submit(helpers.submit("a", [3, 4, 5], 6))
     assert engine.abort("a")
 
 
-def aborted_while_running(engine: Engine, helpers: Any) -> None:
+def aborted_while_running(engine: EngineCore, helpers: Any) -> None:
     engine.submit(helpers.submit("a", [3] * 110, 20))  # longer than the budget: between chunks
     engine.submit(helpers.submit("b", [4] * 9, 60))
     for _ in range(3):
@@ -53,31 +53,31 @@ def aborted_while_running(engine: Engine, helpers: Any) -> None:
     assert not engine.abort("b")
 
 
-def refused(engine: Engine, helpers: Any) -> None:
+def refused(engine: EngineCore, helpers: Any) -> None:
     assert engine.submit(helpers.submit("a", [3] * 300, 6)) is not None
 
 
-def errored(engine: Engine, helpers: Any) -> None:
+def errored(engine: EngineCore, helpers: Any) -> None:
     def fails(_: Any) -> Any:
         raise RuntimeError("broken forward")
 
     for name in "abc":
         engine.submit(helpers.submit(name, [ord(name)] * 9, 6))
     launch = engine.runner.launch
-    engine.runner.launch = fails  # type: ignore[method-assign]
+    engine.runner.launch = fails  # type: ignore[method-assign,assignment]
     dropped = [d.request_id for _ in range(9) if engine.has_work for d in engine.step().dropped]
     assert sorted(dropped) == ["a", "b", "c"]
     engine.runner.launch = launch  # type: ignore[method-assign]
 
 
-def preempted_then_finished(engine: Engine, helpers: Any) -> None:
+def preempted_then_finished(engine: EngineCore, helpers: Any) -> None:
     for number in range(6):
         engine.submit(helpers.submit(str(number), [number] * 20, 60))
     helpers.finish(engine)
     assert engine.scheduler.preemptions_total > 0
 
 
-def closed_at_work(engine: Engine, helpers: Any) -> None:
+def closed_at_work(engine: EngineCore, helpers: Any) -> None:
     engine.submit(helpers.submit("a", [3, 4, 5], 60))
     engine.step()
     engine.close()
@@ -96,7 +96,7 @@ SCENARIOS: list[Scenario] = [
 
 
 def leftovers(
-    engine: Engine, make: Callable[[Submit], Request], act: Scenario, helpers: Any
+    engine: EngineCore, make: Callable[[Submit], Request], act: Scenario, helpers: Any
 ) -> int:
     """How many requests are alive after ``act``, by the audit's rule and by our own count."""
     engine.make_request = make

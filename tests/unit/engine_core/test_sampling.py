@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from plimsoll_engine.core import sampling as module
 from plimsoll_engine.core.logit_edits import BANNED, TokenCounts
 from plimsoll_engine.core.sampling import BELOW_ONE, Row, pick, plan, sample, uniform
-from plimsoll_engine.ipc import Sampling
+from plimsoll_engine.messages.worker_ipc import Sampling
 
 VOCABULARY = 12
 
 
-def draws(logits: list[float], count: int = 4_000, **knobs: float) -> Counter[int]:
+def draws(logits: list[float], count: int = 4_000, **knobs: Any) -> Counter[int]:
     row = torch.tensor([logits])
-    sampling = Sampling(max_tokens=1, seed=7, temperature=knobs.pop("temperature", 1.0), **knobs)  # type: ignore[arg-type]
+    sampling = Sampling(max_tokens=1, seed=7, temperature=knobs.pop("temperature", 1.0), **knobs)
     rows = plan([Row(sampling, position) for position in range(count)])
     return Counter(sample(row.expand(count, -1), rows).tokens.tolist())
 
@@ -31,7 +31,7 @@ def one(logits: torch.Tensor, row: Row) -> int:
 
 
 @pytest.mark.parametrize("knobs", [{}, {"top_k": 4}, {"top_p": 1.0, "min_p": 1e-9}])
-def test_frequencies_follow_the_softmax(knobs: dict[str, float]) -> None:
+def test_frequencies_follow_the_softmax(knobs: dict[str, Any]) -> None:
     logits = [1.0, 0.0, 2.0, -1.0]
     expected = torch.softmax(torch.tensor(logits), dim=0).tolist()
     found = draws(logits, **knobs)
@@ -59,7 +59,7 @@ def test_temperature_zero_is_greedy(temperature: float) -> None:
         ({"top_k": 100}, {0, 1, 2, 3}),
     ],
 )
-def test_filters_keep_the_likeliest(knobs: dict[str, float], allowed: set[int]) -> None:
+def test_filters_keep_the_likeliest(knobs: dict[str, Any], allowed: set[int]) -> None:
     assert set(draws([1.0, 0.0, 2.0, -1.0], **knobs)) == allowed
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
-from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 
 BLOCK = 4
 
@@ -177,6 +177,57 @@ def test_tenants_share_tokens_and_not_requests() -> None:
     assert 2.5 <= sum(n.startswith("short") for n in first) / sum(
         n.startswith("long") for n in first
     ) <= 3.5  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    loud=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(-(1 << 31), 5)),
+        min_size=1, max_size=12,
+    ),
+    quiet=st.tuples(st.integers(1, 30), st.integers(1, 9), st.integers(-5, (1 << 31) - 1)),
+    blocks=st.integers(16, 24),
+    seqs=st.integers(1, 4),
+    before=st.integers(0, 30),
+)  # fmt: skip
+def test_no_priority_of_one_tenant_starves_another(
+    loud: list[tuple[int, int, int]],
+    quiet: tuple[int, int, int],
+    blocks: int,
+    seqs: int,
+    before: int,
+) -> None:
+    """The loud tenant has a dozen requests here at all times and asks for what it likes."""
+    scheduler, number, done = make(blocks, seqs, budget=16), 0, False
+
+    def ask(name: str, what: tuple[int, int, int], tenant: str) -> None:
+        length, max_tokens, priority = what
+        made = request(name, [number % 9] * length, max_tokens, tenant=tenant, priority=priority)
+        if scheduler.refusal(made) is None:
+            scheduler.add(made)
+
+    for step in range(before + 400):
+        if step == before:
+            ask("quiet", quiet, "quiet")
+        while scheduler.waiting._present["loud"] < 12:
+            ask(str(number), loud[number % len(loud)], "loud")
+            number += 1
+        ended = advance(scheduler, scheduler.schedule())
+        done = done or any(one.request_id == "quiet" for one in ended)
+        if done:
+            break
+    assert done, "starves"
+
+
+def test_a_priority_takes_no_place_of_another_tenant() -> None:
+    scheduler = make(blocks=64, seqs=2, budget=64)
+    scheduler.add(request("mine", [1] * 8, 30, tenant="loud", priority=5))
+    scheduler.add(request("yours", [2] * 8, 30, tenant="quiet", priority=9))
+    advance(scheduler, scheduler.schedule())
+    scheduler.add(request("urgent", [3] * 8, 4, tenant="loud", priority=-(1 << 31)))
+    running = [chunk.request.request_id for chunk in scheduler.schedule()]
+    assert sorted(running) == ["urgent", "yours"]
+    assert [one.request_id for one in scheduler.waiting] == ["mine"]
 
 
 def test_a_salt_keeps_the_prefix_cache_apart() -> None:

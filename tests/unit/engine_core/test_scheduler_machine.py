@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plimsoll_engine.core.blocks import BlockPool
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
-from plimsoll_engine.core.waiting import urgency
-from plimsoll_engine.ipc import Sampling, Submit
+from plimsoll_engine.core.waiting import place, urgency
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 
 BLOCK, BLOCKS, SEQS, BUDGET, LENGTH = 4, 10, 3, 12, 40
 
@@ -74,7 +74,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({id(chunk.request) for chunk in chunks}) == len(chunks)
         head = self.scheduler.waiting.head()
         if head is not None and head.request_id not in self.put_off:
-            assert all(chunk.request.priority <= head.priority for chunk in chunks)
+            same = (c.request for c in chunks if c.request.tenant == head.tenant)
+            assert all(request.priority <= head.priority for request in same)
         self._advance(chunks)
 
     @precondition(lambda self: self.scheduler.running)
@@ -111,7 +112,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.pool.prefix.problems() == []
         assert scheduler.waiting.problems() == []
         assert len(scheduler.running) <= SEQS
-        assert scheduler.running == sorted(scheduler.running, key=urgency)
+        assert scheduler.running == sorted(scheduler.running, key=place)
+        assert len({request.place for request in scheduler.running}) == len(scheduler.running)
+        for tenant in "ab":
+            same = [request for request in scheduler.running if request.tenant == tenant]
+            priorities = [urgency(request)[0] for request in same]
+            assert priorities == sorted(priorities)
         queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
         assert queued == Counter(self.alive.keys())
         held = Counter(block for request in self.alive.values() for block in request.block_ids)

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+from plimsoll_engine.core import engine_sizes as sizes
 from plimsoll_engine.core import warmup
 from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.memory import lifecycle as lifecycle_module
-from plimsoll_engine.memory.lifecycle import Lifecycle
-from plimsoll_engine.process_rules import frozen
-from plimsoll_engine.zygote_ipc import WorkerConfig
+from plimsoll_engine.memory import core_lifecycle as lifecycle_module
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models import loader
+from plimsoll_engine.process.rules import frozen
 
 KEPT: list[Any] = []
 """What a stored exception, a hook or a global may still hold of an engine after its shutdown."""
 
 
-class ForgetfulLifecycle(Lifecycle):
+class ForgetfulLifecycle(CoreLifecycle):
     """The real bug: shutdown drops its own references and trusts that nobody else has one."""
 
     def shutdown(self) -> None:
@@ -47,7 +49,7 @@ def config(tiny_checkpoint: Path, tmp_path: Path) -> WorkerConfig:
 def tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[torch.Tensor]]]:
     """Weak references to every tensor that a lifecycle makes: weights and KV pool."""
     found: list[weakref.ref[torch.Tensor]] = []
-    load, init = lifecycle_module.loader.load_model, Runner.__init__
+    load, init = loader.load_model, Runner.__init__
 
     def watched_load(*arguments: Any) -> Any:
         model = load(*arguments)
@@ -60,7 +62,7 @@ def tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[torch.
         found.append(weakref.ref(runner.kv))
         KEPT.append(runner)
 
-    monkeypatch.setattr(lifecycle_module.loader, "load_model", watched_load)
+    monkeypatch.setattr(loader, "load_model", watched_load)
     monkeypatch.setattr(Runner, "__init__", watched_init)
     gc.collect()
     gc.disable()
@@ -69,13 +71,13 @@ def tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[torch.
     KEPT.clear()
 
 
-def after_success(lifecycle: Lifecycle, helpers: Any) -> None:
+def after_success(lifecycle: CoreLifecycle, helpers: Any) -> None:
     engine = lifecycle.start()
     engine.submit(helpers.submit("a", [5] * 20, 10))
     helpers.finish(engine)
 
 
-def after_a_forward_error(lifecycle: Lifecycle, helpers: Any) -> None:
+def after_a_forward_error(lifecycle: CoreLifecycle, helpers: Any) -> None:
     engine = lifecycle.start()
     model: Any = engine.runner.model
     forward = model.forward
@@ -89,16 +91,18 @@ def after_a_forward_error(lifecycle: Lifecycle, helpers: Any) -> None:
     assert "broken forward" in engine.step().dropped[0].message
 
 
-def at_work(lifecycle: Lifecycle, helpers: Any) -> None:
+def at_work(lifecycle: CoreLifecycle, helpers: Any) -> None:
     engine = lifecycle.start()
     engine.submit(helpers.submit("a", [5] * 20, 10))
     engine.step()
 
 
-ENDS: list[Callable[[Lifecycle, Any], None]] = [after_success, after_a_forward_error, at_work]
+ENDS: list[Callable[[CoreLifecycle, Any], None]] = [after_success, after_a_forward_error, at_work]
 
 
-def alive_after(lifecycle: Lifecycle, end: Callable[..., None], helpers: Any, tensors: Any) -> int:
+def alive_after(
+    lifecycle: CoreLifecycle, end: Callable[..., None], helpers: Any, tensors: Any
+) -> int:
     end(lifecycle, helpers)
     lifecycle.shutdown()
     lifecycle.shutdown()
@@ -110,7 +114,7 @@ def alive_after(lifecycle: Lifecycle, end: Callable[..., None], helpers: Any, te
 def test_no_tensor_survives_shutdown(
     end: Callable[..., None], config: WorkerConfig, helpers: Any, tensors: Any
 ) -> None:
-    assert alive_after(Lifecycle(config), end, helpers, tensors) == 0
+    assert alive_after(CoreLifecycle(config), end, helpers, tensors) == 0
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -130,10 +134,10 @@ def test_a_start_that_fails_gives_everything_back(
     def fails(*_: Any) -> Any:
         raise RuntimeError(f"{stage} failed")
 
-    target = lifecycle_module.sizes if stage == "resolve" else lifecycle_module
+    target = sizes if stage == "resolve" else lifecycle_module
     monkeypatch.setattr(target, stage, fails)
     frozen = gc.get_freeze_count()
-    lifecycle = Lifecycle(config)
+    lifecycle = CoreLifecycle(config)
     with pytest.raises(RuntimeError, match=f"{stage} failed") as error:
         lifecycle.start()
     assert error.value.__traceback__ is not None
@@ -149,14 +153,14 @@ def test_a_warm_up_that_the_model_fails_gives_everything_back(
 
     monkeypatch.setattr(Runner, "launch", fails)
     with pytest.raises(warmup.WarmUpError, match="no kernel for this"):
-        Lifecycle(config).start()
+        CoreLifecycle(config).start()
     assert [reference for reference in tensors if reference() is not None] == []
 
 
 def test_freeze_is_paired_and_thresholds_are_put_back(config: WorkerConfig) -> None:
     gc.unfreeze()  # Python 3.12 starts with some frozen objects of its own
     before = gc.get_threshold(), 0
-    lifecycle = Lifecycle(config)
+    lifecycle = CoreLifecycle(config)
     lifecycle.start()
     assert gc.get_freeze_count() > 0
     assert gc.get_threshold() == lifecycle_module.GC_THRESHOLDS
@@ -165,4 +169,4 @@ def test_freeze_is_paired_and_thresholds_are_put_back(config: WorkerConfig) -> N
 
 
 def test_shutdown_before_start_does_nothing(config: WorkerConfig) -> None:
-    Lifecycle(config).shutdown()
+    CoreLifecycle(config).shutdown()

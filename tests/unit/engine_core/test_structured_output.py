@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from plimsoll_engine.core.engine import Engine
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import BASE_BYTES, Grammars, Vocabulary
-from plimsoll_engine.ipc import Dropped, Grammar, Token
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages.worker_ipc import Dropped, Grammar, Token
 
 SCHEMA = json.dumps(
     {
@@ -41,12 +41,12 @@ def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def engine(make_engine: Any, vocabulary: Vocabulary) -> Engine:
-    made: Engine = make_engine(num_blocks=48, grammars=Grammars(vocabulary))
+def engine(make_engine: Any, vocabulary: Vocabulary) -> EngineCore:
+    made: EngineCore = make_engine(num_blocks=48, grammars=Grammars(vocabulary))
     return made
 
 
-def run(engine: Engine) -> tuple[dict[str, list[Token]], list[Dropped]]:
+def run(engine: EngineCore) -> tuple[dict[str, list[Token]], list[Dropped]]:
     tokens: dict[str, list[Token]] = {}
     dropped: list[Dropped] = []
     deadline = time.monotonic() + 30
@@ -75,7 +75,7 @@ def ids(tokens: list[Token]) -> list[int]:
 )
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 def test_the_text_matches(
-    grammar: Grammar, pattern: str, temperature: float, engine: Engine, helpers: Any,
+    grammar: Grammar, pattern: str, temperature: float, engine: EngineCore, helpers: Any,
     tokenizer: Tokenizer,
 ) -> None:  # fmt: skip
     for seed in range(3):
@@ -126,7 +126,7 @@ def test_a_carried_request_goes_on_inside_its_grammar(
     ],
 )
 def test_a_bad_grammar_is_refused_by_its_field(
-    grammar: Grammar, message: str, engine: Engine, helpers: Any
+    grammar: Grammar, message: str, engine: EngineCore, helpers: Any
 ) -> None:
     engine.submit(helpers.submit("good", [5] * 9, 20))
     engine.submit(helpers.submit("bad", [6] * 9, 20, grammar=grammar))
@@ -157,7 +157,7 @@ def chain(rules: int, rule: str, last: str) -> str:
     ],
 )
 def test_a_deep_grammar_does_not_overflow_the_stack(
-    grammar: Grammar, engine: Engine, helpers: Any
+    grammar: Grammar, engine: EngineCore, helpers: Any
 ) -> None:
     engine.submit(helpers.submit("deep", [5] * 9, 3, grammar=grammar))
     tokens, dropped = run(engine)
@@ -174,7 +174,7 @@ def test_without_a_vocabulary_grammars_alone_are_refused(make_engine: Any, helpe
 
 
 def test_an_abort_before_the_grammar_is_compiled_leaves_nothing(
-    engine: Engine, helpers: Any
+    engine: EngineCore, helpers: Any
 ) -> None:
     for number in range(8):
         grammar = Grammar("regex", f"[a-z]{{{number + 1},400}}")
@@ -196,9 +196,9 @@ def test_the_cache_is_bounded_and_shared(vocabulary: Vocabulary) -> None:
         assert grammars.bytes <= grammars.bytes_bound
     assert len(seen) == 18
     assert len(grammars._cache) == 3
-    own = seen["8-0"].allowed()
+    own = seen["8-0"].mask
     seen["8-1"].take(next(t for t in range(512) if own[t // 8] >> t % 8 & 1))
-    assert seen["8-0"].allowed() == own
+    assert seen["8-0"].mask == own
     assert grammars.flush() > 0
     assert grammars.bytes == vocabulary.bytes
     grammars.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from plimsoll_engine.frontend.abandoned import REPORTS, Abandoned
+from plimsoll_engine.frontend.observability.abandoned import REPORTS, AbandonedTracker
 
 
 def test_a_request_is_abandoned_once_its_abort_is_long_overdue() -> None:
     waited_for = {"a", "b"}
-    abandoned = Abandoned(waited_for.__contains__)
+    abandoned = AbandonedTracker(waited_for.__contains__)
     for _ in range(3 * REPORTS):
         assert abandoned.update(["a", "b"]) is None
     waited_for.remove("b")
@@ -20,7 +20,7 @@ def test_a_request_is_abandoned_once_its_abort_is_long_overdue() -> None:
 
 def test_constant_aborts_under_way_are_no_loss() -> None:
     """Each report names requests that were just given up, never one for long."""
-    abandoned = Abandoned(lambda name: False)
+    abandoned = AbandonedTracker(lambda name: False)
     for turn in range(200):
         running = [str(number) for number in range(turn, turn + REPORTS)]
         assert abandoned.update(running) is None
@@ -28,7 +28,7 @@ def test_constant_aborts_under_way_are_no_loss() -> None:
 
 def test_a_request_that_is_waited_for_again_begins_anew() -> None:
     waited_for: set[str] = set()
-    abandoned = Abandoned(waited_for.__contains__)
+    abandoned = AbandonedTracker(waited_for.__contains__)
     for _ in range(REPORTS):
         abandoned.update(["carried"])
     waited_for.add("carried")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_engine.frontend.detokenize import MAX_WINDOW, Detokenizer, StopMatcher
+from plimsoll_engine.frontend.requests.detokenize import MAX_WINDOW, Detokenizer, StopMatcher
 
 
 def decode_bytes(ids: Sequence[int]) -> str:
@@ -76,7 +76,7 @@ def test_stop_strings_cut_alike_however_the_text_is_split(
                 return given_out, True
         return given_out + matcher.finish(), False
 
-    pieces, at = [], 0
+    pieces, at = list[str](), 0
     while at < len(text):
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(text[at : at + size])

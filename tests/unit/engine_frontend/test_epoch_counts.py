@@ -1,11 +1,13 @@
 """What the frontend counts of its own work, for whoever asks what a growth follows."""
 
+from typing import Literal
+
 from plimsoll_api.admin import Load
-from plimsoll_engine.frontend.load import KNOWN_PROMPTS, EpochCounts, Usage, merge
-from plimsoll_engine.ipc import Media
+from plimsoll_engine.frontend.observability.load import KNOWN_PROMPTS, EpochCounts, Usage, merge
+from plimsoll_engine.messages.worker_ipc import Media
 
 
-def media(kind: str, key: bytes) -> Media:
+def media(kind: Literal["image", "audio"], key: bytes) -> Media:
     return Media(kind=kind, key=key, start=0, length=1, tokens=1, shape=[1])
 
 

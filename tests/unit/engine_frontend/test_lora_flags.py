@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from plimsoll_engine.__main__ import _parser
-from plimsoll_engine.frontend.adapters import AdapterRefused, Adapters
-from plimsoll_engine.ipc import AdapterLoaded, UnloadAdapter
-from plimsoll_engine.settings import Settings, UsageError, from_flags
+from plimsoll_engine.errors import UsageError
+from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, AdapterRegistry
+from plimsoll_engine.messages.worker_ipc import AdapterLoaded, UnloadAdapter
+from plimsoll_engine.settings import Settings, from_flags
 
 
 def settings(tmp_path: Path, *flags: str) -> Settings:
@@ -60,7 +61,7 @@ def test_a_wrong_flag_is_named(flags: list[str], message: str, tmp_path: Path) -
 
 
 def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> None:
-    adapters = Adapters(2, {"one": Path("/one")})
+    adapters = AdapterRegistry(2, {"one": Path("/one")})
     one = adapters.find("one")
     assert one is not None
     assert one.required
@@ -88,7 +89,7 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
 
 
 def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
-    adapters = Adapters(1, {"one": Path("/one")})
+    adapters = AdapterRegistry(1, {"one": Path("/one")})
     (one,) = adapters.known()
     adapters.use(one)
     assert adapters.loaded(AdapterLoaded("", one.number, "no such file")) is one

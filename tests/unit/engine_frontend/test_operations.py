@@ -101,8 +101,10 @@ def test_history_is_bounded() -> None:
     asyncio.run(run())
 
 
-def test_three_crashes_within_a_minute_are_too_many() -> None:
-    budget = CrashBudget(limit=3, window_s=60)
-    assert [budget.spend(t) for t in (0.0, 10.0, 20.0)] == [True, True, False]
-    slow = CrashBudget(limit=3, window_s=60)
-    assert all(slow.spend(t) for t in (0.0, 31.0, 62.0, 93.0))
+def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -> None:
+    budget = CrashBudget()
+    assert [budget.spend(20.0) for _ in range(6)] == [0.0, 0.0, 1.0, 2.0, 4.0, None]
+    settled = CrashBudget()
+    assert [settled.spend(60.0) for _ in range(9)] == [0.0] * 9
+    slow_start = CrashBudget()  # however long a start takes that fails
+    assert [slow_start.spend() for _ in range(6)][-1] is None

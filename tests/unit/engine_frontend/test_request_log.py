@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_engine import ipc
-from plimsoll_engine.frontend import carry
-from plimsoll_engine.frontend.outbox import Outbox
-from plimsoll_engine.frontend.requests import Generation, QueueFull, RequestFailed, RequestLog
-from plimsoll_engine.ipc import Abort, Sampling, Stop, Submit
+from plimsoll_engine.frontend.requests.request_log import (
+    Generation,
+    QueueFull,
+    RequestFailed,
+    RequestLog,
+)
+from plimsoll_engine.frontend.workers.outbox import Outbox
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.worker_ipc import Abort, Sampling, Stop, Submit
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -70,7 +74,7 @@ def test_what_is_carried_is_what_runs() -> None:
     parked.parked = True
     sampling, arrived = Sampling(max_tokens=9, seed=4), running.times.arrived
     for attempt in (1, 2):  # each submission has a number of its own
-        assert [g.submission() for g in carry.to_resubmit(log)] == [
+        assert [g.submission() for g in log.to_resubmit()] == [
             Submit("a", [1, 2], sampling, [ord("x")], arrived=arrived, attempt=attempt)
         ]
 
@@ -132,6 +136,6 @@ def test_the_outbox_never_outgrows_the_live_requests(steps: list[tuple[str, int]
 def test_stop_overtakes_what_the_next_worker_gets_anyway() -> None:
     outbox = Outbox()
     outbox.put(Submit("a", [1], Sampling(max_tokens=1)))
-    outbox.put(ipc.AuditQuery("q"))
+    outbox.put(worker_ipc.AuditQuery("q"))
     outbox.put(Stop())
     assert (outbox.take(), outbox.take()) == (Stop(), None)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from plimsoll_engine.checkpoint import eos_ids
-from plimsoll_engine.frontend.tokenizer import TemplateError, Tokenizer
-from plimsoll_engine.models import tiny_text
-from plimsoll_engine.settings import UsageError
+from plimsoll_engine.errors import UsageError
+from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
+from plimsoll_faults.models import tiny_text
 
 
 @pytest.fixture

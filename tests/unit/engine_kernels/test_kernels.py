@@ -9,9 +9,9 @@ import torch
 
 from plimsoll_engine.kernels import decode_attention, fused
 from plimsoll_engine.kernels.fused import FusedOps
-from plimsoll_engine.kernels.interface import Ops
+from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
-from plimsoll_engine.models.interface import StepPlan
+from plimsoll_engine.kernels.step_plan import StepPlan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FUSED: Ops = FusedOps()
@@ -220,7 +220,7 @@ def test_whole_prompts_of_the_library(rotates: bool, monkeypatch: pytest.MonkeyP
         rotary = REFERENCE.rotary(torch.arange(tokens, device=DEVICE), draw(dim // 2).abs())
         query = FUSED.rotate_and_store(qkv.flatten(1), rotary, None, 0.0, plan, 0)
     else:
-        query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
+        query, key, value = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         query = query.contiguous()
         FUSED.store(key, value, plan, 0)
     assert query.shape == (tokens, heads, dim)

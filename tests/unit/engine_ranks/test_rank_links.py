@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from plimsoll_api.admin import ProcessMemory, Role
-from plimsoll_engine.core.inputs import Inputs
-from plimsoll_engine.core.settings import SettingsError
-from plimsoll_engine.models.checkpoint import LoadError
-from plimsoll_engine.ranks import messages
-from plimsoll_engine.ranks.group import Shard
-from plimsoll_engine.ranks.leader import Leader, RanksLost
-from plimsoll_engine.ranks.link import LeaderGone, Link
-from plimsoll_engine.ranks.member import Member
-from plimsoll_engine.zygote_ipc import WorkerConfig, meeting_place
+from plimsoll_engine.distributed.group import Shard
+from plimsoll_engine.distributed.leader import Leader, RanksLost
+from plimsoll_engine.distributed.link import LeaderGone, Link
+from plimsoll_engine.distributed.member import Member
+from plimsoll_engine.errors import LoadError, SettingsError
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.messages.rank_ipc import Inputs
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig, meeting_place
 
+THREE = np.arange(3, dtype=np.int32)
 INPUTS = Inputs(
-    *(np.arange(size, dtype=np.int32) for size in (3, 3, 3, 3, 2, 3)),
+    THREE, THREE, THREE, THREE, np.arange(2, dtype=np.int32), THREE,
     np.arange(10, dtype=np.int32).reshape(2, 5), np.array([0, 2], np.int32), 1, 2, (2,),
 )  # fmt: skip
 
@@ -47,12 +47,12 @@ def beside() -> Iterator[Callable[..., Future[object]]]:
 
 def test_commands_come_whole_and_in_order(pair: tuple[Leader, Link]) -> None:
     leader, link = pair
-    with leader.together(messages.Step(INPUTS)):
+    with leader.together(rank_ipc.Step(INPUTS)):
         pass
-    leader.tell(messages.Capture())
+    leader.tell(rank_ipc.Capture())
     step = link.receive()
-    assert isinstance(step, messages.Step)
-    assert isinstance(link.receive(), messages.Capture)
+    assert isinstance(step, rank_ipc.Step)
+    assert isinstance(link.receive(), rank_ipc.Capture)
     for name in Inputs.__slots__:
         assert np.array_equal(getattr(step.inputs, name), getattr(INPUTS, name)), name
     assert step.inputs.tables.shape == (2, 5)
@@ -66,19 +66,19 @@ def test_answers_are_told_from_reports(
     def follow() -> None:
         for _ in range(4):
             match link.receive():
-                case messages.Account():
+                case rank_ipc.Account():
                     memory = ProcessMemory(Role.WORKER, 7, malloc_in_use=11)
-                    link.send(messages.RankReport(memory, [], 5))
-                case messages.Measure():
-                    link.send(messages.Free(9))
+                    link.send(rank_ipc.RankReport(memory, [], 5))
+                case rank_ipc.Measure():
+                    link.send(rank_ipc.Free(9))
 
     following = beside(follow)
     (first,) = leader.accounts()  # waits
     assert (first.memory.malloc_in_use, first.graph_bytes) == (11, 5)
     leader.accounts()  # asks anew, and waits for nothing
-    assert [free.bytes for free in leader.ask(messages.Measure(), messages.Free)] == [9]
+    assert [free.bytes for free in leader.ask(rank_ipc.Measure(), rank_ipc.Free)] == [9]
     assert len(leader.accounts()) == 1
-    leader.tell(messages.Capture())
+    leader.tell(rank_ipc.Capture())
     following.result(10)
 
 
@@ -86,14 +86,14 @@ def test_a_rank_that_is_gone_is_told_from_a_failure_here(pair: tuple[Leader, Lin
     leader, link = pair
     with (
         pytest.raises(RanksLost, match="failed on rank 0: ValueError: odd") as here,
-        leader.together(messages.Capture()),
+        leader.together(rank_ipc.Capture()),
     ):
         raise ValueError("odd")
     assert leader.lost
     assert not here.value.gone
 
     def breaks() -> None:
-        with leader.together(messages.Capture()):
+        with leader.together(rank_ipc.Capture()):
             link.close()
             raise RuntimeError("connection closed by peer")
 
@@ -102,7 +102,7 @@ def test_a_rank_that_is_gone_is_told_from_a_failure_here(pair: tuple[Leader, Lin
     assert gone.value.gone
     assert leader.ended() is None
     with pytest.raises(RanksLost, match="rank 1: does not listen"):
-        leader.tell(messages.Capture())
+        leader.tell(rank_ipc.Capture())
 
 
 @pytest.mark.parametrize(("permanent", "kind"), [(True, LoadError), (False, RanksLost)])
@@ -110,7 +110,7 @@ def test_a_ranks_own_word_for_its_failure_is_passed_on(
     pair: tuple[Leader, Link], permanent: bool, kind: type[Exception]
 ) -> None:
     leader, link = pair
-    link.send(messages.Failed("no such tensor", permanent))
+    link.send(rank_ipc.RankFailed("no such tensor", permanent))
     with pytest.raises(kind, match="no such tensor"):
         leader.loaded()
     assert leader.lost

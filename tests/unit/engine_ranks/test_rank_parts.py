@@ -9,13 +9,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plimsoll_engine.core.settings import SettingsError
+from plimsoll_engine.distributed.group import Shard
+from plimsoll_engine.distributed.member import Member
+from plimsoll_engine.errors import LoadError, SettingsError
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
-from plimsoll_engine.models.checkpoint import LoadError
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.ranks.group import Shard
-from plimsoll_engine.ranks.member import Member
-from plimsoll_engine.zygote_ipc import WorkerConfig
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from plimsoll_api.admin import Capability, EngineState
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import MemoryPolicy, Mode, Supervision
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
 from plimsoll_sidecar.govern.command import (
     Command,
     EngineView,
     Event,
-    Happening,
+    EventType,
     Outcome,
     Result,
     Verb,
@@ -35,12 +36,14 @@ class World:
         memory = memory or MemoryPolicy(warmup_s=2.0)
         self.governor = Governor(policy, memory, state, "pod-0")
         self.now = 1_000.0
-        self.number = 1
+        self.boot, self.number = "boot", 1
         self.growth = 0
         self.suspect = True
-        self.kind = Kind.HOST_GROWTH
+        self.kind = IncidentKind.HOST_GROWTH
+        self.besides: list[Suspicion] = []
         self.over_budget = True
         self.process: str | None = "worker"
+        self.segment = Segment.PYTHON_OBJECTS
         self.answers = True
         self.engine_state = EngineState.SERVING
         self.warm = True
@@ -50,20 +53,23 @@ class World:
         self.commands: list[Command] = []
         self.events: list[Event] = []
         self.hold: str | None = None
+        self.in_long_step = False
+        self.unconfirmed: str | None = None
 
     def tick(self, *results: Result) -> Command | None:
         self.now += 1.0
-        suspicions = []
-        if self.suspect and (self.warm or self.kind is Kind.STALL):
+        suspicions = list(self.besides)
+        if self.suspect and (self.warm or self.kind is IncidentKind.STALL):
             suspicions.append(
                 Suspicion(
                     kind=self.kind,
-                    segment=None if self.kind is Kind.STALL else Segment.PYTHON_OBJECTS,
+                    segment=None if self.kind is IncidentKind.STALL else self.segment,
                     confidence=0.9,
                     consumed_ratio=1.2,
                     bytes=self.growth,
                     over_budget=self.over_budget,
                     process=self.process,
+                    unconfirmed=self.unconfirmed,
                 )
             )
         host = BudgetState(
@@ -74,10 +80,15 @@ class World:
             bytes_per_s=self.rate,
         )
         assessment = Assessment(
-            t=self.now, epoch=self.number, warm=self.warm, suspicions=suspicions, host=host
+            t=self.now,
+            epoch=self.number,
+            warm=self.warm,
+            suspicions=suspicions,
+            host=host,
+            in_long_step=self.in_long_step,
         )
         engine = EngineView(
-            epoch=f"boot:{self.number}" if self.answers else None,
+            epoch=f"{self.boot}:{self.number}" if self.answers else None,
             state=self.engine_state if self.answers else None,
             capabilities=self.capabilities,
             replaceable=self.replaceable,
@@ -129,7 +140,7 @@ class World:
         return [
             event.incident
             for event in self.events
-            if event.happening in (Happening.ENDED, Happening.CLEARED)
+            if event.type in (EventType.ENDED, EventType.CLEARED)
         ]
 
     @property

@@ -2,14 +2,15 @@
 
 import msgspec
 import pytest
-from governed import World, done
 
 from plimsoll_api.admin import EngineState
+from plimsoll_api.assessment import Segment, Suspicion
+from plimsoll_api.incident_record import Reason, StepOutcome
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
-from plimsoll_sidecar.detect.assessment import Kind
-from plimsoll_sidecar.govern.command import Happening, Outcome, Result, Verb
-from plimsoll_sidecar.govern.incident import Phase, Reason, StepOutcome
+from plimsoll_sidecar.govern.command import EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, ROUND, SETTLE_S, GovernorState
+from tests.unit.govern.governed import BASELINE, World, done
 
 
 def test_a_leak_is_trimmed_confirmed_and_cured_by_a_worker_restart() -> None:
@@ -18,17 +19,17 @@ def test_a_leak_is_trimmed_confirmed_and_cured_by_a_worker_restart() -> None:
     restart = world.to(Verb.RESTART_WORKER)
     assert world.verbs == [Verb.TRIM, Verb.DIAGNOSE, Verb.TAKE_SLOT, Verb.RESTART_WORKER]
     assert restart.epoch == "boot:1"
-    assert world.open[0].phase is Phase.RESTARTING
+    assert world.open[0].phase is IncidentPhase.RESTARTING
     world.renew(growth=10_000_000)
     release = world.answer(restart)
     assert release.verb is Verb.RELEASE_SLOT
     world.tick(done(release))
     (incident,) = world.ended
-    assert (incident.phase, incident.reason) == (Phase.RESOLVED, Reason.WORKER_RESTART)
+    assert (incident.phase, incident.reason) == (IncidentPhase.RESOLVED, Reason.WORKER_RESTART)
     assert incident.returned_bytes == 490_000_000
     assert world.governor.state.slot_holder is None
     assert world.governor.state.pending is None
-    assert [e.action for e in world.events if e.happening is Happening.REMEDIATION] == [
+    assert [e.action for e in world.events if e.type is EventType.REMEDIATION] == [
         Action.TRIM,
         Action.WORKER_RESTART,
     ]
@@ -42,7 +43,7 @@ def test_what_is_seen_during_a_restart_does_not_rename_the_memory() -> None:
     # The old worker has ended, the new one is small yet: no process has grown any more.
     world.process = None
     world.run(3)
-    assert world.open[0].phase is Phase.RESTARTING
+    assert world.open[0].phase is IncidentPhase.RESTARTING
     assert world.open[0].attribution.process == "worker"
 
 
@@ -53,9 +54,65 @@ def test_a_trim_that_returns_the_growth_resolves_the_incident() -> None:
     world.growth, world.suspect = 20_000_000, False
     world.run(ROUND + 1, done(trim))
     (incident,) = world.ended
-    assert (incident.phase, incident.reason) == (Phase.RESOLVED, Reason.TRIM)
+    assert (incident.phase, incident.reason) == (IncidentPhase.RESOLVED, Reason.TRIM)
     assert incident.returned_bytes == 380_000_000
     assert world.verbs == [Verb.TRIM]
+
+
+@pytest.mark.parametrize(
+    ("answered", "left", "outcome"),
+    [
+        (Outcome.SUCCEEDED, 500_000_000, StepOutcome.FAILED),
+        (Outcome.SUCCEEDED, 470_000_000, StepOutcome.FAILED),
+        (Outcome.SUCCEEDED, 300_000_000, StepOutcome.SUCCEEDED),
+        (Outcome.UNKNOWN, 300_000_000, StepOutcome.SUCCEEDED),
+        (Outcome.UNKNOWN, 500_000_000, StepOutcome.FAILED),
+        (Outcome.FAILED, 300_000_000, StepOutcome.FAILED),
+    ],
+)
+def test_a_trim_is_judged_by_what_came_back(
+    answered: Outcome, left: int, outcome: StepOutcome
+) -> None:
+    world = World()
+    world.growth = 500_000_000
+    trim = world.to(Verb.TRIM)
+    world.growth = left
+    world.tick(done(trim, answered))
+    (incident,) = world.open
+    (step,) = incident.timeline
+    world.run(ROUND)
+    assert step.outcome is outcome
+    assert step.after_bytes == BASELINE + left
+    assert ("too little memory came back" in step.message) == (
+        outcome is StepOutcome.FAILED and answered is not Outcome.FAILED
+    )
+
+
+def test_a_trim_that_a_restart_overtakes_was_not_measured() -> None:
+    world = World()
+    world.growth = 500_000_000
+    trim = world.to(Verb.TRIM)
+    world.tick(done(trim))
+    (incident,) = world.open
+    world.renew()
+    world.tick()
+    assert incident.timeline[0].outcome is StepOutcome.UNKNOWN
+
+
+def test_the_reason_is_named_until_the_leak_is_confirmed() -> None:
+    world = World()
+    world.growth, world.over_budget = 100_000_000, False
+    world.unconfirmed = "a warm-up"
+    trim = world.to(Verb.TRIM)
+    world.run(50, done(trim))
+    (incident,) = world.open
+    assert incident.attribution.evidence == ["not confirmed yet: a warm-up"]
+    world.unconfirmed = None
+    diagnose = world.to(Verb.DIAGNOSE)
+    world.unconfirmed = "load that rose with it"  # it may come back, and it is believed by now
+    world.run(5, done(diagnose))
+    assert incident.phase is IncidentPhase.CONFIRMED
+    assert incident.attribution.evidence == []
 
 
 @pytest.mark.parametrize(("trimmed", "reason"), [(True, Reason.TRIM), (False, Reason.CLEARED)])
@@ -63,13 +120,13 @@ def test_lost_capacity_that_is_back_after_a_trim_was_cured_by_it(
     trimmed: bool, reason: Reason
 ) -> None:
     world = World()
-    world.kind = Kind.CAPACITY_LOSS
+    world.kind = IncidentKind.CAPACITY_LOSS
     trim = world.to(Verb.TRIM)
     world.suspect = False
     answer = done(trim, Outcome.SUCCEEDED if trimmed else Outcome.FAILED)
     world.run(ROUND + 1, answer)
     (incident,) = world.ended
-    assert (incident.phase, incident.reason) == (Phase.RESOLVED, reason)
+    assert (incident.phase, incident.reason) == (IncidentPhase.RESOLVED, reason)
     assert world.verbs == [Verb.TRIM]
 
 
@@ -79,7 +136,7 @@ def test_a_suspicion_that_goes_away_by_itself_is_cleared_untouched() -> None:
     world.suspect = False
     world.run(ROUND)
     assert world.ended[0].reason is Reason.CLEARED
-    assert world.events[-1].happening is Happening.CLEARED
+    assert world.events[-1].type is EventType.CLEARED
     assert world.commands == []
 
 
@@ -88,7 +145,7 @@ def test_no_absence_of_suspicion_counts_while_the_engine_does_not_answer() -> No
     world.run(2)
     world.suspect, world.answers = False, False
     world.run(10 * ROUND)
-    assert [incident.phase for incident in world.open] == [Phase.OPEN]
+    assert [incident.phase for incident in world.open] == [IncidentPhase.OPEN]
 
 
 def test_a_confirmed_leak_within_its_budget_disturbs_nobody() -> None:
@@ -96,15 +153,109 @@ def test_a_confirmed_leak_within_its_budget_disturbs_nobody() -> None:
     world.growth, world.over_budget = 100_000_000, False
     diagnose = world.to(Verb.DIAGNOSE)
     world.run(50, done(diagnose))
-    assert world.open[0].phase is Phase.CONFIRMED
+    assert world.open[0].phase is IncidentPhase.CONFIRMED
     assert world.verbs == [Verb.TRIM, Verb.DIAGNOSE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "awaited"),
+    [
+        (IncidentKind.CAPACITY_LOSS, "no restart until 10% of the capacity is lost"),
+        (IncidentKind.HOST_GROWTH, "no restart until the leak budget is spent"),
+    ],
+)
+def test_a_confirmed_incident_that_is_held_says_what_it_waits_for(
+    kind: IncidentKind, awaited: str
+) -> None:
+    world = World()
+    world.kind, world.growth, world.over_budget = kind, 100_000_000, False
+    world.run(5, done(world.to(Verb.DIAGNOSE)))
+    (incident,) = world.open
+    assert incident.phase is IncidentPhase.CONFIRMED
+    assert incident.message.startswith(awaited)
+    told = [e for e in world.events if e.incident is incident]
+    world.run(20)
+    assert [e for e in world.events if e.incident is incident] == told, "it is told once"
+    world.over_budget = True
+    world.to(Verb.RESTART_WORKER)
+    assert incident.message == ""
+
+
+def test_an_incident_that_only_looks_on_delays_no_other() -> None:
+    """What outlives its engine's end is watched, for as long as it takes."""
+    world = World()
+    held = Suspicion(IncidentKind.ORPHAN_DEVICE_MEMORY, Segment.ORPHAN, 0.7, 0.0, bytes=5 << 30)
+    world.suspect, world.besides = False, [held]
+    world.run(2)
+    world.renew()
+    world.run(ROUND)
+    assert [(i.kind, i.phase) for i in world.open] == [
+        (IncidentKind.ORPHAN_DEVICE_MEMORY, IncidentPhase.VERIFYING)
+    ]
+    world.suspect, world.growth = True, 500_000_000
+    world.to(Verb.RESTART_WORKER)
+    assert {i.phase for i in world.open} == {IncidentPhase.VERIFYING, IncidentPhase.RESTARTING}
+
+
+def test_a_stall_does_not_wait_for_a_trim_that_hangs_with_the_engine() -> None:
+    world = World()
+    trim = world.to(Verb.TRIM)
+    world.besides = [
+        Suspicion(IncidentKind.STALL, None, 1.0, 1.0, over_budget=True, process="worker")
+    ]
+    diagnose = world.until_command(limit=ROUND + 1)
+    assert (diagnose.verb, diagnose.stalled) == (Verb.DIAGNOSE, True)
+    (growth, stall) = world.open
+    steps = {step.operation_id: step for step in growth.timeline}
+    assert steps[trim.operation_id].outcome is StepOutcome.UNKNOWN
+    assert "no step" in steps[trim.operation_id].message
+    slot = world.answer(diagnose)
+    assert slot.verb is Verb.TAKE_SLOT
+    world.tick(done(trim, Outcome.FAILED))  # it comes back in the end, and changes nothing
+    assert world.governor.state.pending == slot
+    assert world.answer(slot).verb is Verb.RESTART_WORKER
+    assert stall.phase is IncidentPhase.RESTARTING
+
+
+def test_no_trim_is_sent_to_an_engine_that_makes_no_step() -> None:
+    world = World()
+    world.in_long_step = True
+    world.run(10 * ROUND)
+    assert world.verbs == []
+    world.in_long_step = False
+    assert world.until_command().verb is Verb.TRIM
+
+
+@pytest.mark.parametrize(
+    ("growth", "left", "reason"),
+    [
+        (256 << 20, 35_000_000, Reason.ENGINE_RESTART),
+        (30_000_000, 25_000_000, Reason.ENGINE_RESTART),
+        (500_000_000, 200_000_000, Reason.PARTLY_RETURNED),
+    ],
+)
+def test_two_starts_of_one_engine_differ_a_little(growth: int, left: int, reason: Reason) -> None:
+    """What its successor needs more than itself is no memory that stayed, up to 4 % of it all."""
+    world = World()
+    world.growth, world.process = growth, "frontend"
+    restart = world.to(Verb.RESTART_ENGINE)
+    world.growth = 0  # the engine's processes have gone
+    world.tick(done(restart))
+    incident = world.open[0]
+    step = next(s for s in incident.timeline if s.operation_id == restart.operation_id)
+    assert step.after_bytes is None, "memory of a process that ended is not what came back"
+    world.renew(left)
+    world.run(int(SETTLE_S) + 5)
+    assert world.ended[0].reason is reason
+    assert step.after_bytes == BASELINE + left
+    assert world.ended[0].returned_bytes == growth - left
 
 
 def test_memory_of_the_frontend_needs_an_engine_restart_with_a_drain() -> None:
     world = World()
     world.growth, world.process = 500_000_000, "frontend"
     drain = world.to(Verb.DRAIN)
-    assert world.open[0].phase is Phase.DRAINING
+    assert world.open[0].phase is IncidentPhase.DRAINING
     restart = world.answer(drain)
     assert restart.verb is Verb.RESTART_ENGINE
     assert Verb.RESTART_WORKER not in world.verbs
@@ -146,7 +297,7 @@ def test_a_ladder_without_a_rung_left_backs_off() -> None:
 
 def test_a_stall_saves_stacks_then_restarts_without_trim_or_drain() -> None:
     world = World()
-    world.kind = Kind.STALL
+    world.kind = IncidentKind.STALL
     restart = world.to(Verb.RESTART_WORKER)
     assert world.verbs == [Verb.DIAGNOSE, Verb.TAKE_SLOT, Verb.RESTART_WORKER]
     assert restart.stalled
@@ -158,7 +309,7 @@ def test_a_stall_saves_stacks_then_restarts_without_trim_or_drain() -> None:
 def test_a_frontend_that_does_not_answer_is_restarted_as_an_engine() -> None:
     world = World()
     world.tick()
-    world.kind, world.answers, world.suspect = Kind.STALL, False, True
+    world.kind, world.answers, world.suspect = IncidentKind.STALL, False, True
     world.governor.state.incidents.clear()
     restart = world.to(Verb.RESTART_ENGINE)
     assert world.verbs == [Verb.DIAGNOSE, Verb.TAKE_SLOT, Verb.RESTART_ENGINE]
@@ -170,7 +321,7 @@ def test_observe_records_what_it_would_have_done_and_does_nothing() -> None:
     world.growth = 500_000_000
     world.run(200)
     (incident,) = world.ended
-    assert (incident.phase, incident.reason) == (Phase.SUPPRESSED, Reason.OBSERVED)
+    assert (incident.phase, incident.reason) == (IncidentPhase.SUPPRESSED, Reason.OBSERVED)
     assert [(s.step, s.outcome) for s in incident.timeline] == [
         ("Trim", StepOutcome.WOULD),
         ("WorkerRestart", StepOutcome.WOULD),
@@ -245,7 +396,7 @@ def test_a_starting_engine_is_not_restarted_for_its_memory() -> None:
     diagnose = world.to(Verb.DIAGNOSE)
     world.engine_state = EngineState.WARMING
     world.run(60, done(diagnose))
-    assert world.open[0].phase is Phase.AWAITING_SLOT
+    assert world.open[0].phase is IncidentPhase.AWAITING_SLOT
     assert Verb.TAKE_SLOT not in [command.verb for command in world.commands]
     world.engine_state = EngineState.SERVING
     assert world.until_command().verb is Verb.TAKE_SLOT
@@ -258,7 +409,9 @@ def test_a_crash_of_the_engine_renews_the_incident_and_counts_as_a_restart() -> 
     world.renew()
     release = world.answer(world.commands[-1])
     assert release.verb is Verb.RELEASE_SLOT
-    assert world.ended[0].reason is Reason.NEW_EPOCH
+    crash, leak = world.ended
+    assert (crash.kind, crash.reason) == (IncidentKind.ENGINE_CRASH, Reason.WORKER_RESTARTED)
+    assert (leak.kind, leak.reason) == (IncidentKind.HOST_GROWTH, Reason.NEW_EPOCH)
     assert [r.epoch for r in world.governor.state.restarts] == ["boot:1"]
 
 
@@ -285,17 +438,17 @@ def test_an_unknown_effect_ends_the_incident_as_in_a_replay() -> None:
 
 def test_a_hold_follows_incidents_and_sends_nothing() -> None:
     world = World()
-    world.growth, world.hold = 500_000_000, "the journal cannot be written"
+    world.growth, world.hold = 500_000_000, "the journal is not writable"
     world.run(200)
     assert world.commands == []
-    assert world.open[0].phase is Phase.CONFIRMED
+    assert world.open[0].phase is IncidentPhase.CONFIRMED
     world.hold = None
     assert world.to(Verb.RESTART_WORKER)
 
 
 def test_kinds_that_no_action_cures_are_reported_only() -> None:
     world = World()
-    world.kind = Kind.ORPHAN_DEVICE_MEMORY
+    world.kind = IncidentKind.ORPHAN_DEVICE_MEMORY
     diagnose = world.until_command()
     assert diagnose.verb is Verb.DIAGNOSE
     world.run(100, done(diagnose))

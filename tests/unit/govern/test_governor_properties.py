@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plimsoll_api.admin import Capability, EngineState
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import (
     Action,
     MaintenanceWindow,
@@ -14,12 +16,11 @@ from plimsoll_api.supervision import (
     RestartBudget,
     Supervision,
 )
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment, Suspicion
 from plimsoll_sidecar.govern.command import (
     DISRUPTIVE,
     Command,
     EngineView,
-    Happening,
+    EventType,
     Outcome,
     Result,
     Verb,
@@ -38,7 +39,7 @@ class GovernorMachine(RuleBasedStateMachine):
         self.number = 1
         self.answers = True
         self.warm = True
-        self.suspected: set[Kind] = set()
+        self.suspected: set[IncidentKind] = set()
         self.growth = 0
         self.in_flight: Command | None = None
         self.begun: list[tuple[float, str]] = []
@@ -72,8 +73,8 @@ class GovernorMachine(RuleBasedStateMachine):
         self.governor = Governor(self.policy, MemoryPolicy(warmup_s=5.0), None, "pod-0")
         self.capabilities = capabilities
 
-    @rule(kinds=st.sets(st.sampled_from(Kind), max_size=3), growth=st.integers(0, 10**9))
-    def suspect(self, kinds: set[Kind], growth: int) -> None:
+    @rule(kinds=st.sets(st.sampled_from(IncidentKind), max_size=3), growth=st.integers(0, 10**9))
+    def suspect(self, kinds: set[IncidentKind], growth: int) -> None:
         self.suspected, self.growth = kinds, growth
 
     @rule(answers=st.booleans(), warm=st.booleans())
@@ -114,14 +115,14 @@ class GovernorMachine(RuleBasedStateMachine):
         suspicions = [
             Suspicion(
                 kind=kind,
-                segment=None if kind is Kind.STALL else Segment.PYTHON_OBJECTS,
+                segment=None if kind is IncidentKind.STALL else Segment.PYTHON_OBJECTS,
                 confidence=0.5,
                 consumed_ratio=1.0,
                 bytes=self.growth,
                 over_budget=True,
             )
             for kind in sorted(self.suspected)
-            if known or kind is Kind.STALL
+            if known or kind is IncidentKind.STALL
         ]
         budget = BudgetState(current=10**9 + self.growth, baseline=10**9) if known else None
         assessment = Assessment(
@@ -136,7 +137,7 @@ class GovernorMachine(RuleBasedStateMachine):
         spent = self.governor.restarts_left(self.now) == 0
         turn = self.governor.advance(assessment, view, self.now, results)
         for event in turn.events:
-            if event.happening is Happening.OPENED:
+            if event.type is EventType.OPENED:
                 assert event.incident.name not in self.opened
                 self.opened.add(event.incident.name)
             if event.incident.ended:

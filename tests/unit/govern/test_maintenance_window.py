@@ -3,15 +3,21 @@
 from datetime import UTC, datetime
 
 import pytest
-from governed import World, done
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.supervision import Budget, MaintenanceWindow, MemoryPolicy, Mode, Supervision
-from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.supervision import (
+    DAY_S,
+    MaintenanceWindow,
+    MemoryBudget,
+    MemoryPolicy,
+    Mode,
+    Supervision,
+)
 from plimsoll_sidecar.govern.command import Verb
-from plimsoll_sidecar.govern.incident import Phase
-from plimsoll_sidecar.govern.window import DAY_S, clock, opens_in
+from plimsoll_sidecar.govern.policy.maintenance_window import clock, opens_in
+from tests.unit.govern.governed import World, done
 
 NIGHT = MaintenanceWindow(start_s=22 * 3600.0, duration_s=4 * 3600.0, days=(5,))
 GIB = 1 << 30
@@ -65,7 +71,7 @@ def test_every_window_opens_within_a_week_on_one_of_its_days(
 def leaking(limit: int | None, rate: float | None) -> World:
     """A leak over its budget, an hour before the window opens."""
     policy = Supervision(mode=Mode.RECOVER, maintenance_window=NIGHT)
-    host = Budget(growth_bytes=GIB // 4, window_s=86_400.0, limit_bytes=limit)
+    host = MemoryBudget(growth_bytes=GIB // 4, window_s=86_400.0, limit_bytes=limit)
     world = World(policy, memory=MemoryPolicy(host=host, warmup_s=2.0))
     world.now, world.growth, world.rate = at("2026-11-21T21:00"), 500_000_000, rate
     return world
@@ -75,8 +81,8 @@ def test_a_leak_that_lasts_waits_until_the_window_opens() -> None:
     world = leaking(8 * GIB, rate=1000.0)
     diagnose = world.to(Verb.DIAGNOSE)
     world.run(3000, done(diagnose))
-    assert world.open[0].phase is Phase.CONFIRMED
-    assert world.open[0].message == "waits for the maintenance window at 22:00 UTC"
+    assert world.open[0].phase is IncidentPhase.CONFIRMED
+    assert world.open[0].message == "waiting for the maintenance window at 22:00 UTC"
     assert world.verbs == [Verb.TRIM, Verb.DIAGNOSE]
     slot = world.until_command(limit=1000)
     assert slot.verb is Verb.TAKE_SLOT
@@ -101,6 +107,6 @@ def test_a_leak_that_does_not_last_is_not_waited_with(
 
 def test_a_stall_is_not_waited_with() -> None:
     world = leaking(8 * GIB, rate=None)
-    world.kind = Kind.STALL
+    world.kind = IncidentKind.STALL
     world.to(Verb.RESTART_WORKER)
     assert world.now < at("2026-11-21T21:10")

@@ -1,14 +1,22 @@
 """The last rung: a pod that nothing else has cured is replaced, by the operator."""
 
 import msgspec
-from governed import World, done
 
 from plimsoll_api.admin import Capability
-from plimsoll_api.supervision import Action, Budget, MemoryPolicy, Mode, RestartBudget, Supervision
-from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_api.assessment import Segment
+from plimsoll_api.incident_record import Reason, StepOutcome
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.supervision import (
+    Action,
+    MemoryBudget,
+    MemoryPolicy,
+    Mode,
+    RestartBudget,
+    Supervision,
+)
 from plimsoll_sidecar.govern.command import Outcome, Verb
-from plimsoll_sidecar.govern.incident import Phase, Reason, StepOutcome
 from plimsoll_sidecar.govern.state import ROUND, SLOT_WAIT_S, GovernorState
+from tests.unit.govern.governed import World, done
 
 ALL = Supervision(mode=Mode.RECOVER, ladder=tuple(Action))
 ONLY = Supervision(mode=Mode.RECOVER, ladder=(Action.TRIM, Action.POD_REPLACE))
@@ -35,7 +43,7 @@ def test_it_follows_when_every_restart_returned_nothing() -> None:
     assert engine.verb is Verb.RESTART_ENGINE
     world.run(3, done(engine, Outcome.FAILED))
     (incident,) = world.open
-    assert incident.phase is Phase.RESTARTING
+    assert incident.phase is IncidentPhase.RESTARTING
     last = incident.timeline[-1]
     assert (last.step, last.outcome) == ("PodReplace", StepOutcome.REQUESTED)
     assert incident.tried == [Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE]
@@ -46,7 +54,7 @@ def test_the_request_waits_for_the_operator_and_nothing_further_is_done() -> Non
     sent = len(world.commands)
     world.run(1000)
     (incident,) = world.open
-    assert (incident.phase, incident.rung) == (Phase.RESTARTING, Action.POD_REPLACE)
+    assert (incident.phase, incident.rung) == (IncidentPhase.RESTARTING, Action.POD_REPLACE)
     assert incident.timeline[-1].outcome is StepOutcome.REQUESTED
     assert world.commands[sent:] == []
     assert world.governor.state.slot_holder == incident.name
@@ -97,8 +105,10 @@ def test_an_engine_that_started_anew_withdraws_the_request() -> None:
     world = replacing()
     world.renew()
     world.run(3)
-    assert world.ended[0].reason is Reason.NEW_EPOCH
-    assert world.ended[0].timeline[-1].step == "NewEpoch"
+    crash, leak = world.ended
+    assert crash.kind is IncidentKind.ENGINE_CRASH
+    assert leak.reason is Reason.NEW_EPOCH
+    assert leak.timeline[-1].step == "NewEpoch"
 
 
 def test_observe_withdraws_the_request_before_anybody_evicts() -> None:
@@ -130,7 +140,7 @@ def test_observe_only_says_that_it_would() -> None:
 def test_a_stall_is_cured_while_the_pod_waits_for_its_operator() -> None:
     world = replacing()
     world.governor.policy = ALL
-    world.kind = Kind.STALL
+    world.kind = IncidentKind.STALL
     restart = world.to(Verb.RESTART_WORKER)
     assert restart.stalled
     world.renew()
@@ -142,8 +152,40 @@ def test_a_stall_is_cured_while_the_pod_waits_for_its_operator() -> None:
 def test_the_last_ready_replica_leaves_only_where_memory_ends_before_a_drain_could() -> None:
     capabilities = frozenset({Capability.RESTART_ENGINE})
     for rate, leaves in ((1e6, True), (1e9, False), (None, True)):
-        host = Budget(growth_bytes=2**28, window_s=3600.0, limit_bytes=8 * 2**30)
+        host = MemoryBudget(growth_bytes=2**28, window_s=3600.0, limit_bytes=8 * 2**30)
         policy = Supervision(mode=Mode.RECOVER, ladder=(Action.ENGINE_RESTART,))
         world = World(policy, memory=MemoryPolicy(host=host, warmup_s=2.0))
         world.growth, world.rate, world.capabilities = 500_000_000, rate, capabilities
         assert world.to(Verb.TAKE_SLOT).leaves is leaves
+
+
+def orphaned(policy: Supervision) -> World:
+    """A world whose shared memory is held by nobody."""
+    world = World(policy)
+    world.growth, world.process, world.segment = 500_000_000, None, Segment.SHARED_ORPHAN
+    return world
+
+
+def test_memory_that_no_process_holds_is_returned_by_a_new_pod_alone() -> None:
+    world = orphaned(ALL)
+    command = world.until_command()
+    while command.verb is not Verb.TAKE_SLOT:
+        assert command.verb is Verb.DIAGNOSE, "no trim and no restart cures it"
+        command = world.answer(command)
+    world.tick(done(command))
+    world.tick()
+    (incident,) = world.open
+    assert incident.tried == [Action.POD_REPLACE]
+
+
+def test_a_restart_cures_it_where_the_supervisor_sweeps_and_is_believed_when_it_is_gone() -> None:
+    world = orphaned(msgspec.structs.replace(ALL, sweep_shared_memory=True))
+    world.capabilities -= {Capability.DRAIN}
+    engine = world.to(Verb.RESTART_ENGINE)
+    world.number += 1
+    world.run(30, done(engine))
+    (incident,) = world.open
+    assert incident.phase is IncidentPhase.VERIFYING, "it is suspected still"
+    world.suspect, world.growth = False, 0
+    world.run(30)
+    assert not world.open

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.api import yaml_of
+from plimsoll_operator.runtime.client import yaml_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 

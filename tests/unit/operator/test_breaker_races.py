@@ -16,11 +16,11 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll_operator.api import Api, Conflict
-from plimsoll_operator.breaker import Breaker
-from plimsoll_operator.fleet.breaker import HOLDER, holder
-from plimsoll_operator.kinds import Kind, Object, Ref
-from plimsoll_operator.store import Key, Store
+from plimsoll_operator.fleet.slots import HOLDER, holder
+from plimsoll_operator.handlers.lease import Breaker
+from plimsoll_operator.kinds import Key, Kind, Object, Ref
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, Conflict
 
 SERVICES, LIMIT, TURNS = 9, 3, 150
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.fleet import history
-from plimsoll_operator.fleet.breaker import HOLDER, turns
-from plimsoll_operator.fleet.pods import examine
-from plimsoll_operator.fleet.suspect import changes, find
+from plimsoll_operator.fleet import revisions
+from plimsoll_operator.fleet.pod_incidents import examine
+from plimsoll_operator.fleet.slots import HOLDER, turns
+from plimsoll_operator.fleet.suspects import changes, find
 from plimsoll_operator.kinds import ref
-from plimsoll_operator.reconcile import parse, reconcile
+from plimsoll_operator.plan import parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.status import conditions
-from plimsoll_operator.status.build import status
+from plimsoll_operator.status.service_status import status
 
 IMAGES = Images("engine:1", "supervisor:1")
 NOW = "2026-01-01T01:00:00Z"
@@ -96,21 +96,21 @@ def test_a_roll_out_under_way_is_held_and_a_finished_one_is_told() -> None:
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new", "previous": "old"}}
     known = {"old", "new"}
-    held = history.course(service(), under_way, "new", suspect, known)
+    held = revisions.course(service(), under_way, "new", suspect, known)
     assert (held.revision, held.paused, held.action) == ("new", True, "Held")
-    told = history.course(service(), done, "new", suspect, known)
+    told = revisions.course(service(), done, "new", suspect, known)
     assert (told.paused, told.action) == (False, "Reported")
     back = service(onLeak="Rollback")
     for status_ in (under_way, done):
-        course = history.course(back, status_, "new", suspect, known)
+        course = revisions.course(back, status_, "new", suspect, known)
         assert (course.revision, course.paused, course.action) == ("old", False, "RolledBack")
-    nowhere = history.course(back, under_way, "new", suspect, {"new"})
+    nowhere = revisions.course(back, under_way, "new", suspect, {"new"})
     assert (nowhere.revision, nowhere.paused) == ("new", True)
-    going_on = history.course(service(onLeak="Continue"), under_way, "new", suspect, known)
+    going_on = revisions.course(service(onLeak="Continue"), under_way, "new", suspect, known)
     assert (going_on.revision, going_on.paused) == ("new", False)
     remembered = under_way | {"suspectRevision": {"revision": "new"}}
-    assert history.course(back, remembered, "new", None, known).action == "RolledBack"
-    assert history.course(back, remembered, "newer", None, known).action == "None"
+    assert revisions.course(back, remembered, "new", None, known).action == "RolledBack"
+    assert revisions.course(back, remembered, "newer", None, known).action == "None"
 
 
 def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
@@ -129,8 +129,8 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     assert deployment["metadata"]["annotations"]["plimsoll.dev/pod-hash"] == hashes[0]
     assert "--x" not in str(deployment["spec"]["template"])
     assert any("containers[engine].command" in change for change in plan.changed)
-    revisions = [one for one in plan.surplus if one["kind"] == "ControllerRevision"]
-    assert revisions == [], "what is run and what is wanted are both kept"
+    kept = [one for one in plan.surplus if one["kind"] == "ControllerRevision"]
+    assert kept == [], "what is run and what is wanted are both kept"
 
     new["status"] = status(new, parse(new), None, pods, leaks, {}, None, NOW, plan=plan)
     said = new["status"]["suspectRevision"]
@@ -153,8 +153,8 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
 def test_a_person_goes_back_to_the_last_good_revision() -> None:
     asked = service(revision="LastGood")
     known = {"old", "new"}
-    for revisions in ({"current": "old"}, {"current": "new", "previous": "old"}):
-        course = history.course(asked, {"revisions": revisions}, "new", None, known)
+    for known_revisions in ({"current": "old"}, {"current": "new", "previous": "old"}):
+        course = revisions.course(asked, {"revisions": known_revisions}, "new", None, known)
         assert (course.revision, course.action, course.requested) == ("old", "RolledBack", True)
         assert conditions.requested(course, False) == [], "while pods are replaced it progresses"
         (done,) = conditions.requested(course, True)
@@ -165,21 +165,28 @@ def test_a_person_goes_back_to_the_last_good_revision() -> None:
         )
         (seen,) = conditions.suspicion(None, course)
         assert seen.status is False, "no leak is blamed for what a person asked for"
-    nowhere = history.course(asked, {"revisions": {"current": "new"}}, "new", None, known)
+    nowhere = revisions.course(asked, {"revisions": {"current": "new"}}, "new", None, known)
     assert (nowhere.revision, nowhere.action) == ("new", "None")
     (stalled,) = conditions.requested(nowhere, True)
     assert (stalled.type, stalled.reason) == ("Stalled", "NoGoodRevision")
-    assert conditions.requested(history.course(service(), {}, "new", None, known), True) == []
+    assert conditions.requested(revisions.course(service(), {}, "new", None, known), True) == []
 
 
 def test_a_revision_that_was_gone_back_from_is_never_gone_back_to() -> None:
-    done = history.advanced({"current": "old"}, "bad", "bad")
-    assert done == {"update": "bad", "current": "bad", "previous": "old"}
-    assert history.advanced(done, "bad", "") == done, "under way nothing is decided"
-    back = history.advanced(done, "bad", "old")
-    assert back == {"update": "bad", "current": "old"}
-    mended = history.advanced(back, "newer", "old")
-    assert history.last_good(mended, "newer") == "old"
+    done = revisions.advanced({"good": ["old"]}, "bad", "bad", "")
+    assert done == {
+        "update": "bad",
+        "current": "bad",
+        "previous": "old",
+        "good": ["bad", "old"],
+    }
+    assert revisions.advanced(done, "bad", "", "") == done, "under way nothing is decided"
+    leaving = revisions.advanced(done, "bad", "bad", "bad")
+    assert leaving["good"] == ["old"], "it is bad from the decision on"
+    back = revisions.advanced(leaving, "bad", "old", "bad")
+    assert back == {"update": "bad", "current": "old", "good": ["old"]}
+    mended = revisions.advanced(back, "newer", "old", "")
+    assert revisions.last_good(mended, "newer", {"old", "bad"}) == "old"
 
 
 def test_differences_are_named_by_their_path() -> None:
@@ -230,6 +237,95 @@ def test_the_breaker_leaves_no_more_slots_open_than_the_fleet_may_bear(
     assert {f"s{n}" for n, h in enumerate(holders) if h == HOLDER} <= shut | freed
 
 
+def asking(
+    service: str, created: str = NOW, namespace: str = "ml", phase: str = "AwaitingSlot"
+) -> Any:
+    found = incident(f"p-{service}", created, phase)
+    found["metadata"]["namespace"], found["spec"]["service"] = namespace, service
+    return found
+
+
+def shut(found: Any) -> set[str]:
+    return {one["metadata"]["uid"] for one in found.take}
+
+
+def in_namespace(namespace: str, service: str, holder: str = "") -> Any:
+    found = lease(service, holder)
+    found["metadata"]["namespace"] = namespace
+    return found
+
+
+def test_idle_incidents_do_not_shut_out_who_asks_for_a_slot() -> None:
+    leases = [lease(f"s{n:02}", "") for n in range(11)]
+    incidents = [asking(f"s{n:02}", at(n), phase="Confirmed") for n in range(10)]
+    incidents.append(asking("s10", at(50)))
+    found = turns(leases, incidents, 10)
+    assert len(shut(found)) == 1
+    assert "s10" not in shut(found)
+
+
+def test_what_an_incident_says_of_its_beginning_does_not_put_it_first() -> None:
+    incidents = [asking("s0", at(1)), asking("s1", at(2))]
+    incidents[1]["spec"]["openedAt"] = "1970-01-01T00:00:00Z"
+    assert shut(turns([lease("s0", ""), lease("s1", "")], incidents, 1)) == {"s1"}
+
+
+def test_who_had_a_turn_waits_behind_those_who_had_none() -> None:
+    leases, incidents = [lease("s0", ""), lease("s1", "")], [asking("s0", at(1)), asking("s1")]
+    assert shut(turns(leases, incidents, 1)) == {"s1"}
+    assert shut(turns(leases, incidents, 1, last_turn={"s0": 5.0})) == {"s0"}
+
+
+def test_a_dead_holder_counts_for_nobody_and_its_slot_can_be_shut() -> None:
+    leases = [lease("dead", "gone-0"), lease("s1", "")]
+    incidents = [asking("dead"), asking("s1", at(1))]
+    assert shut(turns(leases, incidents, 1)) == {"s1"}
+    found = turns(leases, incidents, 1, dead={"dead"})
+    assert (shut(found), found.held) == ({"dead"}, 0)
+    held_on = turns(leases, incidents, 1, overlong={"dead"})
+    assert (shut(held_on), held_on.held) == (set(), 1), "it is left to its holder"
+
+
+def test_a_namespace_and_a_service_count_for_half_of_the_limit() -> None:
+    hostile = [in_namespace("a", f"s{n}", f"s{n}-0") for n in range(9)]
+    other = in_namespace("b", "waits")
+    incidents = [asking("waits", namespace="b")]
+    assert shut(turns([*hostile, other], incidents, 10)) == set()
+    assert shut(turns([*hostile[:4], other], incidents, 4)) == set()
+
+    many = [lease("big", f"big-{n}") for n in range(9)]
+    for n, one in enumerate(many):
+        one["metadata"] |= {"name": f"big-restart-{n}", "uid": f"big-{n}"}
+    assert shut(turns([*many, lease("small", "")], [asking("small")], 4)) == set()
+
+    # Who alone has slots may use all of the limit, and nobody opens more than the limit.
+    alone = [in_namespace("a", f"s{n}") for n in range(6)]
+    asks = [asking(f"s{n}", namespace="a") for n in range(6)]
+    assert len(shut(turns(alone, asks, 4))) == 2
+
+
+def test_a_lease_that_is_no_slot_counts_for_nobody() -> None:
+    forged = lease("qwen", "anybody")
+    forged["metadata"] |= {"name": "qwen-forged", "uid": "forged"}
+    found = turns([forged, lease("s1", "")], [asking("s1"), asking("qwen")], 1)
+    assert (found.held, shut(found)) == (0, set())
+
+
+@pytest.mark.parametrize(
+    "opened", ["2026-01-01T00:59:00", "2026-01-01", "1970-01-01T23:59:60Z", "soon", ""]
+)
+def test_an_incident_with_an_odd_time_is_no_other_ones_affair(opened: str) -> None:
+    odd = incident("qwen-aaa-0", at(59)) | {}
+    odd["spec"] |= {"openedAt": opened, "kind": "OutOfMemoryKill"}
+    killed = pod("qwen-aaa-0")
+    container = {"name": "engine", "restartCount": 1, "lastState": KILLED}
+    killed["status"] = {"containerStatuses": [container]}
+    service = {"apiVersion": "v", "kind": "InferenceService"}
+    meta = {"name": "qwen", "namespace": "ml", "uid": "u"}
+    found = examine(service | {"metadata": meta}, [killed], [odd], "2026-01-01T01:05:00Z")
+    assert [one["spec"]["kind"] for one in found.new] == ["OutOfMemoryKill"]
+
+
 KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "finishedAt": at(59)}}
 
 
@@ -259,7 +355,7 @@ def test_a_crash_loop_begins_and_ends() -> None:
     looping = pod("qwen-aaa-0", state=waiting, lastState=ended, restartCount=3)
     (new,) = examine(item(), [looping], [], NOW).new
     assert (new["spec"]["kind"], new["status"]["phase"]) == ("CrashLoop", "Confirmed")
-    assert "status 3" in new["status"]["message"]
+    assert "exit code was 3" in new["status"]["message"]
     well = pod("qwen-aaa-0", ready=True, restartCount=4)
     (end,) = examine(item(), [well], [new], NOW).updates
     assert end["status"]["outcome"] == "Recovered"

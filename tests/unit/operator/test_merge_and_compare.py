@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.compare import contains, needs_apply
+from plimsoll_operator.render.compare import contains, needs_apply
 from plimsoll_operator.render.merge import merge, merge_template
 
 BASE = {

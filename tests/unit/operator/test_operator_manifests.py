@@ -9,9 +9,9 @@ import yaml
 
 from plimsoll_operator.config import parse
 from plimsoll_operator.kinds import OWNED, WATCHED
-from plimsoll_operator.reconcile import parse as parse_service
+from plimsoll_operator.plan import parse as parse_service
 from plimsoll_operator.render.rbac import role
-from plimsoll_operator.watch import settings
+from plimsoll_operator.runtime.watches import settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,6 +54,7 @@ def test_it_may_watch_and_keep_its_kinds_and_nothing_else() -> None:
         for kind in OWNED
         for verb in ("get", "create", "patch", "delete")
     }
+    needed |= {("", "events", verb) for verb in ("list", "create", "patch")}
     assert needed <= CLUSTER_ROLE
     assert not any("*" in part for one in CLUSTER_ROLE for part in one)
     assert not any(resource == "secrets" for _, resource, _ in CLUSTER_ROLE)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.kinds import ref
-from plimsoll_operator.reconcile import InvalidSpec, parse, reconcile
+from plimsoll_operator.kinds import Key, ref
+from plimsoll_operator.plan import InvalidSpec, parse, reconcile
 from plimsoll_operator.render import Images
-from plimsoll_operator.scrape import Scraper
-from plimsoll_operator.status.build import status
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.conditions import Failure, rollout
 from plimsoll_operator.status.figures import Figures, memory, percent
 from plimsoll_operator.status.figures import parse as parse_figures
-from plimsoll_operator.store import Key, Store
+from plimsoll_operator.status.service_status import status
 
 IMAGES = Images("engine:1", "supervisor:1")
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
@@ -54,7 +54,9 @@ REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "violates PodS
         (deployment(1, 1, 1), 1, True, False, False),
         (deployment(2, 3, 3), 3, True, True, False),
         (deployment(1, 3, 3), 3, False, True, False),
-        (deployment(3, 1, 4), 3, False, True, False),
+        (deployment(3, 1, 4), 3, True, True, False),
+        (deployment(1, 1, 4), 3, False, True, False),
+        (deployment(2, 1, 3, LATE), 3, True, False, True),
         (deployment(0, 0, 0), 0, True, False, False),
         (deployment(0, 1, 1, LATE), 1, False, False, True),
     ],
@@ -68,10 +70,46 @@ def test_why_pods_cannot_be_made_is_said() -> None:
     assert "violates PodSecurity" in rollout(deployment(0, 0, 0, REFUSED), 1, 1)[0].message
 
 
-def test_a_deployment_that_was_not_looked_at_yet_is_not_ready() -> None:
-    old = deployment(1, 1, 1)
+def test_a_deployment_that_was_not_looked_at_yet_progresses_and_serves_on() -> None:
+    old = deployment(1, 1, 1, LATE)
     old["metadata"]["generation"] = 5
-    assert rollout(old, 1, 1)[0].status is False
+    found = {one.type: one.status for one in rollout(old, 1, 1)}
+    assert found == {"Ready": True, "Progressing": True, "Stalled": False}
+
+
+def kstatus(service: dict[str, Any], found: dict[str, Any]) -> str:
+    """What kstatus makes of a custom resource, by its documented rules."""
+    conditions = {one["type"]: one["status"] for one in found["conditions"]}
+    if found["observedGeneration"] != service["metadata"]["generation"]:
+        return "InProgress"
+    if conditions.get("Reconciling") == "True":
+        return "InProgress"
+    if conditions.get("Stalled") == "True":
+        return "Failed"
+    return "Current" if conditions["Ready"] == "True" else "InProgress"
+
+
+@pytest.mark.parametrize(
+    ("found", "ready", "said"),
+    [
+        (deployment(3, 3, 3), "True", "Current"),
+        (deployment(3, 1, 4), "True", "InProgress"),
+        (deployment(2, 3, 3), "True", "InProgress"),
+        (deployment(2, 1, 3, LATE), "True", "Failed"),
+        (None, "False", "InProgress"),
+    ],
+)
+def test_tools_wait_for_the_end_of_a_roll_out_that_serves(
+    found: Any, ready: str, said: str
+) -> None:
+    service = item(replicas=3)
+    after = status(service, parse(service), found, [], [], {}, None, NOW)
+    conditions = {one["type"]: one for one in after["conditions"]}
+    assert conditions["Ready"]["status"] == ready
+    assert kstatus(service, after) == said
+    assert after["desiredReplicas"] == 3
+    progressing = conditions["Progressing"]
+    assert conditions["Reconciling"]["status"] == progressing["status"]
 
 
 def build(service: dict[str, Any], figures: Any, failure: Any = None, now: str = NOW) -> Any:
@@ -158,13 +196,13 @@ def test_the_oldest_ended_incidents_go() -> None:
 
 def test_figures_from_a_metrics_page() -> None:
     text = (
-        "# HELP plimsoll_memory_budget_consumed_ratio x\n"
-        'plimsoll_memory_budget_consumed_ratio{kind="host"} 0.36\n'
-        'plimsoll_memory_budget_consumed_ratio{kind="device"} NaN\n'
-        "plimsoll_restart_budget_remaining 2.0\nbroken line here\n"
+        b"# HELP plimsoll_memory_budget_consumed_ratio x\n"
+        b'plimsoll_memory_budget_consumed_ratio{kind="host"} 0.36\n'
+        b'plimsoll_memory_budget_consumed_ratio{kind="device"} NaN\n'
+        b"plimsoll_restart_budget_remaining 2.0\nbroken line here\n"
     )
     assert parse_figures(text) == Figures(host=0.36, device=None, restarts_left=2)
-    assert parse_figures("") == Figures()
+    assert parse_figures(b"") == Figures()
 
 
 def test_percent_moves_in_steps_and_reaches_a_hundred_only_when_spent() -> None:

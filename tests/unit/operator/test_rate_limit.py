@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.ratelimit import RateLimit
+from plimsoll_operator.runtime.rate_limit import RateLimit
 
 
 class _Time:

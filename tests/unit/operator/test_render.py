@@ -10,7 +10,7 @@ import pytest
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision import CONFIG_FILE, Action, MaintenanceWindow, decode
 from plimsoll_operator.kinds import OWNED
-from plimsoll_operator.reconcile import parse
+from plimsoll_operator.plan import parse
 from plimsoll_operator.render import (
     Images,
     Places,
@@ -91,6 +91,25 @@ def test_probes_keep_the_kubelet_out_of_stalls_and_drains() -> None:
         "scheme": "HTTP",
     }
     assert supervisor["livenessProbe"]["httpGet"]["path"] != "/ready"
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "scheme"),
+    [
+        ("vllm", ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key"], "https"),
+        ("vllm", ["--ssl_certfile", "/tls/tls.crt"], "https"),
+        ("sglang", ["--ssl-certfile", "/tls/tls.crt"], "https"),
+        ("vllm", ["--ssl-certfiles"], "http"),
+    ],
+)
+def test_an_engine_with_a_certificate_is_asked_by_https(
+    kind: str, args: list[str], scheme: str
+) -> None:
+    engine = {"type": kind, "image": "e:1", "args": args}
+    assert supervisor_config(service(engine=engine)).engine.serving_url.startswith(f"{scheme}://")
+    (container,) = template(engine=engine)["spec"]["containers"]
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[name]["httpGet"]["scheme"] == scheme.upper()
 
 
 def test_the_grace_period_holds_the_drain() -> None:

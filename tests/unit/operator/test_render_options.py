@@ -9,24 +9,27 @@ import pytest
 import yaml
 
 from plimsoll_api.supervision import CONFIG_FILE, decode
-from plimsoll_operator.compare import with_replicas
-from plimsoll_operator.reconcile import InvalidSpec, parse
+from plimsoll_operator.plan import InvalidSpec, parse
 from plimsoll_operator.render import Images, render
+from plimsoll_operator.render.compare import with_replicas
+from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.pod import pod_template
 
 ROOT = Path(__file__).parents[3]
 IMAGES = Images("engine:1", "supervisor:1")
 
 
+def manifest(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 3},
+        "spec": {"model": {"uri": "pvc://weights/qwen/4b"}} | spec,
+    }
+
+
 def objects(**spec: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    service = parse(
-        {
-            "apiVersion": "plimsoll.dev/v1alpha1",
-            "kind": "InferenceService",
-            "metadata": {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 3},
-            "spec": {"model": {"uri": "pvc://weights/qwen/4b"}} | spec,
-        }
-    )
-    made = render(service, IMAGES)
+    made = render(parse(manifest(**spec)), IMAGES)
     return {(item["kind"], item["metadata"]["name"]): item for item in made}
 
 
@@ -42,7 +45,6 @@ SCALING = {"min": 2, "max": 6, "target": {"cpuPercent": 80}}
     ("spec", "kind", "name"),
     [
         ({"autoscaling": SCALING}, "HorizontalPodAutoscaler", "qwen"),
-        ({"networkPolicy": {"enabled": True}}, "NetworkPolicy", "qwen"),
         ({"observability": {"podMonitor": {"enabled": True}}}, "PodMonitor", "qwen"),
         ({"observability": {"prometheusRule": {"enabled": True}}}, "PrometheusRule", "qwen"),
         ({"service": {"headless": True}}, "Service", "qwen-replicas"),
@@ -83,13 +85,37 @@ def test_a_metric_of_the_pods_may_scale() -> None:
     assert spec["minReplicas"] == 1
 
 
-def test_no_policy_lets_the_admin_port_in() -> None:
-    peers = [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
-    made = objects(networkPolicy={"enabled": True, "clients": peers})["NetworkPolicy", "qwen"]
-    rules = made["spec"]["ingress"]
-    assert {port["port"] for rule in rules for port in rule["ports"]} == {8000, 9464}
-    assert rules[0]["from"] == peers
-    assert "from" not in rules[1]
+def test_a_policy_is_there_until_it_is_turned_off() -> None:
+    made = objects()["NetworkPolicy", "qwen"]["spec"]
+    assert made["podSelector"] == {"matchLabels": {"plimsoll.dev/service": "qwen"}}
+    assert made["policyTypes"] == ["Ingress"]
+    assert ports_for(made, None) == {8000, 9464}
+    assert ("NetworkPolicy", "qwen") not in objects(networkPolicy={"enabled": False})
+
+
+def ports_for(policy: dict[str, Any], peers: Any) -> set[int]:
+    """Ports that are open to ``peers``, None for everybody."""
+    rules = [rule for rule in policy["ingress"] if rule.get("from") == peers]
+    return {port["port"] for rule in rules for port in rule["ports"]}
+
+
+TEAM, SCRAPER, CHECKER = (
+    [{"namespaceSelector": {"matchLabels": {"team": name}}}] for name in ("a", "b", "c")
+)
+
+
+def test_each_port_is_open_to_those_who_are_named_for_it() -> None:
+    """Neither the admin port nor the probe port is open to anybody, and scrapers that nobody named
+    do not open the serving port."""
+    made = objects(networkPolicy={"clients": TEAM})["NetworkPolicy", "qwen"]["spec"]
+    assert ports_for(made, TEAM) == {8000}
+    assert ports_for(made, None) == {9464}
+    asked = {"clients": TEAM, "monitoring": SCRAPER, "probes": CHECKER}
+    made = objects(networkPolicy=asked)["NetworkPolicy", "qwen"]["spec"]
+    assert ports_for(made, TEAM) == {8000}
+    assert ports_for(made, SCRAPER) == {8000, 9464}
+    assert ports_for(made, CHECKER) == {9465}
+    assert ports_for(made, None) == set()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +239,7 @@ def config(**spec: Any) -> Any:
     return decode(made["data"][CONFIG_FILE].encode())
 
 
-def test_a_foreign_engine_is_started_probed_and_stopped_by_what_it_has() -> None:
+def test_an_external_engine_is_started_probed_and_stopped_by_what_it_has() -> None:
     sglang = pod(engine={"type": "sglang", "image": "s:1", "args": ["--tp=2"]})["containers"][0]
     assert sglang["command"][:3] == ["python3", "-m", "sglang.launch_server"]
     assert sglang["command"][-1] == "--tp=2"
@@ -290,3 +316,86 @@ def test_a_services_alerts_are_those_of_the_cluster() -> None:
         assert {**rule, "expr": ""} == {**same, "expr": ""}
         matchers = '{namespace="ml",service="qwen",kind="device"}'
         assert rule["expr"].replace(matchers, "") == same["expr"].replace(" >= 86400 < 604800", "")
+
+
+def test_a_variable_of_the_manifest_takes_the_place_of_ours() -> None:
+    """The API server refuses a list with two of one name."""
+    env = [{"name": "HOME", "value": "/home/me"}, {"name": "MINE", "value": "1"}]
+    made = pod(engine={"env": env})["containers"][0]["env"]
+    names = [one["name"] for one in made]
+    assert sorted(names) == sorted(set(names))
+    assert {one["name"]: one["value"] for one in made}["HOME"] == "/home/me"
+    assert names[-1] == "MINE"
+
+
+PROBED: dict[str, Any] = {"engine": {"type": "vllm", "image": "vllm:1"}, "probe": {"enabled": True}}
+
+
+def test_the_probe_is_there_when_it_is_asked_for_and_only_then() -> None:
+    spec = pod(**PROBED)
+    copying, supervisor = spec["initContainers"]
+    assert (copying["name"], copying["image"]) == ("plimsoll-probe", "supervisor:1")
+    assert copying["securityContext"]["readOnlyRootFilesystem"] is True
+    (engine,) = spec["containers"]
+    env = {one["name"]: one.get("value") for one in engine["env"]}
+    assert env["PYTHONPATH"] == "/opt/plimsoll-probe"
+    assert {"name": "PLIMSOLL_PROBE_DIR", "value": env["PLIMSOLL_PROBE_DIR"]} in supervisor["env"]
+    volumes = [volume["name"] for volume in spec["volumes"]]
+    assert {"plimsoll-probe", "plimsoll-probe-run"} <= set(volumes)
+    assert len(volumes) == len(set(volumes))
+    for without in ({}, {"probe": {"enabled": False}}, {"probe": {"image": "probe:1"}}):
+        assert "plimsoll-probe" not in str(pod(engine=PROBED["engine"], **without))
+
+
+def test_the_probe_comes_after_downloads_and_from_the_image_that_is_named_for_it() -> None:
+    asked = PROBED | {"model": {"uri": "hf://Qwen/Qwen3-4B"}}
+    spec = pod(**asked | {"probe": {"enabled": True, "image": "probe:2"}})
+    names = [one["name"] for one in spec["initContainers"]]
+    assert names == ["model-download", "plimsoll-probe", "supervisor"]
+    assert spec["initContainers"][1]["image"] == "probe:2"
+    service = parse(manifest(**asked))
+    made = pod_template(service, Images("engine:1", "supervisor:1", "probe:1"))["spec"]
+    assert made["initContainers"][1]["image"] == "probe:1", "the operator's own default"
+
+
+def test_a_pythonpath_of_the_manifest_stays_in_front_of_the_probes() -> None:
+    engine = PROBED["engine"] | {"env": [{"name": "PYTHONPATH", "value": "/app"}]}
+    (container,) = pod(**PROBED | {"engine": engine})["containers"]
+    (path,) = [one["value"] for one in container["env"] if one["name"] == "PYTHONPATH"]
+    assert path == "/app:/opt/plimsoll-probe"
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({}, "such an engine reports its memory itself"),
+        (
+            {"type": "custom", "image": "i", "adminContract": "plimsoll"},
+            "reports its memory itself",
+        ),
+        (
+            {
+                "type": "sglang",
+                "image": "i",
+                "env": [{"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}],
+            },
+            "PYTHONPATH must have a value, not valueFrom",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_have_the_probe(engine: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSpec, match=said):
+        parse(manifest(engine=engine, probe={"enabled": True}))
+    parse(manifest(engine=engine, probe={"enabled": False}))
+
+
+def test_the_probe_rolls_pods_and_its_absence_rolls_none() -> None:
+    without = manifest(engine=PROBED["engine"])
+    assert pod_hash(parse(without)) == "f60718ee13", (
+        "that of a service of an operator without the field"
+    )
+    hashes = {
+        pod_hash(parse(manifest(**PROBED | {"probe": probe})))
+        for probe in ({}, {"enabled": True}, {"enabled": True, "image": "probe:2"})
+    }
+    assert len(hashes) == 3

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from plimsoll_operator import main
+from plimsoll_operator.runtime import resync
 
 
-@pytest.mark.parametrize(("beginnings", "waits"), [(0, 1), (4, 5), (10**9, main.MOST_BEGINNINGS)])
+@pytest.mark.parametrize(("beginnings", "waits"), [(0, 1), (4, 5), (10**9, resync.MAX_WAITS)])
 def test_it_waits_until_no_watch_begins_any_more(
     monkeypatch: pytest.MonkeyPatch, beginnings: int, waits: int
 ) -> None:
@@ -17,13 +17,13 @@ def test_it_waits_until_no_watch_begins_any_more(
 
     async def sleep(seconds: float) -> None:
         nonlocal waited
-        assert seconds == main.INTERRUPTED_S
+        assert seconds == resync.QUIET_S
         waited += 1
         if waited <= beginnings:
             listing.set()
 
-    monkeypatch.setattr(main.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     listing.set()
-    asyncio.run(main._quiet(listing))
+    asyncio.run(resync.quiet(listing))
     assert waited == waits
     assert not listing.is_set()

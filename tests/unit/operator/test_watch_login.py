@@ -5,7 +5,7 @@ from __future__ import annotations
 import kopf
 import pytest
 
-from plimsoll_operator.watch import by_address
+from plimsoll_operator.runtime.login import by_address
 
 ACCOUNT = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t", ca_path="/ca")
 

@@ -6,25 +6,19 @@ import sys
 from xml.etree import ElementTree
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll_api.admin import LedgerEntry, MemoryKind
-from plimsoll_api.supervision import Action, Budget, MemoryPolicy
-from plimsoll_sidecar.detect.assessment import (
-    DEVICE_SEGMENTS,
-    HOST_SEGMENTS,
-    Assessment,
-    BudgetState,
-    Kind,
-    Segment,
-)
-from plimsoll_sidecar.govern.incident import Incident, Phase
+from plimsoll_api.assessment import DEVICE_SEGMENTS, HOST_SEGMENTS, Assessment, BudgetState, Segment
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.state import View
+from plimsoll_api.supervision import Action, MemoryBudget, MemoryPolicy
+from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.page import sections
 from plimsoll_sidecar.page.chart import Band, growth, svg
 from plimsoll_sidecar.page.history import History
 from plimsoll_sidecar.page.html import EMPTY, page
-from plimsoll_sidecar.record.view import View
 
 MIB = 1 << 20
 
@@ -46,6 +40,7 @@ def history(count: int) -> History:
     return kept
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3000), st.integers(4, 40))
 def test_history_is_bounded_and_spans_the_run(count: int, points: int) -> None:
     kept = History(points)
@@ -109,28 +104,35 @@ def test_the_growth_alone_is_drawn_against_the_whole_budget() -> None:
 
 
 def test_the_present_rung_is_the_heaviest_of_the_open_incidents() -> None:
-    def at(phase: Phase, rung: Action | None = None) -> Incident:
+    def at(phase: IncidentPhase, rung: Action | None = None) -> Incident:
         return Incident(
-            name="x-1", kind=Kind.HOST_GROWTH, epoch="a:1", opened_at=1.0, phase=phase, rung=rung
+            name="x-1",
+            kind=IncidentKind.HOST_GROWTH,
+            epoch="a:1",
+            opened_at=1.0,
+            phase=phase,
+            rung=rung,
         )
 
     assert sections.present_rung([]) == "Observe"
-    assert sections.present_rung([at(Phase.OPEN)]) == "Observe"
-    assert sections.present_rung([at(Phase.TRIMMING)]) == "Trim"
-    both = [at(Phase.TRIMMING), at(Phase.RESTARTING, Action.WORKER_RESTART)]
+    assert sections.present_rung([at(IncidentPhase.OPEN)]) == "Observe"
+    assert sections.present_rung([at(IncidentPhase.TRIMMING)]) == "Trim"
+    both = [at(IncidentPhase.TRIMMING), at(IncidentPhase.RESTARTING, Action.WORKER_RESTART)]
     assert sections.present_rung(both) == "WorkerRestart"
 
 
 def state(**changes: object) -> bytes:
     incident = Incident(
-        name="x-1", kind=Kind.HOST_GROWTH, epoch="a:1", opened_at=1.0, message="<b>"
+        name="x-1", kind=IncidentKind.HOST_GROWTH, epoch="a:1", opened_at=1.0, message="<b>"
     )
     incident.attribution.evidence = ["<script>alert(1)</script>"]
     view = View(
         time=1.0, service="a&b<script>", mode="Observe", engine_state="serving", epoch="a:1",
         assessment=seen(1.0),
         budgets=msgspec.Raw(
-            msgspec.json.encode(MemoryPolicy(host=Budget(growth_bytes=8 * MIB, window_s=60.0)))
+            msgspec.json.encode(
+                MemoryPolicy(host=MemoryBudget(growth_bytes=8 * MIB, window_s=60.0))
+            )
         ),
         open=[incident], recent=[], restarts_left=3, restart_budget_exhausted=False,
         journal_error=None, config_error=None, ladder=[Action.TRIM],
@@ -157,10 +159,17 @@ def test_what_comes_from_outside_is_escaped() -> None:
 
 
 def test_before_the_first_sample_the_page_says_so() -> None:
-    assert b"No sample was taken yet" in page(EMPTY, [])
+    assert b"No sample yet" in page(EMPTY, [])
 
 
 def test_the_memory_of_the_history_is_small() -> None:
     kept = history(5000)
     size = sys.getsizeof(kept._times) + sys.getsizeof(kept._values)
     assert size < 64 << 10
+
+
+def test_damaged_parts_of_the_journal_are_shown_with_what_to_do() -> None:
+    text = page(state(set_aside=["0001-incidents-<x>.json"]), []).decode()
+    assert "0001-incidents-&lt;x&gt;.json" in text
+    assert "delete the files" in text
+    assert "set-aside" not in page(state(), []).decode()

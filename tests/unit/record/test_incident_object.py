@@ -1,32 +1,27 @@
-"""The supervisor's shape of a LeakIncident against the resource definition's."""
+"""The object that the supervisor writes for an incident."""
 
 import msgspec
-import pytest
-from pydantic import BaseModel
 
+from plimsoll_api import incident_object as shape
 from plimsoll_api import leakincident
+from plimsoll_api.assessment import Segment, Suspicion
+from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import ServiceRef
-from plimsoll_sidecar.detect.assessment import Kind, Segment, Suspicion
-from plimsoll_sidecar.govern.incident import (
-    Incident,
-    Phase,
-    Reason,
-    Step,
-    StepOutcome,
-    incident_name,
-)
-from plimsoll_sidecar.record import incident as shape
+from plimsoll_sidecar.govern.incident import Incident, incident_name
 from plimsoll_sidecar.record.publisher import describe
 
 SERVICE = ServiceRef(name="qwen", namespace="team-a", uid="1234")
 
 
 def story() -> Incident:
-    name = incident_name("qwen-5d9c-x", Kind.HOST_GROWTH, "ab:1", 1_700_000_000.0)
-    incident = Incident(name=name, kind=Kind.HOST_GROWTH, epoch="ab:1", opened_at=1_700_000_000.0)
+    name = incident_name("qwen-5d9c-x", IncidentKind.HOST_GROWTH, "ab:1", 1_700_000_000.0)
+    incident = Incident(
+        name=name, kind=IncidentKind.HOST_GROWTH, epoch="ab:1", opened_at=1_700_000_000.0
+    )
     incident.observe(
         Suspicion(
-            kind=Kind.HOST_GROWTH,
+            kind=IncidentKind.HOST_GROWTH,
             segment=Segment.PYTHON_OBJECTS,
             confidence=0.91234,
             consumed_ratio=1.204,
@@ -38,7 +33,7 @@ def story() -> Incident:
         )
     )
     incident.note(
-        Step(
+        StepRecord(
             time=1_700_000_010.5,
             step="Trim",
             outcome=StepOutcome.SUCCEEDED,
@@ -47,39 +42,17 @@ def story() -> Incident:
             message="gc 0.100 s",
         )
     )
-    incident.phase, incident.reason = Phase.RESOLVED, Reason.WORKER_RESTART
+    incident.phase, incident.reason = IncidentPhase.RESOLVED, Reason.WORKER_RESTART
     incident.returned_bytes, incident.confirmed_at = 500 << 20, 1_700_000_020.0
     incident.ended_at = 1_700_000_060.0
     return incident
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (shape.IncidentSpec, leakincident.LeakIncidentSpec),
-        (shape.IncidentStatus, leakincident.LeakIncidentStatus),
-        (shape.IncidentAttribution, leakincident.IncidentAttribution),
-        (shape.IncidentStep, leakincident.TimelineStep),
-    ],
-)
-def test_both_shapes_have_the_same_fields(
-    ours: type[msgspec.Struct], theirs: type[BaseModel]
-) -> None:
-    assert set(ours.__struct_fields__) == set(theirs.model_fields)
-
-
-def test_both_know_the_same_phases_and_kinds() -> None:
-    assert {p.value for p in Phase} == {p.value for p in leakincident.IncidentPhase}
-    told_by_operator = {leakincident.IncidentKind.CRASH_LOOP.value}
-    known = {k.value for k in Kind} | told_by_operator
-    assert known == {k.value for k in leakincident.IncidentKind}
 
 
 def test_a_whole_story_is_a_valid_object() -> None:
     incident = story()
     body = shape.object_of(incident, SERVICE, "qwen-5d9c-x", "engine")
     status = shape.status_object_of(incident, SERVICE)["status"]
-    parsed = leakincident.LeakIncident.model_validate(body | {"status": status})
+    parsed = msgspec.convert(body | {"status": status}, leakincident.LeakIncident)
     assert parsed.spec.opened_at == "2023-11-14T22:13:20Z"
     assert parsed.status is not None
     assert parsed.status.attribution is not None
@@ -91,14 +64,14 @@ def test_a_whole_story_is_a_valid_object() -> None:
 
 
 def test_unknown_values_are_absent() -> None:
-    incident = Incident(name="a-1", kind=Kind.STALL, epoch="ab:1", opened_at=0.0)
+    incident = Incident(name="a-1", kind=IncidentKind.STALL, epoch="ab:1", opened_at=0.0)
     status = msgspec.to_builtins(shape.status_of(incident))
     assert "returnedBytes" not in status
     assert "segment" not in status["attribution"]
 
 
 def test_the_name_is_made_from_the_identity() -> None:
-    one = incident_name("pod", Kind.STALL, "ab:1", 5.0)
-    assert one == incident_name("pod", Kind.STALL, "ab:1", 5.0)
-    assert one != incident_name("pod", Kind.STALL, "ab:2", 5.0)
-    assert len(incident_name("p" * 253, Kind.STALL, "ab:1", 5.0)) <= 253
+    one = incident_name("pod", IncidentKind.STALL, "ab:1", 5.0)
+    assert one == incident_name("pod", IncidentKind.STALL, "ab:1", 5.0)
+    assert one != incident_name("pod", IncidentKind.STALL, "ab:2", 5.0)
+    assert len(incident_name("p" * 253, IncidentKind.STALL, "ab:1", 5.0)) <= 253

@@ -1,23 +1,28 @@
 """The journal: what was written is there, and what cannot be written is said."""
 
+import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from plimsoll_api.admin import DrainMode
-from plimsoll_sidecar.detect.assessment import Kind
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.command import Command, Verb
-from plimsoll_sidecar.govern.incident import Incident, Phase
-from plimsoll_sidecar.govern.restart_budget import Restart
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.govern.policy.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
-from plimsoll_sidecar.record.journal import KEPT_INCIDENTS, Engine, Journal, JournalError
+from plimsoll_sidecar.record import journal as journal_file
+from plimsoll_sidecar.record import set_aside
+from plimsoll_sidecar.record.journal import KEPT_INCIDENTS, Journal, JournalError
+from plimsoll_sidecar.record.rows import LastKnownEngine
+from plimsoll_sidecar.record.set_aside import SetAside
 
 
-def incident(number: int = 1, phase: Phase = Phase.OPEN) -> Incident:
+def incident(number: int = 1, phase: IncidentPhase = IncidentPhase.OPEN) -> Incident:
     return Incident(
         name=f"pod-{number:08x}",
-        kind=Kind.STALL,
+        kind=IncidentKind.STALL,
         epoch="ab:1",
         opened_at=float(number),
         phase=phase,
@@ -37,7 +42,7 @@ def test_a_state_with_a_command_under_way_comes_back(tmp_path: Path) -> None:
     state = GovernorState(
         incidents=[incident()], pending=command, restarts=restarts, epoch="ab:1", exhausted=True
     )
-    engine = Engine(capabilities=frozenset({"trim"}), frontend_pid=7, frontend_started=99)
+    engine = LastKnownEngine(capabilities=frozenset({"trim"}), frontend_pid=7, frontend_started=99)
     first = Journal(tmp_path / "journal.sqlite")
     first.write(state, state.incidents, engine)
     first.close()
@@ -49,18 +54,18 @@ def test_a_state_with_a_command_under_way_comes_back(tmp_path: Path) -> None:
 def test_a_revision_is_published_once(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite", publishes=True)
     journal.write(GovernorState(), [incident()])
-    journal.write(GovernorState(), [incident(phase=Phase.TRIMMING)])
+    journal.write(GovernorState(), [incident(phase=IncidentPhase.TRIMMING)])
     ((revision, newest),) = journal.unpublished()
-    assert newest.phase is Phase.TRIMMING
-    journal.write(GovernorState(), [incident(phase=Phase.RESOLVED)])
+    assert newest.phase is IncidentPhase.TRIMMING
+    journal.write(GovernorState(), [incident(phase=IncidentPhase.RESOLVED)])
     journal.published(newest.name, revision)
-    assert [found.phase for _, found in journal.unpublished()] == [Phase.RESOLVED]
+    assert [found.phase for _, found in journal.unpublished()] == [IncidentPhase.RESOLVED]
     journal.published(newest.name, revision + 1)
     assert journal.unpublished() == []
 
 
 def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
-    many = [incident(number, Phase.RESOLVED) for number in range(KEPT_INCIDENTS + 50)]
+    many = [incident(number, IncidentPhase.RESOLVED) for number in range(KEPT_INCIDENTS + 50)]
     publishing = Journal(tmp_path / "publishing.sqlite", publishes=True)
     publishing.write(GovernorState(), many)
     assert len(publishing.unpublished()) == KEPT_INCIDENTS + 50
@@ -70,25 +75,132 @@ def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"not a database at all" * 300, b""])
-def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: bytes) -> None:
-    path = tmp_path / "journal.sqlite"
+def test_a_damaged_file_is_set_aside(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, lost = tmp_path / "journal.sqlite", list[str]()
+    first = Journal(path)
+    first.write(GovernorState(restarts=[Restart(at=5.0, epoch="ab:0")], exhausted=True))
+    first.close()
     path.write_bytes(damage)
-    journal = Journal(path)
-    journal.write(GovernorState(exhausted=True))
-    assert journal.load()[0].exhausted
-    aside = list(tmp_path.glob("*.corrupt-*"))
-    assert [found.read_bytes() for found in aside] == ([damage] if damage else [])
+    journal = Journal(path, damaged=lost.append)
+    state, _ = journal.load()
+    assert [restart.epoch for restart in state.restarts] == ["ab:0"], "a spent budget stays spent"
+    assert state.exhausted
+    assert lost == ["file"]
+    assert str(path) in caplog.text
+    kept = [name for name in journal.kept if not name.endswith("-wal")]
+    assert len(kept) == 1
+    if damage:
+        assert (tmp_path / "set-aside" / kept[0]).read_bytes() == damage
+    journal.write(state, [incident()])
+    journal.close()
+    assert Journal(path, damaged=lost.append).recent(5) == [incident()]
+    assert lost == ["file"]
 
 
-@pytest.mark.parametrize("body", [b'{"epoch": 7}', b'{"epoch": "\xff\xfe"}'])
-def test_a_state_of_another_shape_is_moved_aside(tmp_path: Path, body: bytes) -> None:
-    path = tmp_path / "journal.sqlite"
-    Journal(path).close()
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"epoch": 7}', b'{"epoch": "\xff\xfe"}', b'{"restarts": [{"at": 1e300, "epoch": "x"}]}',
+        b'{"x": ' + b"[" * 100_000, 5, None, "text",
+    ],
+)  # fmt: skip
+def test_a_state_of_another_shape_is_set_aside_alone(tmp_path: Path, body: object) -> None:
+    path, lost = tmp_path / "journal.sqlite", list[str]()
+    first = Journal(path)
+    first.write(GovernorState(restarts=[Restart(at=5.0, epoch="ab:0")]), [incident()])
+    first.close()
     with sqlite3.connect(path) as db:
-        db.execute("INSERT INTO state VALUES ('governor', ?)", (body,))
+        db.execute("UPDATE state SET body = IFNULL(?, X''), checksum = NULL", (body,))
     db.close()
-    assert Journal(path).load()[0] == GovernorState()
-    assert list(tmp_path.glob("*.corrupt-*"))
+    journal = Journal(path, damaged=lost.append)
+    state, _ = journal.load()
+    assert [restart.epoch for restart in state.restarts] == ["ab:0"]
+    assert lost == ["row"]
+    assert journal.kept == ["0001-state-governor.json"]
+    assert journal.recent(5) == [incident()], "the rest is there"
+    journal.write(GovernorState(epoch="ab:9"))
+    journal.close()
+    assert Journal(path, damaged=lost.append).load()[0].epoch == "ab:9"
+    assert lost == ["row"]
+
+
+def test_an_undecodable_incident_is_set_aside_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, lost = tmp_path / "journal.sqlite", list[str]()
+    first = Journal(path, publishes=True)
+    first.write(GovernorState(), [incident(1), incident(2), incident(3)])
+    first.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE incidents SET body = replace(body, 'Stall', 'Stal1') WHERE opened_at=2")
+    db.close()
+    journal = Journal(path, publishes=True, damaged=lost.append)
+    for _ in range(3):
+        assert journal.recent(5) == [incident(3), incident(1)]
+        assert [found.name for _, found in journal.unpublished()] == [
+            incident(1).name, incident(3).name,
+        ]  # fmt: skip
+    assert lost == ["row"]
+    assert "incidents-pod-00000002" in caplog.text
+    assert "make room" not in caplog.text
+    (kept,) = journal.kept
+    assert b"Stal1" in (tmp_path / "set-aside" / kept).read_bytes()
+
+
+def test_a_row_that_cannot_be_set_aside_stops_nothing(tmp_path: Path) -> None:
+    path, lost = tmp_path / "journal.sqlite", list[str]()
+    journal = Journal(path, damaged=lost.append)
+    journal.write(GovernorState(), [incident(1), incident(2)])
+    journal._db.execute("UPDATE incidents SET body = X'00' WHERE opened_at = 1")
+    (tmp_path / "set-aside").write_text("no folder")
+    for _ in range(3):
+        assert journal.recent(5) == [incident(2)]
+    assert lost == ["row"]
+
+
+@pytest.mark.parametrize("how", ["emptied", "removed", "overwritten"])
+def test_a_file_damaged_while_it_is_in_use_is_replaced(tmp_path: Path, how: str) -> None:
+    path, lost = tmp_path / "journal.sqlite", list[str]()
+    journal = Journal(path, damaged=lost.append)
+    state = GovernorState(incidents=[incident(1)], restarts=[Restart(at=5.0, epoch="ab:0")])
+    journal.write(state, state.incidents)
+    journal._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if how == "removed":
+        path.unlink()
+    else:
+        size = path.stat().st_size
+        path.write_bytes(b"" if how == "emptied" else b"\x55" * size)
+    journal.write(state, [incident(2)])
+    assert journal.recent(5) == [incident(2), incident(1)], "what is open is written again"
+    journal.close()
+    again = Journal(path, damaged=lost.append)
+    assert again.load()[0].restarts == state.restarts
+    assert lost == ["file"]
+
+
+def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
+    aside = SetAside(tmp_path / "set-aside")
+    for number in range(3 * set_aside.KEPT):
+        aside.put(f"../row {number}", b"x" * (2 << 20))
+    assert len(aside.names()) == set_aside.KEPT
+    assert aside.names()[-1].endswith("row_35")
+    assert (aside.folder / aside.names()[0]).stat().st_size == set_aside.MAX_PART_BYTES
+    assert os.listdir(tmp_path) == ["set-aside"]
+
+
+def test_a_journal_of_an_older_version_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with sqlite3.connect(path) as db:
+        db.executescript(journal_file._SCHEMA)
+        db.execute("INSERT INTO state VALUES ('governor', ?)", (b'{"epoch":"ab:3"}',))
+    db.close()
+    journal = Journal(path)
+    assert journal.load()[0].epoch == "ab:3"
+    journal.write(GovernorState(epoch="ab:4"), [incident()])
+    assert journal.recent(1) == [incident()]
+    assert journal.kept == []
 
 
 def test_a_full_volume_loses_nothing_and_names_the_file(tmp_path: Path) -> None:
@@ -98,7 +210,7 @@ def test_a_full_volume_loses_nothing_and_names_the_file(tmp_path: Path) -> None:
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
     journal._db.execute(f"PRAGMA max_page_count = {pages}")
     many = [incident(number) for number in range(2, 500)]
-    with pytest.raises(JournalError, match=r"journal\.sqlite.*full.*make room"):
+    with pytest.raises(JournalError, match=r"journal\.sqlite.*full.*free space"):
         journal.write(GovernorState(epoch="ab:2"), many)
     assert journal.load()[0].epoch == "ab:1"
     assert journal.recent(1000) == [incident()]

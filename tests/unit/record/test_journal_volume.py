@@ -10,6 +10,9 @@ import pytest
 
 from plimsoll_api import supervision
 from plimsoll_api.admin import Capability, EngineState, Load, Status
+from plimsoll_api.assessment import Assessment, Suspicion
+from plimsoll_api.incident_record import JOURNAL_FILE
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import (
     EngineEndpoint,
     EngineType,
@@ -19,15 +22,15 @@ from plimsoll_api.supervision import (
     Supervision,
     SupervisorConfig,
 )
-from plimsoll_sidecar.act.process import ProcessId
+from plimsoll_api.trace import Sample
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.assessment import Assessment, Kind, Suspicion
-from plimsoll_sidecar.detect.remembered import Remembered
+from plimsoll_sidecar.detect.leak.baseline import Checkpoint
 from plimsoll_sidecar.govern.command import Command, Result
+from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.record import journal
 from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.signals.process.process_id import ProcessId
 from plimsoll_sidecar.supervisor import Supervisor
-from plimsoll_sidecar.trace import Sample
 
 STATUS = Status(
     state=EngineState.SERVING,
@@ -50,13 +53,13 @@ class Stalled:
         return Sample(t=0.0, epoch=1)
 
     def update(self, sample: Sample) -> Assessment:
-        stall = Suspicion(kind=Kind.STALL, segment=None, confidence=1.0, consumed_ratio=0.0)
+        stall = Suspicion(kind=IncidentKind.STALL, segment=None, confidence=1.0, consumed_ratio=0.0)
         return Assessment(t=sample.t, epoch=1, warm=True, suspicions=[stall])
 
-    def remembered(self) -> Remembered:
-        return Remembered()
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint()
 
-    def resume(self, remembered: Remembered) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         return
 
 
@@ -71,6 +74,12 @@ class Hands:
 
     def results(self) -> list[Result]:
         return []
+
+    def stored(self) -> None:
+        return None
+
+    def keep(self, known: ReplicaRestarts) -> None:
+        pass
 
 
 def supervisor(folder: Path) -> tuple[Supervisor, Hands, Metrics]:
@@ -107,7 +116,7 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
 ) -> None:
     connect = journal._connect
     monkeypatch.setattr("plimsoll_sidecar.supervisor.JOURNAL_RETRY_S", 0.0)
-    connect(tmp_path / journal.FILE).close()
+    connect(tmp_path / JOURNAL_FILE).close()
     # What a read-only mount gives, also to a process that may do everything.
     monkeypatch.setattr(journal, "_connect", read_only)
     watching, hands, metrics = supervisor(tmp_path)
@@ -116,7 +125,7 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
     assert hands.sent == []
     assert b"plimsoll_supervisor_journal_writable 0.0" in metrics.text()
     assert b"plimsoll_supervisor_samples_total 60.0" in metrics.text()
-    assert b"readonly database; make room on its volume or make it writable" in watching.state
+    assert b"readonly database; free space on its volume or make it writable" in watching.state
 
     monkeypatch.setattr(journal, "_connect", connect)
     for second in range(20):

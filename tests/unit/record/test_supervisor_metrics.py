@@ -1,11 +1,15 @@
 """The metrics: unknown is absent, growth survives epochs, remediations are counted once."""
 
-from plimsoll_api.supervision import Budget, MemoryPolicy
-from plimsoll_sidecar.detect.assessment import Assessment, BudgetState, Kind, Segment
-from plimsoll_sidecar.govern.command import Event, Happening
-from plimsoll_sidecar.govern.incident import Incident, Phase, Reason, Step, StepOutcome
+from plimsoll_api.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.trace import Host, Sample
+from plimsoll_sidecar.govern.command import Event, EventType
+from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.signals.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.sampler import known_signals
 
 ALL = {"engine": True, "host": True}
 MIB = 1 << 20
@@ -64,7 +68,7 @@ def test_growth_after_a_trim_counts_again_but_for_the_band() -> None:
 
 def test_budgets_and_signals_are_shown() -> None:
     metrics = Metrics()
-    metrics.budgets(MemoryPolicy(host=Budget(growth_bytes=64 * MIB, window_s=3600.0)))
+    metrics.budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
     assert value(metrics, "plimsoll_memory_budget_bytes", kind="host") == 64 * MIB
     assert value(metrics, "plimsoll_memory_budget_window_seconds", kind="host") == 3600
     assert value(metrics, "plimsoll_memory_budget_bytes", kind="device") is None
@@ -81,29 +85,33 @@ def test_budgets_and_signals_are_shown() -> None:
 
 def test_the_wait_for_a_slot_is_measured_once() -> None:
     metrics = Metrics()
-    incident = Incident(name="p-2", kind=Kind.STALL, epoch="a:1", opened_at=1.0)
-    incident.enter(Phase.AWAITING_SLOT, 10.0)
+    incident = Incident(name="p-2", kind=IncidentKind.STALL, epoch="a:1", opened_at=1.0)
+    incident.enter(IncidentPhase.AWAITING_SLOT, 10.0)
     for at in (10.0, 11.0):
-        metrics.happened([Event(happening=Happening.ADVANCED, at=at, incident=incident)])
-    incident.enter(Phase.RESTARTING, 22.5)
+        metrics.happened([Event(type=EventType.ADVANCED, at=at, incident=incident)])
+    incident.enter(IncidentPhase.RESTARTING, 22.5)
     for at in (22.5, 23.0):
-        metrics.happened([Event(happening=Happening.ADVANCED, at=at, incident=incident)])
+        metrics.happened([Event(type=EventType.ADVANCED, at=at, incident=incident)])
     assert value(metrics, "plimsoll_restart_slot_wait_seconds_count") == 1
     assert value(metrics, "plimsoll_restart_slot_wait_seconds_sum") == 12.5
 
 
 def test_an_incident_and_its_remediations_are_counted_once() -> None:
     metrics = Metrics()
-    incident = Incident(name="p-1", kind=Kind.HOST_GROWTH, epoch="a:1", opened_at=1.0)
-    metrics.happened([Event(happening=Happening.OPENED, at=1.0, incident=incident)])
-    incident.note(Step(time=2.0, step="Trim", outcome=StepOutcome.BEGUN, operation_id="o-1"))
-    advanced = Event(happening=Happening.ADVANCED, at=2.0, incident=incident)
+    incident = Incident(name="p-1", kind=IncidentKind.HOST_GROWTH, epoch="a:1", opened_at=1.0)
+    metrics.happened([Event(type=EventType.OPENED, at=1.0, incident=incident)])
+    incident.note(StepRecord(time=2.0, step="Trim", outcome=StepOutcome.BEGUN, operation_id="o-1"))
+    advanced = Event(type=EventType.ADVANCED, at=2.0, incident=incident)
     metrics.happened([advanced])
     incident.timeline[0].outcome = StepOutcome.SUCCEEDED
     incident.timeline[0].finished_at = 2.5
     metrics.happened([advanced, advanced])
-    incident.phase, incident.reason, incident.returned_bytes = Phase.RESOLVED, Reason.TRIM, 50
-    metrics.happened([Event(happening=Happening.ENDED, at=3.0, incident=incident)])
+    incident.phase, incident.reason, incident.returned_bytes = (
+        IncidentPhase.RESOLVED,
+        Reason.TRIM,
+        50,
+    )
+    metrics.happened([Event(type=EventType.ENDED, at=3.0, incident=incident)])
     assert value(metrics, "plimsoll_incidents_total", kind="HostGrowth") == 1
     labels = {"action": "Trim", "outcome": "Succeeded"}
     assert value(metrics, "plimsoll_remediations_total", **labels) == 1
@@ -128,3 +136,21 @@ def test_the_group_is_shown_as_far_as_it_is_known() -> None:
     assert value(metrics, f"{name}_events_total", event="oom_kill") is None
     assert value(metrics, f"{name}_stalled_seconds_total", share="some") == 1.5
     assert b"plimsoll_cgroup_memory_events_created" not in metrics.text()
+
+
+def test_swept_shared_memory_is_counted_from_zero() -> None:
+    metrics = Metrics()
+    assert "plimsoll_shared_memory_swept_bytes_total 0.0" in metrics.text().decode()
+    metrics.swept(4096)
+    metrics.swept(0)
+    assert "plimsoll_shared_memory_swept_bytes_total 4096.0" in metrics.text().decode()
+
+
+def test_shared_memory_that_cannot_be_scanned_is_an_unknown_signal() -> None:
+    metrics = Metrics()
+    for orphan in (None, 0):
+        known = known_signals(Sample(t=1.0, epoch=1, host=Host(shm_orphan=orphan)), True)
+        metrics.observe(assessment(1), known, 0.1)
+    assert value(metrics, "plimsoll_signal_unknown_samples_total", signal="shared_memory") == 1
+    unwatched = known_signals(Sample(t=1.0, epoch=1))
+    assert "shared_memory" not in unwatched, "no volume of the pod is at /dev/shm"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory, membership
+from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory, membership
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -20,7 +20,8 @@ def test_version_2(tmp_path: Path) -> None:
         {
             "memory.current": "1000\n",
             "memory.max": "4294967296\n",
-            "memory.stat": "anon 600\nfile 300\nkernel 50\nshmem 100\nslab 40\n",
+            "memory.stat": "anon 600\nfile 300\nkernel 50\nshmem 100\nslab 40\nswapcached 20\n",
+            "memory.swap.current": "70\n",
             "memory.events": "low 0\nhigh 7\nmax 3\noom 1\noom_kill 2\n",
             "memory.pressure": "some avg10=0.10 avg60=0.00 avg300=0.00 total=1500000\n"
             "full avg10=0.00 avg60=0.00 avg300=0.00 total=250000\n",
@@ -32,6 +33,7 @@ def test_version_2(tmp_path: Path) -> None:
         shmem=100,
         file=300,
         slab=40,
+        swap=50,
         limit=1 << 32,
         oom_kills=2,
         ooms=1,
@@ -48,13 +50,14 @@ def test_version_1_counts_what_is_below_and_takes_shared_memory_out_of_the_cache
         tmp_path,
         {
             "memory.usage_in_bytes": "1000\n",
+            "memory.memsw.usage_in_bytes": "1250\n",
             "memory.limit_in_bytes": "9223372036854771712\n",
             "memory.stat": "cache 1\nrss 2\ntotal_cache 400\ntotal_rss 600\ntotal_shmem 100\n",
             "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
         },
     )
     assert Cgroup(folder, 1).read() == CgroupMemory(
-        current=1000, anon=600, shmem=100, file=300, limit=None, oom_kills=1
+        current=1000, anon=600, shmem=100, file=300, swap=250, limit=None, oom_kills=1
     )
 
 
@@ -62,6 +65,16 @@ def test_what_is_missing_or_no_number_is_unknown(tmp_path: Path) -> None:
     folder = write(tmp_path, {"memory.max": "max\n", "memory.stat": "anon lots\n\nfile\n"})
     assert Cgroup(folder, 2).read() == CgroupMemory()
     assert Cgroup(tmp_path / "gone", 1).read() == CgroupMemory()
+
+
+def test_swap_is_never_negative_and_unknown_where_the_kernel_does_not_account_it(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path, {"memory.usage_in_bytes": "1000\n"})
+    assert Cgroup(folder, 1).read().swap is None
+    # The two files of version 1 are not read at the same instant.
+    write(tmp_path, {"memory.memsw.usage_in_bytes": "900\n"})
+    assert Cgroup(folder, 1).read().swap == 0
 
 
 def test_a_group_shared_with_the_supervisor_says_nothing_about_the_engine() -> None:

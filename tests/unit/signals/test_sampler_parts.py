@@ -17,12 +17,12 @@ from plimsoll_api.admin import (
     Role,
     Status,
 )
-from plimsoll_sidecar.act.adapter import EngineError
-from plimsoll_sidecar.detect.assessment import Segment
-from plimsoll_sidecar.detect.segments import device_own, device_segments, device_total
-from plimsoll_sidecar.signals.device import DeviceBytes
-from plimsoll_sidecar.signals.nvml import Nvml
-from plimsoll_sidecar.signals.sampler import Sampler, load_of
+from plimsoll_api.assessment import Segment
+from plimsoll_sidecar.clients.http import EngineError
+from plimsoll_sidecar.detect.attribution.segments import device_own, device_segments, device_total
+from plimsoll_sidecar.signals.device.nvml import Nvml
+from plimsoll_sidecar.signals.device.sources import DeviceBytes
+from plimsoll_sidecar.signals.sampler import SILENT_S, Sampler, load_of
 
 
 def status(epoch: str = "aa:1", **changes: object) -> Status:
@@ -51,6 +51,12 @@ class Engine:
         return answer
 
     def serves(self) -> bool:
+        return False
+
+    def processes(self) -> list[ProcessMemory]:
+        return []
+
+    def has_ended(self) -> bool:
         return False
 
 
@@ -140,6 +146,8 @@ def test_a_device_without_figures_is_unknown_where_nobody_else_knows_it() -> Non
 class Exporter:
     """Knows a device from the second time on that it is asked."""
 
+    error = None
+
     def __init__(self) -> None:
         self.asked = 0
 
@@ -194,3 +202,26 @@ def test_a_device_is_asked_of_nvml_once_every_process_of_the_engine_has_ended(
     sample = sampler.sample()
     assert (sample.host.processes, sample.serving) == (0, None)
     assert [device.used for device in sample.device] == [used]
+
+
+def test_the_account_of_all_is_unknown_while_one_process_is_silent() -> None:
+    """Else a gigabyte would seem to have moved from malloc to elsewhere."""
+
+    def probed(*sizes: int | None) -> Status:
+        processes = [
+            ProcessMemory(Role.OTHER, 4_000_000 + at, malloc_in_use=size, python_objects=size)
+            for at, size in enumerate(sizes)
+        ]
+        return status(processes=processes, probed=True)
+
+    sampler = Sampler(Engine(probed(5, 7, None), probed(5, None, None), probed(6, 7, None)))
+    found = [sampler.sample().malloc for _ in range(3)]
+    assert [one.in_use if one else None for one in found] == [12, None, 13]
+
+    now = [0.0]
+    silent = Sampler(Engine(probed(5, 7), *[probed(5, None)] * 4), clock=lambda: now[0])
+    seen = []
+    for now[0] in (0.0, 1.0, 1.0 + SILENT_S, 2.0 + SILENT_S, 3.0 + SILENT_S):
+        malloc = silent.sample().malloc
+        seen.append(malloc.in_use if malloc else None)
+    assert seen == [12, None, None, None, 5], "one that became another program has none to come"

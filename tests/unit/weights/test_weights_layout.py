@@ -10,9 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_engine.weights import lending
-from plimsoll_engine.weights.layout import ALIGNMENT, Manifest, checksums, lay_out, views
-from plimsoll_engine.weights.lending import LeaseCut, Lent, LentPool, PoolAsked, Refused, Returned
+from plimsoll_engine.messages import weight_ipc
+from plimsoll_engine.messages.weight_ipc import (
+    Manifest,
+    MappingLost,
+    PoolRequest,
+    PoolShared,
+    Returned,
+    WeightsRefused,
+    WeightsShared,
+)
+from plimsoll_engine.weights.layout import ALIGNMENT, checksums, lay_out, views
 from plimsoll_engine.weights.memory import HostBuffer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
@@ -97,22 +105,22 @@ def test_a_closed_buffer_gives_its_memory_back() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        Lent(lay_out({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
-        Lent(Manifest({}, ALIGNMENT), b"\x00" * 64),
-        LentPool(0),
-        LentPool(1 << 37, b"\x01" * 64),
-        Refused("no such folder", permanent=True),
+        WeightsShared(lay_out({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
+        WeightsShared(Manifest({}, ALIGNMENT), b"\x00" * 64),
+        PoolShared(0),
+        PoolShared(1 << 37, b"\x01" * 64),
+        WeightsRefused("no such folder", permanent=True),
     ],
     ids=["large", "handle", "no-pool", "pool", "refused"],
 )
-def test_an_answer_arrives_whole_with_its_descriptor(answer: lending.Answer) -> None:
-    holder, worker = socket.socketpair()
+def test_an_answer_arrives_whole_with_its_descriptor(answer: weight_ipc.Answer) -> None:
+    server, worker = socket.socketpair()
     buffer = HostBuffer.allocate(4096)
-    with holder, worker:
+    with server, worker:
         worker.settimeout(10)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 23)
-        lending.send(holder, answer, buffer.fd)
-        found, fd = lending.receive(worker)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 23)
+        weight_ipc.send(server, answer, buffer.fd)
+        found, fd = weight_ipc.receive(worker)
         assert found == answer
         assert fd is not None
         assert os.fstat(fd).st_ino == os.fstat(buffer.fd).st_ino
@@ -120,21 +128,21 @@ def test_an_answer_arrives_whole_with_its_descriptor(answer: lending.Answer) -> 
     buffer.close()
 
 
-def test_a_holder_that_is_gone_cuts_the_lease() -> None:
-    holder, worker = socket.socketpair()
+def test_a_weight_server_that_is_gone_cuts_the_mapping() -> None:
+    server, worker = socket.socketpair()
     with worker:
-        holder.sendall(b"\x00\x00\x00\x09half")
-        holder.close()
-        with pytest.raises(LeaseCut, match="the other side has ended"):
-            lending.receive(worker)
+        server.sendall(b"\x00\x00\x00\x09half")
+        server.close()
+        with pytest.raises(MappingLost, match="the other side has ended"):
+            weight_ipc.receive(worker)
 
 
 def test_what_a_worker_asks_for_arrives_and_a_silent_end_is_a_cut() -> None:
-    holder, worker = socket.socketpair()
-    with holder:
-        for request in (PoolAsked(0), PoolAsked(1 << 37), Returned()):
-            lending.send(worker, request)
-            assert lending.receive_request(holder) == request
+    server, worker = socket.socketpair()
+    with server:
+        for request in (PoolRequest(0), PoolRequest(1 << 37), Returned()):
+            weight_ipc.send(worker, request)
+            assert weight_ipc.receive_request(server) == request
         worker.close()
-        with pytest.raises(LeaseCut, match="the other side has ended"):
-            lending.receive_request(holder)
+        with pytest.raises(MappingLost, match="the other side has ended"):
+            weight_ipc.receive_request(server)

@@ -1,0 +1,168 @@
+"""Real engines under the unmodified supervisor: what it finds, how soon, and what it costs.
+
+    python -m bench.real_engines --name real-engines-h200 --peer vllm-0.24.0-cuda --seconds 1300
+
+    python -m bench.real_engines --name real-engines --peer sglang-0.5.23 --cases pair --rows FOLDER
+
+Without a device the figures of each engine begin with its type, in one file for all. Run one or two
+cases at a time there: a start takes a minute of both cores.
+
+Every case has an engine of its own (``real_engines_cases.py``), a probe in it, a supervisor beside
+it and clients on loopback; all of them use one device at the same time. Only the pairs that measure
+the probe have it to themselves, in the last ``--alone`` seconds: the other engines have ended by
+then.
+
+- ``healthy_*``: service under load with nothing injected, added up over all engines.
+- ``whole_device_*``: the same of engines whose supervisor took the device, which others used too,
+  for its engine's own: there the others' memory is an orphan. No case does so any more.
+- ``probe_loss_ratio``: of throughput, while a supervisor asks the probe every second; with the ends
+  of the 95 % interval of the pairs' mean (``real_engines_probe_cost.py`` has the method).
+- ``*_confirm_s``: the slowest, from the cause to the confirmation. Leaks are of 2 MiB/s with a
+  budget of 256 MiB; ``second_*`` are of later lives of the same replica. Stalls are SIGSTOP to
+  EngineCore after five minutes of service, ``young_*`` after the first one.
+- ``requests_failed_count``: of clients of two replicas behind a balancer, of which one leaks and is
+  restarted again and again (cases ``pair``); ``leak_restarts_count`` says how often.
+- ``segment_and_process_right_ratio``: of the leaks that were confirmed, with the probe.
+- ``orphan_processes_count``: processes of the engine that outlived a killed one by two minutes.
+
+``--rows FOLDER`` keeps what each case has found so far; ``--publish`` makes the result of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.real_engines_cases import CASES, USUAL, Book, run
+from bench.real_engines_figures import figures, passed
+from bench.real_engines_pair import PAIRS, pair
+from bench.real_engines_probe_cost import METHOD, Pairs
+from bench.result import RESULTS, command
+from plimsoll_cli.figures import commit, machine, result
+from tests.conformance import table
+from tests.conformance.peers import ON_DEVICE, PEERS, Peer
+
+ALL_PEERS = PEERS | ON_DEVICE
+Figures = dict[str, float | int | None]
+END_S = 240.0
+"""For the cases to end their engines."""
+
+
+def main() -> int:
+    flags = _parser().parse_args()
+    flags.rows.mkdir(parents=True, exist_ok=True)
+    if flags.case in PAIRS:
+        pair(flags.case, ALL_PEERS[flags.peer], flags.rows, flags.rows / "probe", flags.ends_at)
+        return 0
+    if flags.case:
+        beside = tuple(name for name in flags.cases if name != flags.case)
+        book = Book(flags.rows / f"{flags.case}.jsonl", beside, flags.ends_at)
+        pairs = Pairs(flags.pairs)
+        folder = flags.rows / flags.case
+        run(flags.case, ALL_PEERS[flags.peer], folder, flags.rows / "probe", book, pairs)
+        return 0
+    if flags.publish is None:
+        _run_all(flags)
+    _publish(flags.name, ALL_PEERS[flags.peer], [flags.rows, *(flags.publish or [])])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parse = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parse.add_argument("--name", default="real-engines")
+    parse.add_argument("--peer", choices=list(ALL_PEERS), default=next(iter(ALL_PEERS)))
+    parse.add_argument("--cases", nargs="+", choices=[*CASES, *PAIRS], default=USUAL)
+    parse.add_argument("--seconds", type=float, default=1300.0)
+    parse.add_argument("--alone", type=float, default=300.0, help="seconds for the pairs")
+    parse.add_argument("--pairs", type=int, default=40, help="at most")
+    parse.add_argument("--rows", type=Path, required=True)
+    parse.add_argument(
+        "--publish", nargs="*", type=Path, metavar="FOLDER",
+        help="what --rows has, and these of other runs; no new run",
+    )  # fmt: skip
+    parse.add_argument("--case", choices=[*CASES, *PAIRS], help=argparse.SUPPRESS)
+    parse.add_argument("--ends-at", type=float, default=0.0, help=argparse.SUPPRESS)
+    return parse
+
+
+def _run_all(flags: argparse.Namespace) -> None:
+    about = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": machine(),
+        "commit": commit(),
+        "command": shlex.join(["python", *command()]),
+    }
+    (flags.rows / "run.json").write_text(json.dumps(about))
+    probe = str(flags.rows / "probe")
+    subprocess.run([sys.executable, "-m", "plimsoll_probe.install", probe], check=True)
+    ends_at = time.time() + flags.seconds
+    started = []
+    for case in flags.cases:
+        till = ends_at - (0 if case == "probe-cost" else flags.alone)
+        argv = [sys.executable, *command(), f"--case={case}", f"--ends-at={till}"]
+        with (flags.rows / f"{case}.out").open("ab") as out:
+            started.append(subprocess.Popen(argv, stdout=out, stderr=out))
+    for process in started:
+        try:
+            process.wait(max(1.0, ends_at + END_S - time.time()))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(30)
+
+
+def _publish(name: str, peer: Peer, folders: list[Path]) -> None:
+    """One result of one or more runs, with the machine, date and commit of the first: they may have
+    been elsewhere. What passed goes into the table of conformance, each with its newest run."""
+    runs = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    rows: list[dict[str, Any]] = []
+    for number, folder in enumerate(folders):
+        for path in sorted(folder.glob("*.jsonl")):
+            rows += [json.loads(line) | {"run": number} for line in path.read_text().splitlines()]
+    about = {key: value for key, value in runs[0].items() if value is not None}
+    found, samples = figures(rows), {"runs": runs, "probe_method": METHOD, "rows": rows}
+    if peer.name not in ON_DEVICE:
+        found, samples = _beside_others(RESULTS / f"{name}.json", peer, found, samples)
+    whole = result(name, found, [], samples) | about
+    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    sys.stdout.write(json.dumps(whole["figures"], indent=1) + "\n")
+    version = peer.version
+    if peer.name in ON_DEVICE:
+        version += f", {', '.join(about['machine']['devices'])}"
+    for case, seconds, told in passed(rows):
+        ran = table.Ran(peer.type.value, version, case, seconds, told)
+        run = _newest(case, runs, rows)
+        table.write(ran, {"date": run["date"][:10], "commit": run["commit"][:7]})
+
+
+def _newest(case: str, runs: list[Any], rows: list[dict[str, Any]]) -> Any:
+    """The newest run in which ``case`` passed; the first where no run alone has it."""
+    with_it = [
+        run
+        for number, run in enumerate(runs)
+        if case in {name for name, *_ in passed([row for row in rows if row["run"] == number])}
+    ]
+    return max(with_it, key=lambda run: run["date"], default=runs[0])
+
+
+def _beside_others(
+    path: Path, peer: Peer, found: Figures, samples: dict[str, Any]
+) -> tuple[Figures, dict[str, Any]]:
+    """Figures and samples of one engine beside those of the others that the file has."""
+    known = json.loads(path.read_text()) if path.exists() else {"figures": {}, "samples": {}}
+    prefix = f"{peer.type.value}_"
+    others = {key: v for key, v in known["figures"].items() if not key.startswith(prefix)}
+    mine = {f"{prefix}{key}": value for key, value in found.items()}
+    return others | mine, known["samples"] | {peer.name: samples}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

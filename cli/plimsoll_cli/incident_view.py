@@ -1,0 +1,72 @@
+"""One incident as every command shows it: a LeakIncident's content, from a cluster or a journal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from plimsoll_api.incident_object import spec_of, status_of
+from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.incidents import ENDED, IncidentPhase
+from plimsoll_api.leakincident import IncidentAttribution, LeakIncidentSpec, LeakIncidentStatus
+from plimsoll_api.times import unix_seconds
+
+
+class IncidentView(msgspec.Struct, kw_only=True):
+    """Times are RFC 3339, as in the object; :func:`seconds` reads them."""
+
+    name: str
+    namespace: str
+    spec: LeakIncidentSpec
+    status: LeakIncidentStatus
+
+    @property
+    def attribution(self) -> IncidentAttribution:
+        """Which memory grew; all unknown while the supervisor has written no status."""
+        return self.status.attribution or IncidentAttribution()
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the incident is in a final phase."""
+        return self.status.phase in ENDED
+
+    @property
+    def phase(self) -> str:
+        """Where the incident stands: a supervisor writes the object first and its status later."""
+        return self.status.phase or IncidentPhase.OPEN
+
+
+class UnreadableError(ValueError):
+    """An object that is no LeakIncident of this version; the message names it."""
+
+
+def of_object(item: dict[str, Any]) -> IncidentView:
+    """From a LeakIncident; UnreadableError where it has another shape."""
+    meta = item.get("metadata") or {}
+    name = str(meta.get("name", "?"))
+    try:
+        return IncidentView(
+            name=name,
+            namespace=str(meta.get("namespace", "")),
+            spec=msgspec.convert(item.get("spec"), LeakIncidentSpec),
+            status=msgspec.convert(item.get("status") or {}, LeakIncidentStatus),
+        )
+    except msgspec.ValidationError as error:
+        raise UnreadableError(f"LeakIncident {name}: {error}") from None
+
+
+def of_journal(incident: IncidentRecord) -> IncidentView:
+    """From a replica that runs on this machine: service and replica have one name there."""
+    service = incident.name.rpartition("-")[0]
+    return IncidentView(
+        name=incident.name,
+        namespace="",
+        spec=spec_of(incident, service, service, "engine"),
+        status=status_of(incident),
+    )
+
+
+def seconds(text: str | None) -> float | None:
+    """Unix seconds of an RFC 3339 time; None of none."""
+    return None if text is None else unix_seconds(text)

@@ -1,0 +1,31 @@
+"""Run a command that dies with its parent.
+
+    python -m plimsoll_cli.local.parent_death PARENT_PID COMMAND...
+
+The kernel sends it SIGKILL when the parent ends, whatever way it ends (prctl(2),
+PR_SET_PDEATHSIG). The engine's and the supervisor's own children end with those in turn.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    """Ask the kernel for SIGKILL at the death of the parent, then become the command."""
+    parent, command = int(arguments[0]), arguments[1:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it ended before we asked
+        return
+    os.execv(command[0], command)  # noqa: S606 - a shell would be in between
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

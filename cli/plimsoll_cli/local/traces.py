@@ -1,0 +1,75 @@
+"""Traces of a service on this machine, recorded and replayed by the supervisor's own code.
+
+No other module of the command line imports the supervisor.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_api import supervision, trace
+from plimsoll_api.names import TOKEN_FILE
+from plimsoll_api.supervision import CONFIG_FILE, Mode, SupervisorConfig
+from plimsoll_api.times import unix_seconds
+from plimsoll_api.trace import Sample, TraceError
+from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.local import root
+from plimsoll_sidecar import record_trace
+from plimsoll_sidecar import replay as replaying
+from plimsoll_sidecar.detect.attribution.segments import HostSource
+
+
+def record(out: Path, service: str | None, run_dir: Path | None, duration_s: float | None) -> int:
+    """Records until ``duration_s``, SIGINT or SIGTERM; the count of samples."""
+    if not out.name.endswith(trace.SUFFIXES):
+        raise UsageError(f"{out}: the name must end in one of {', '.join(trace.SUFFIXES)}")
+    if run_dir is None and service is None:
+        raise UsageError("record: name a service that runs on this machine, or use --run-dir")
+    folder = run_dir or root.of(service or "")
+    config = _config(folder / "etc" / CONFIG_FILE)
+    ending = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: ending.set())
+    token_file = folder / "run" / TOKEN_FILE
+    try:
+        return record_trace.record(config, token_file, out, ending.wait, duration_s)
+    except OSError as error:
+        raise RunError(f"{error.filename or out}: {error.strerror}") from None
+
+
+def replay(file: Path, mode: Mode) -> int:
+    """Prints what the supervisor makes of a trace; the exit status."""
+    return replaying.main([str(file), f"--mode={mode.value}"])
+
+
+def read(file: Path) -> tuple[float, list[Sample]]:
+    """When it began (Unix seconds) and the samples. Raises RunError."""
+    try:
+        header, samples = trace.read(file)
+        return unix_seconds(header.started_at), list(samples)
+    except (TraceError, ValueError) as error:
+        raise RunError(str(error)) from None
+
+
+def host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
+    """Time in the trace (seconds) and host memory (bytes), with the detector's choice of fields."""
+    found = list(samples)
+    source = next((s for s in (HostSource.best(sample.host) for sample in found) if s), None)
+    if source is None:
+        return []
+    sizes = ((sample.t, source.total(sample.host)) for sample in found)
+    return [(t, size) for t, size in sizes if size is not None]
+
+
+def _config(file: Path) -> SupervisorConfig:
+    try:
+        return supervision.decode(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}: does the service run here?") from None
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{file}: {error}") from None

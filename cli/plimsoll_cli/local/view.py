@@ -1,0 +1,243 @@
+"""The live terminal view of one replica: a pure function from what is known to a renderable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState, Segment
+from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.units import format_bytes
+from plimsoll_cli.local.status import Snapshot
+from plimsoll_cli.timeline import incident_lines
+
+PERIOD_S = 0.4
+MEDIUM, WIDE = 72, 90
+"""Columns from which on a table shows more, and everything."""
+SHOWN_INCIDENTS = 3
+NAME_WIDTH = max(len(segment.value) for segment in Segment)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What clients of this program saw. ``longest_gap_s`` is between two chunks of a stream."""
+
+    streams: int
+    answered: int = 0
+    broken: int = 0
+    failed: int = 0
+    different: int = 0
+    longest_gap_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Screen:
+    """All that a frame shows. ``memory`` are the budgets of the manifest; ``grown`` is the growth
+    of each segment since this epoch's warm-up, empty before it."""
+
+    service: str
+    memory: MemoryPolicy
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    grown: dict[Segment, int] = field(default_factory=dict)
+    traffic: Traffic | None = None
+    note: str = ""
+
+
+def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
+    """One frame, ``width`` columns wide. ``plain`` keeps to ASCII."""
+    view = screen.snapshot.view
+    parts: list[RenderableType] = [_header(screen, plain)]
+    if view is None:
+        parts.append(Text("the supervisor has not answered yet", style="dim"))
+    else:
+        parts.append(_budgets(screen.memory, view.assessment, width, plain))
+        parts.append(_segments(screen, view.assessment, width, plain))
+    parts.append(_load(screen))
+    if screen.traffic is not None:
+        parts.append(_traffic(screen.traffic))
+    if view is not None:
+        parts.extend(_troubles(view.journal_error, view.config_error))
+        for incident in [*view.open, *(i for i in view.recent if i.ended)][:SHOWN_INCIDENTS]:
+            parts.append(Text())
+            parts.extend(incident_lines(incident, width, plain))
+        if not view.open and not view.recent:
+            parts.append(Text("no incidents", style="dim"))
+    return Group(*parts)
+
+
+def _header(screen: Screen, plain: bool) -> Text:
+    view, status = screen.snapshot.view, screen.snapshot.status
+    state = status.state.value if status else "not answering"
+    epoch = status.epoch if status else (view.epoch if view else None)
+    pieces = [
+        Text(screen.service, style="bold"),
+        Text(state, style="green" if state == "serving" else "yellow"),
+        Text(f"epoch {epoch or '?'}"),
+        Text(f"mode {view.mode if view else '?'}"),
+    ]
+    if view is not None:
+        left = f"restarts left {view.restarts_left}"
+        pieces.append(Text(left, style="red" if view.restart_budget_exhausted else ""))
+    if status is not None and status.injections:
+        pieces.append(Text(f"injected: {', '.join(status.injections)}", style="magenta"))
+    if screen.note:
+        pieces.append(Text(screen.note, style="cyan"))
+    return Text(" | " if plain else " · ").join(pieces)
+
+
+def _budgets(memory: MemoryPolicy, seen: Assessment, width: int, plain: bool) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
+    table.add_column("leak budget", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE else None)
+    table.add_column("", no_wrap=True)
+    table.add_column("used", justify="right", no_wrap=True)
+    table.add_column("unexplained / budget", justify="right", no_wrap=True)
+    if width >= WIDE:
+        table.add_column("growth", justify="right", no_wrap=True)
+    if width >= MEDIUM:
+        table.add_column("spent", justify="right", no_wrap=True)
+    for name, budget, state in (
+        ("host", memory.host, seen.host), ("device", memory.device, seen.device)
+    ):  # fmt: skip
+        if budget is not None:
+            row = _budget_row(name, budget, state or BudgetState(), seen.warm, width, plain)
+            table.add_row(*row)
+    return table
+
+
+def _budget_row(
+    name: str, budget: MemoryBudget, state: BudgetState, warm: bool, width: int, plain: bool
+) -> list[RenderableType]:
+    share = state.consumed_ratio
+    unknown = "unknown" if warm else "warming up"
+    used = unknown if state.unexplained is None else format_bytes(state.unexplained)
+    row: list[RenderableType] = [
+        name,
+        _bar(share, _bar_width(width), plain),
+        Text("?" if share is None else f"{share:.0%}", style=_colour(share)),
+        f"{used} / {format_bytes(budget.growth_bytes)}",
+    ]
+    if width >= WIDE:
+        row.append("?" if state.unexplained is None else _rate(state.bytes_per_s))
+    if width >= MEDIUM:
+        row.append("?" if state.unexplained is None else _time(state.exhaustion_s))
+    return row
+
+
+def _segments(screen: Screen, seen: Assessment, width: int, plain: bool) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
+    table.add_column("segment", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE else None)
+    table.add_column("of the budget", no_wrap=True)
+    table.add_column("grown", justify="right", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    for segment in Segment:
+        size = seen.segments.get(segment)
+        if size is None:
+            continue
+        kind = screen.memory.host if segment in HOST_SEGMENTS else screen.memory.device
+        grown = screen.grown.get(segment)
+        share = None if grown is None or kind is None else max(grown, 0) / kind.growth_bytes
+        table.add_row(
+            segment.value,
+            _bar(share, _bar_width(width), plain),
+            "?" if grown is None else format_bytes(grown),
+            format_bytes(size),
+        )
+    return table
+
+
+def _load(screen: Screen) -> Text:
+    status, rate = screen.snapshot.status, screen.snapshot.tokens_per_s
+    if status is None:
+        return Text("load: the engine does not answer", style="yellow")
+    load = status.load
+    numbers = [
+        f"{name} {'?' if value is None else value}"
+        for name, value in (
+            ("running", load.running), ("waiting", load.waiting), ("in flight", load.inflight)
+        )
+    ]  # fmt: skip
+    return Text(f"load: {', '.join(numbers)}, {'?' if rate is None else f'{rate:.0f}'} tokens/s")
+
+
+def _traffic(traffic: Traffic) -> Text:
+    bad = traffic.broken or traffic.failed or traffic.different
+    gap = "?" if traffic.longest_gap_s is None else f"{traffic.longest_gap_s:.2f} s"
+    return Text(
+        f"streams: {traffic.streams} at once, {traffic.answered} answered, {traffic.broken} broken,"
+        f" {traffic.failed} failed, {traffic.different} texts differ, longest pause {gap}",
+        style="bold red" if bad else "",
+    )
+
+
+def _troubles(*messages: str | None) -> list[Text]:
+    return [Text(message, style="bold red") for message in messages if message]
+
+
+def _bar(share: float | None, width: int, plain: bool) -> Text:
+    full, empty = ("#", ".") if plain else ("█", "░")
+    filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
+    return Text(full * filled, style=_colour(share)) + Text(empty * (width - filled), style="dim")
+
+
+def _bar_width(width: int) -> int:
+    return 10 if width < WIDE else min(40, width - 74)
+
+
+def _colour(share: float | None) -> str:
+    if share is None:
+        return "dim"
+    return "red" if share >= 1 else "yellow" if share >= 0.5 else "green"
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return "-" if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 120:
+        return f"in {seconds:.0f} s"
+    return f"in {seconds / 60:.0f} min" if seconds < 7200 else f"in {seconds / 3600:.0f} h"
+
+
+class Growth:
+    """Remembers each segment at the end of an epoch's warm-up."""
+
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+        self._first: dict[Segment, int] = {}
+
+    def since(self, seen: Assessment) -> dict[Segment, int]:
+        """The growth of each segment; empty while ``seen`` is not warm."""
+        if not seen.warm:
+            return {}
+        if seen.epoch != self._epoch:
+            self._epoch, self._first = seen.epoch, dict(seen.segments)
+        for segment, size in seen.segments.items():
+            self._first.setdefault(segment, size)
+        return {segment: size - self._first[segment] for segment, size in seen.segments.items()}
+
+
+class LiveView:
+    """Draws what ``screen`` returns, a few times a second."""
+
+    def __init__(self, console: Console, screen: Callable[[], Screen]) -> None:
+        self._console, self._screen = console, screen
+
+    async def run(self) -> None:
+        """Until it is cancelled; the last frame stays on the terminal."""
+        with Live(console=self._console, auto_refresh=False, transient=False) as live:
+            while True:
+                live.update(self._frame(), refresh=True)
+                await asyncio.sleep(PERIOD_S)
+
+    def _frame(self) -> RenderableType:
+        plain = not self._console.encoding.lower().startswith("utf")
+        return render(self._screen(), self._console.width, plain)

@@ -1,0 +1,116 @@
+"""What the detector says after each sample, and the words it says it in.
+
+The detector is level-based: each :class:`Assessment` holds everything that is suspected *now*. The
+governor turns that into incidents with a life cycle; it never asks the detector for history.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from plimsoll_api.incidents import IncidentKind
+
+
+class Segment(StrEnum):
+    """Where memory is."""
+
+    PYTHON_OBJECTS = "python_objects"
+    MALLOC_IN_USE = "malloc_in_use"
+    MALLOC_RETAINED = "malloc_retained"
+    ANONYMOUS_OTHER = "anonymous_other"
+    SHARED = "shared"
+    SHARED_ORPHAN = "shared_orphan"
+    TORCH_ALLOCATED = "torch_allocated"
+    TORCH_RESERVED_UNUSED = "torch_reserved_unused"
+    NON_TORCH = "non_torch"
+    ORPHAN = "orphan"
+
+
+HOST_SEGMENTS = (
+    Segment.PYTHON_OBJECTS,
+    Segment.MALLOC_IN_USE,
+    Segment.MALLOC_RETAINED,
+    Segment.ANONYMOUS_OTHER,
+    Segment.SHARED,
+    Segment.SHARED_ORPHAN,
+)
+DEVICE_SEGMENTS = (
+    Segment.TORCH_ALLOCATED,
+    Segment.TORCH_RESERVED_UNUSED,
+    Segment.NON_TORCH,
+    Segment.ORPHAN,
+)
+
+
+class BudgetState(msgspec.Struct, omit_defaults=True):
+    """One leak budget now. Bytes and seconds; null is unknown.
+
+    ``baseline`` is the memory of this epoch after its warm-up, ``current`` the floor of the recent
+    samples, ``explained`` the growth that the engine's ledger accounts for within its bounds,
+    ``unexplained`` what remains of ``current - baseline`` (never below zero).
+    ``exhaustion_s`` forecasts when the budget is spent, null when nothing grows.
+    """
+
+    current: int | None = None
+    baseline: int | None = None
+    explained: int | None = None
+    unexplained: int | None = None
+    consumed_ratio: float | None = None
+    bytes_per_s: float | None = None
+    exhaustion_s: float | None = None
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """A hypothesis: the growth follows ``counter``, by ``bytes_each`` for each of its events (for
+    ``time``: each hour). ``confidence`` is between 0 and 1."""
+
+    counter: str
+    bytes_each: float
+    confidence: float
+
+
+class Suspicion(msgspec.Struct, omit_defaults=True):
+    """Something that looks wrong now. ``segment`` is null for a stall.
+
+    ``over_budget`` says that the budget is spent, or will be before a careful reaction could
+    finish: only then may a disruptive action follow. ``unconfirmed`` says what else this may be and
+    what would settle it: garbage that no collection has taken yet, memory that an allocator keeps.
+    An unconfirmed suspicion is worth a trim and no restart.
+    """
+
+    kind: IncidentKind
+    segment: Segment | None
+    confidence: float
+    consumed_ratio: float
+    bytes: int = 0
+    bytes_per_s: float | None = None
+    bytes_per_request: float | None = None
+    over_budget: bool = False
+    unconfirmed: str | None = None
+    process: str | None = None
+    trigger: Trigger | None = None
+    evidence: list[str] = []
+
+
+class Assessment(msgspec.Struct, omit_defaults=True):
+    """The detector's whole view after the sample at ``t``.
+
+    ``warm`` says that this epoch has a baseline. ``segments`` holds the newest known size of each
+    segment; a segment that could not be read is absent. ``in_long_step`` says that work waits and
+    no step was made for seconds: what is asked of the engine's worker now may hang with it.
+
+    Where the engine's device allocator reports what it keeps unused, ``device`` leaves that out and
+    ``reserved`` includes it; otherwise ``device`` is everything and ``reserved`` is null.
+    """
+
+    t: float
+    epoch: int
+    warm: bool
+    segments: dict[Segment, int] = {}
+    host: BudgetState | None = None
+    device: BudgetState | None = None
+    reserved: BudgetState | None = None
+    suspicions: list[Suspicion] = []
+    in_long_step: bool = False

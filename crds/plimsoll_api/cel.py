@@ -1,0 +1,17 @@
+"""CEL rules of the CRDs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Rule = dict[str, str]
+
+
+def rule(expression: str, message: str, **more: str) -> Rule:
+    """Return a CEL rule. ``message`` names the field and says what to write."""
+    return {"rule": expression, "message": message, **more}
+
+
+def validations(*rules: Rule) -> dict[str, Any]:
+    """Return the schema keys that carry ``rules``."""
+    return {"x-kubernetes-validations": list(rules)}

@@ -1,0 +1,82 @@
+"""Flags of engines that the operator writes itself. A second one in ``engine.args`` would win, and
+the probes, the Service and the supervisor would look for the engine where it is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from plimsoll_api.cel import rule
+from plimsoll_api.supervision import EngineType
+
+KEYS_FLAG = "--api-key-file"
+_OURS = (EngineType.PLIMSOLL,)
+_KNOWN = (EngineType.PLIMSOLL, EngineType.VLLM, EngineType.SGLANG)
+
+
+class Reserved(NamedTuple):
+    """``instead`` says what to write in its place."""
+
+    flag: str
+    types: tuple[EngineType, ...]
+    instead: str
+
+
+RESERVED_FLAGS = (
+    Reserved("--model", _KNOWN, "set model.uri"),
+    Reserved("--model-path", (EngineType.SGLANG,), "set model.uri"),
+    Reserved("--served-model-name", _KNOWN, "set model.servedName"),
+    Reserved("--host", _KNOWN, "the operator sets it"),
+    Reserved("--port", _KNOWN, "set engine.port"),
+    Reserved("--admin-port", _OURS, "the operator sets it"),
+    Reserved("--run-dir", _OURS, "the operator sets it"),
+    Reserved("--startup-timeout", _OURS, "set engine.startupTimeout"),
+    Reserved(KEYS_FLAG, _OURS, "engine.apiKeySecretRef sets it"),
+)
+"""The last one only where ``apiKeySecretRef`` is set: without it the flag is the manifest's."""
+
+
+TLS_FLAG = "--ssl-certfile"
+"""Flag of vLLM and SGLang with which they serve HTTPS alone (uvicorn's option of that name)."""
+
+
+def scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
+    """Return the scheme of the URLs that an engine with these arguments serves."""
+    external = type_ in (EngineType.VLLM, EngineType.SGLANG)
+    pattern = re.compile(_pattern(TLS_FLAG).replace("$", r"\Z"))
+    return "https" if external and any(pattern.match(one) for one in args) else "http"
+
+
+def _pattern(flag: str) -> str:
+    """RE2 and Python; vLLM takes underscores for dashes."""
+    return f"^--{flag.removeprefix('--').replace('-', '[-_]')}(=|$)"
+
+
+def _message(one: Reserved) -> str:
+    return f"engine.args must not have {one.flag}: {one.instead}"
+
+
+def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
+    """Why ``args`` of an engine cannot be, None where nothing is wrong; ``keys`` says whether
+    ``apiKeySecretRef`` is set."""
+    for one in RESERVED_FLAGS:
+        if type_ in one.types and (keys or one.flag != KEYS_FLAG):
+            pattern = re.compile(_pattern(one.flag).replace("$", r"\Z"))
+            if any(pattern.match(argument) for argument in args):
+                return _message(one)
+    return None
+
+
+def _rule(one: Reserved) -> dict[str, str]:
+    types = [str(type_) for type_ in one.types]
+    # An object's own default is checked before its parts get theirs.
+    free = f"!has(self.args) || !(self.?type.orValue('plimsoll') in {types})"
+    if one.flag == KEYS_FLAG:
+        free += " || !has(self.apiKeySecretRef)"
+    found = f"!self.args.exists(a, a.matches('{_pattern(one.flag)}'))"
+    return rule(f"{free} || {found}", _message(one), fieldPath=".args")
+
+
+FLAG_RULES = tuple(_rule(one) for one in RESERVED_FLAGS)
+"""The same for the API server, on ``spec.engine``."""

@@ -1,0 +1,120 @@
+"""One incident as the supervisor keeps it: in its journal, in ``/state``, and for local commands.
+
+:mod:`plimsoll_api.leakincident` is the same incident as an object of the cluster.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from plimsoll_api.assessment import Trigger
+from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase, WaitReason
+from plimsoll_api.supervision import Action
+
+JOURNAL_FILE = "journal.sqlite"
+"""The supervisor's journal: SQLite, in its state directory. Each row of its table ``incidents``
+has one :class:`IncidentRecord` as JSON, in the column ``body``."""
+
+
+class Reason(StrEnum):
+    """How an incident ended (LeakIncident ``status.outcome``)."""
+
+    CLEARED = "Cleared"
+    TRIM = "Trim"
+    WORKER_RESTART = "WorkerRestart"
+    ENGINE_RESTART = "EngineRestart"
+    NEW_EPOCH = "NewEpoch"
+    OBSERVED = "Observed"
+    RESTART_BUDGET_EXHAUSTED = "RestartBudgetExhausted"
+    LADDER_EXHAUSTED = "LadderExhausted"
+    PARTLY_RETURNED = "PartlyReturned"
+    SLOT_TIMEOUT = "SlotTimeout"
+    REFUSED = "Refused"
+    EFFECT_UNKNOWN = "EffectUnknown"
+    FAILED = "Failed"
+    CONTAINER_RESTARTED = "ContainerRestarted"
+    WORKER_RESTARTED = "WorkerRestarted"
+    MANUAL_TRIM = "ManualTrim"
+    MANUAL_DRAIN = "ManualDrain"
+    MANUAL_RESTART = "ManualRestart"
+    MANUAL_RESUME = "ManualResume"
+
+
+class StepOutcome(StrEnum):
+    """What became of a step. ``Begun`` is in the journal before anything is sent; ``Requested``
+    is for the operator to do, as long as it is the newest step of an incident that is open."""
+
+    BEGUN = "Begun"
+    REQUESTED = "Requested"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    REFUSED = "Refused"
+    WOULD = "Would"
+    SKIPPED = "Skipped"
+    UNKNOWN = "Unknown"
+
+
+class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One line of the timeline. ``time`` is Unix seconds; bytes are those of the incident's kind.
+    A trim that has a ``finished_at`` and no outcome yet is measured by its ``after_bytes``.
+
+    ``operation_id`` is set on steps that are sent somewhere: sent again after a supervisor's
+    restart, it names the same operation.
+    """
+
+    time: float
+    step: str
+    outcome: StepOutcome
+    operation_id: str | None = None
+    finished_at: float | None = None
+    before_bytes: int | None = None
+    after_bytes: int | None = None
+    message: str = ""
+
+
+class Attribution(msgspec.Struct, omit_defaults=True):
+    """Which memory grew, how fast, and why we think so."""
+
+    segment: str | None = None
+    process: str | None = None
+    bytes: int = 0
+    bytes_per_s: float | None = None
+    bytes_per_request: float | None = None
+    confidence: float = 0.0
+    trigger: Trigger | None = None
+    evidence: list[str] = []
+
+
+class IncidentRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What was seen and what was done. Times are Unix seconds.
+
+    ``baseline_bytes`` and ``before_bytes`` are the replica's memory of this kind after warm-up and
+    before the last action; null where unknown (a stall has none). ``rung`` is the action of the
+    ladder that was reached.
+    """
+
+    name: str
+    kind: IncidentKind
+    epoch: str
+    opened_at: float
+    phase: IncidentPhase = IncidentPhase.OPEN
+    attribution: Attribution = msgspec.field(default_factory=Attribution)
+    timeline: list[StepRecord] = []
+    diagnostics: list[str] = []
+    consumed_ratio: float = 0.0
+    baseline_bytes: int | None = None
+    before_bytes: int | None = None
+    returned_bytes: int | None = None
+    confirmed_at: float | None = None
+    ended_at: float | None = None
+    reason: Reason | None = None
+    message: str = ""
+    waits: WaitReason | None = None
+    rung: Action | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the incident has reached one of its final phases."""
+        return self.phase in ENDED

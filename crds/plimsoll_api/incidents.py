@@ -1,0 +1,59 @@
+"""The kinds and phases of incidents, defined once for the resource and all that write or read it.
+
+Without pydantic, which the supervisor does not load; the resource is in ``leakincident``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class IncidentKind(StrEnum):
+    """What went wrong, or what a person did by hand (``ManualAction``)."""
+
+    HOST_GROWTH = "HostGrowth"
+    DEVICE_GROWTH = "DeviceGrowth"
+    ORPHAN_DEVICE_MEMORY = "OrphanDeviceMemory"
+    STALL = "Stall"
+    OUT_OF_MEMORY_KILL = "OutOfMemoryKill"
+    CAPACITY_LOSS = "CapacityLoss"
+    ENGINE_CRASH = "EngineCrash"
+    CRASH_LOOP = "CrashLoop"
+    MANUAL_ACTION = "ManualAction"
+
+
+OPERATOR_ONLY = frozenset({IncidentKind.CRASH_LOOP})
+"""Kinds that only the operator records: the supervisor cannot see them."""
+
+
+class IncidentPhase(StrEnum):
+    """Where an incident stands. The last three are ends."""
+
+    OPEN = "Open"
+    TRIMMING = "Trimming"
+    CONFIRMED = "Confirmed"
+    AWAITING_SLOT = "AwaitingSlot"
+    DRAINING = "Draining"
+    RESTARTING = "Restarting"
+    VERIFYING = "Verifying"
+    RESOLVED = "Resolved"
+    UNRESOLVED = "Unresolved"
+    SUPPRESSED = "Suppressed"
+
+
+ENDED = frozenset({IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED, IncidentPhase.SUPPRESSED})
+
+
+class WaitReason(StrEnum):
+    """Why an incident waits before a restart (``status.waitingReason``)."""
+
+    SERVICE_RESTART_BUDGET = "ServiceRestartBudgetExhausted"
+    REPLICA_RESTART_BUDGET = "ReplicaRestartBudgetExhausted"
+    SLOT_HELD = "SlotHeld"
+    SLOT_CONFLICT = "SlotConflict"
+    NO_SLOT = "NoSlot"
+    CIRCUIT_BREAKER = "CircuitBreaker"
+    LAST_READY_REPLICA = "LastReadyReplica"
+    MAINTENANCE_WINDOW = "MaintenanceWindow"
+    API_SERVER_UNREACHABLE = "APIServerUnreachable"
+    COUNT_UNREADABLE = "RestartCountUnreadable"

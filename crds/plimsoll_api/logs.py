@@ -1,0 +1,41 @@
+"""Structured logs, the same in every process: one JSON object a line, on standard error.
+
+Each line has ``ts`` (RFC 3339, UTC), ``level``, ``logger`` and ``message``, then whatever the call
+passed as ``extra``, and ``exception`` with the traceback of an error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Format a record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line, without a line break."""
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "ts": when.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def configure(level: str = "INFO", libraries: Mapping[str, str] | None = None) -> None:
+    """Make the root logger write JSON from ``level`` on; ``libraries`` sets levels by logger."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for name, least in (libraries or {}).items():
+        logging.getLogger(name).setLevel(least)

@@ -1,0 +1,272 @@
+"""How a manifest writes the fields of a msgspec struct, and the struct that a manifest means.
+
+A struct holds resolved values: bytes and seconds as numbers. Each of its fields says with
+:func:`written` how a person writes it: its name, ``512Mi`` or ``24h``, its description and its CEL
+rules. From that come both the schema of the CRD (:mod:`plimsoll_api.structural`) and the reading of
+a manifest (:func:`from_manifest`), so that the two cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, StrEnum
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from plimsoll_api.cel import Rule, rule, validations
+from plimsoll_api.units import (
+    format_duration,
+    parse_bytes,
+    parse_duration,
+    quantity,
+)
+
+QUANTITY_PATTERN = (
+    r"^[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
+)
+DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|h|m|s))+$"
+QUANTITY_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "pattern": QUANTITY_PATTERN,
+    "x-kubernetes-int-or-string": True,
+}
+DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": DURATION_PATTERN, "maxLength": 32}
+POSITIVE_DURATION_RULE = rule("self.matches('[1-9]')", "the duration must be more than 0")
+
+Path = tuple[int | str, ...]
+
+
+class FieldForm(NamedTuple):
+    """How a manifest writes a value.
+
+    ``read`` turns what is written into the struct's value and raises ValueError, ``write`` does
+    the reverse for defaults, ``schema`` is the structural schema of what is written.
+    """
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+    schema: dict[str, Any]
+
+
+def text_of(value: Any) -> str:
+    """``value`` as text; a whole number is a quantity, too. ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("must be a string")
+    return str(value)
+
+
+def _positive_bytes(value: Any) -> int:
+    text = text_of(value)
+    size = parse_bytes(text)
+    if quantity(text) <= 0:
+        raise ValueError(f"{text!r} must be more than 0; leave the field out for no budget")
+    return size
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, str):
+        raise ValueError("must be a string such as 90s, 10m or 1h30m")
+    return parse_duration(value)
+
+
+def _positive_seconds(value: Any) -> float:
+    if (seconds := _seconds(value)) <= 0:
+        raise ValueError(f"{value!r} must be more than 0")
+    return seconds
+
+
+POSITIVE_BYTES = FieldForm(_positive_bytes, int, QUANTITY_SCHEMA)
+DURATION = FieldForm(_seconds, format_duration, DURATION_SCHEMA)
+POSITIVE_DURATION = FieldForm(
+    _positive_seconds, format_duration, DURATION_SCHEMA | validations(POSITIVE_DURATION_RULE)
+)
+
+
+class Field(NamedTuple):
+    """One field of a struct as a manifest writes it. ``type`` is without its None."""
+
+    name: str
+    python_name: str
+    type: Any
+    constrained: Any
+    nullable: bool
+    form: FieldForm | None
+    default: Any
+    constraints: msgspec.Meta
+    description: str
+    schema: dict[str, Any]
+
+    @property
+    def required(self) -> bool:
+        """Return whether a manifest must have the field."""
+        return self.default is msgspec.NODEFAULT
+
+
+def written(
+    description: str,
+    *rules: Rule,
+    name: str | None = None,
+    form: FieldForm | None = None,
+    schema: dict[str, Any] | None = None,
+) -> msgspec.Meta:
+    """Return the annotation of a field: what ``kubectl explain`` says, and how it is written.
+
+    ``name`` is given where the manifest's name is not the struct's in camelCase, ``schema`` adds
+    keys to the structural schema.
+    """
+    extra = (schema or {}) | (validations(*rules) if rules else {})
+    return msgspec.Meta(
+        description=description,
+        extra_json_schema=extra or None,
+        extra={"name": name, "form": form},
+    )
+
+
+def camel(name: str) -> str:
+    """``growth_budget`` as ``growthBudget``."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+_SPLIT: dict[type, tuple[Field, ...]] = {}
+
+
+def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
+    """The fields of ``struct`` in their order."""
+    if struct not in _SPLIT:
+        hints = get_type_hints(struct, include_extras=True)
+        _SPLIT[struct] = tuple(
+            _field(one, hints[one.name]) for one in msgspec.structs.fields(struct)
+        )
+    return _SPLIT[struct]
+
+
+def _field(one: msgspec.structs.FieldInfo, hint: Any) -> Field:
+    annotated, metas = unwrap(hint)
+    nullable = get_origin(annotated) in (Union, UnionType) and NoneType in get_args(annotated)
+    constrained = hint
+    if nullable:
+        (annotated,) = (part for part in get_args(annotated) if part is not NoneType)
+        annotated, more = unwrap(annotated)
+        metas = [*more, *metas]
+    default = one.default
+    if one.default_factory is not msgspec.NODEFAULT:
+        default = one.default_factory()
+    name, form, description = None, None, ""
+    schema: dict[str, Any] = {}
+    constraints = msgspec.Meta()
+    for meta in metas:
+        extra = meta.extra or {}
+        name, form = extra.get("name") or name, extra.get("form") or form
+        description = meta.description or description
+        schema |= meta.extra_json_schema or {}
+        if meta.description is None:
+            constraints = meta
+    written_name = name or (camel(one.name) if one.encode_name == one.name else one.encode_name)
+    return Field(
+        written_name, one.name, annotated, constrained, nullable, form, default, constraints,
+        description, schema,
+    )  # fmt: skip
+
+
+def unwrap(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
+    """Return a type without its annotations, and them."""
+    if get_origin(hint) is not Annotated:
+        return hint, []
+    inner, *metas = get_args(hint)
+    return inner, [meta for meta in metas if isinstance(meta, msgspec.Meta)]
+
+
+class ProblemKind(StrEnum):
+    """What kind of problem a field has."""
+
+    UNKNOWN = "unknown"
+    MISSING = "missing"
+    VALUE = "value"
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong in a manifest. ``path`` leads to it from the struct."""
+
+    path: Path
+    fault: ProblemKind
+    message: str
+    value: Any
+
+
+class ManifestError(ValueError):
+    """A manifest that means nothing; ``problems`` has everything that is wrong with it."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(f"{_dotted(one.path)}: {one.message}" for one in problems))
+        self.problems = problems
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path)) or "(root)"
+
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+def from_manifest(struct: type[_Struct], raw: Any) -> _Struct:
+    """Return the struct that ``raw`` means. Raises :class:`ManifestError`."""
+    problems: list[Problem] = []
+    value = _read(struct, raw, (), problems)
+    if problems or not isinstance(value, struct):
+        raise ManifestError(problems)
+    return value
+
+
+def _read(
+    struct: type[msgspec.Struct], raw: Any, path: Path, problems: list[Problem]
+) -> msgspec.Struct | None:
+    if not isinstance(raw, dict):
+        problems.append(Problem(path, ProblemKind.VALUE, "must be an object", raw))
+        return None
+    before, known = len(problems), {one.name: one for one in fields(struct)}
+    values: dict[str, Any] = {}
+    for name in raw.keys() - known.keys():
+        problems.append(
+            Problem((*path, name), ProblemKind.UNKNOWN, "is not a known field", raw[name])
+        )
+    for one in known.values():
+        if one.name in raw:
+            values[one.python_name] = _value(one, raw[one.name], (*path, one.name), problems)
+        elif one.required:
+            problems.append(Problem((*path, one.name), ProblemKind.MISSING, "is required", raw))
+    if len(problems) > before:
+        return None
+    try:
+        return struct(**values)
+    except ValueError as error:
+        problems.append(Problem(path, ProblemKind.VALUE, str(error), raw))
+        return None
+
+
+def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
+    if raw is None and one.nullable:
+        return None
+    if isinstance(one.type, type) and issubclass(one.type, msgspec.Struct):
+        return _read(one.type, raw, path, problems)
+    try:
+        value = one.form.read(raw) if one.form is not None else raw
+        return msgspec.convert(value, one.constrained)
+    except msgspec.ValidationError as error:
+        message = _allowed(one.type) or str(error).partition(" - at `$")[0]
+    except ValueError as error:
+        message = str(error)
+    problems.append(Problem(path, ProblemKind.VALUE, message, raw))
+    return None
+
+
+def _allowed(type_: Any) -> str:
+    """The values of an enumeration, or of a list of them."""
+    inner = next(iter(get_args(type_)), type_)
+    inner, _ = unwrap(inner)
+    if isinstance(inner, type) and issubclass(inner, Enum):
+        values = ", ".join(str(member.value) for member in inner)
+        return f"must be one of {values}" if inner is type_ else f"may only name {values}"
+    return ""

@@ -1,0 +1,52 @@
+"""Names that several parts must agree on: API group, kinds, labels, annotations, files, ports."""
+
+from __future__ import annotations
+
+API_GROUP = "plimsoll.dev"
+CRD_VERSION = "v1alpha1"
+API_VERSION = f"{API_GROUP}/{CRD_VERSION}"
+
+SERVICE_KIND, SERVICE_PLURAL, SERVICE_SHORT_NAME = "InferenceService", "inferenceservices", "plinf"
+INCIDENT_KIND, INCIDENT_PLURAL, INCIDENT_SHORT_NAME = "LeakIncident", "leakincidents", "plinc"
+
+SERVICE_LABEL = f"{API_GROUP}/service"
+"""On all objects of an InferenceService and on its incidents: its name."""
+
+REVISION_LABEL = f"{API_GROUP}/revision"
+"""On pods: the hash of the spec that their template was first rendered for."""
+
+APPLIED_HASH = f"{API_GROUP}/applied-hash"
+"""Annotation: hash of the object as it was applied; differs when a field was removed from it."""
+
+POD_HASH = f"{API_GROUP}/pod-hash"
+"""Annotation: hash of the parts of the spec that concern pods; names the pinned revision."""
+
+RESTART_ID = f"{API_GROUP}/restart-id"
+"""Annotation of the Deployment: ``restart.id`` as it was last acted on."""
+
+SERVICE_RESTARTS = f"{API_GROUP}/restarts"
+"""Annotation of a slot Lease: the service's restarts, whichever replica they were of."""
+
+REPLICA_RESTARTS = f"{API_GROUP}/replica-restarts"
+"""Annotation of a slot Lease: the restarts of each replica, by the UID of its pod."""
+
+MAKE_CHECKPOINT = f"{API_GROUP}/make-checkpoint"
+"""Annotation of a manifest in local mode: ``tiny`` makes the tiny checkpoint if the model's
+directory does not exist."""
+
+OPERATOR = "plimsoll-operator"
+"""Field manager of the operator's writes, and holder of the slot Leases that it keeps taken."""
+
+TOKEN_FILE = "admin-token"
+"""File in the run directory with the admin protocol's bearer token: the supervisor writes it, the
+engine reads it."""
+
+SUPERVISOR_MODULE, ASK_MODULE = "plimsoll_sidecar.launcher", "plimsoll_sidecar.ask"
+"""Programs in the supervisor's container, for ``python -m``: the supervisor itself, and the one
+that carries out a person's action (and prints an :mod:`~plimsoll_api.action_answer`)."""
+
+ENGINE_CONTAINER, SUPERVISOR_CONTAINER = "engine", "supervisor"
+"""Names of the containers in a pod of ours."""
+
+ADMIN_PORT, METRICS_PORT, PROBE_PORT = 8001, 9464, 9465
+"""Ports in the pod: the engine's admin protocol, the supervisor's metrics, its readiness probe."""

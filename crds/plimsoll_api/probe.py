@@ -1,0 +1,75 @@
+"""``spec.probe``: the probe that the operator loads into an engine's Python processes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from plimsoll_api.cel import rule
+from plimsoll_api.manifest import written
+from plimsoll_api.serving import Engine
+from plimsoll_api.supervision import EngineType
+
+PYTHONPATH = "PYTHONPATH"
+
+Image = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """Whether pods get the probe, and from which image."""
+
+    enabled: Annotated[
+        bool,
+        written(
+            "Whether to load the probe into the engine's Python processes. The probe reports "
+            "Python's, malloc's and torch's memory, the KV cache and the known caches of each "
+            "process, and can trim them. Not for a `plimsoll` engine, which reports all of this "
+            "itself. Defaults to false."
+        ),
+    ] = False
+    image: Annotated[
+        Image | None,
+        written(
+            "Container image that holds the probe's code. Defaults to the image in the operator's "
+            "`--probe-image`, or else to the supervisor's image."
+        ),
+    ] = None
+
+
+OWN_MESSAGE = (
+    "probe.enabled must be false for an engine that speaks the admin protocol (engine.type "
+    "plimsoll, or engine.adminContract plimsoll): such an engine reports its memory itself"
+)
+PATH_MESSAGE = (
+    f"engine.env: with probe.enabled, {PYTHONPATH} must have a value, not valueFrom: the operator "
+    "appends the probe's folder to it"
+)
+
+
+def refusal(probe: Probe, engine: Engine) -> str | None:
+    """Return why ``engine`` cannot have the probe; None if it can."""
+    if not probe.enabled:
+        return None
+    if engine.type is EngineType.PLIMSOLL or engine.admin_contract == "plimsoll":
+        return OWN_MESSAGE
+    if any(one.name == PYTHONPATH and one.value_from is not None for one in engine.env):
+        return PATH_MESSAGE
+    return None
+
+
+SPEC_RULES = (
+    rule(
+        "!self.probe.enabled || "
+        "(self.engine.type != 'plimsoll' && self.engine.adminContract != 'plimsoll')",
+        OWN_MESSAGE,
+        fieldPath=".probe",
+    ),
+    rule(
+        "!self.probe.enabled || !has(self.engine.env) || "
+        f"!self.engine.env.exists(one, one.name == '{PYTHONPATH}' && has(one.valueFrom))",
+        PATH_MESSAGE,
+        fieldPath=".engine.env",
+    ),
+)
+"""What :func:`refusal` says, for the API server."""

@@ -1,0 +1,37 @@
+"""``/state``: what a terminal view and the page show of one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from plimsoll_api.admin import LedgerEntry
+from plimsoll_api.assessment import Assessment
+from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.supervision import Action
+
+
+class View(msgspec.Struct, kw_only=True):
+    """Encoded after each sample, decoded by whoever shows it. Times are Unix seconds.
+
+    ``budgets`` is the MemoryPolicy in force; ``set_aside`` names the files of damaged parts of the
+    journal, in the folder ``set-aside`` of the state directory.
+    """
+
+    time: float
+    service: str
+    mode: str
+    engine_state: str | None
+    epoch: str | None
+    assessment: Assessment
+    budgets: msgspec.Raw
+    open: Sequence[IncidentRecord]
+    recent: Sequence[IncidentRecord]
+    restarts_left: int
+    restart_budget_exhausted: bool
+    journal_error: str | None
+    config_error: str | None
+    ladder: list[Action] = []
+    ledger: list[LedgerEntry] = []
+    set_aside: list[str] = []

@@ -1,0 +1,30 @@
+"""RFC 3339 times, as Kubernetes writes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+LAST_TIME = 253_402_300_799.0
+"""The end of the year 9999 in Unix seconds: the last that RFC 3339 can write."""
+
+
+def rfc3339(at: float) -> str:
+    """Return Unix seconds as Kubernetes' Time: whole seconds, UTC; the nearest that it can say."""
+    return _moment(at).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def rfc3339_micro(at: float) -> str:
+    """Return Unix seconds as Kubernetes' MicroTime, which Leases and Events use."""
+    return _moment(at).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def unix_seconds(text: str) -> float:
+    """Return the Unix seconds of an RFC 3339 time; ValueError for any other text."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone: write for example 2026-01-31T12:00:00Z")
+    return moment.timestamp()
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(min(max(at, 0.0), LAST_TIME), UTC)

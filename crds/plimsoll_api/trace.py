@@ -1,0 +1,263 @@
+"""One sample of an engine, and the trace that is made of samples.
+
+The sampler makes a :class:`Sample` each interval, the detector consumes it, ``plimsoll record``
+writes it and ``plimsoll replay`` reads it: live and replay differ in the clock and the source only.
+The format is JSON Lines, UTF-8, optionally gzip: one :class:`Header`, then one sample a line.
+
+A key that is absent or null is unknown, never zero. Unknown keys are ignored. Sizes are bytes,
+times are seconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+import msgspec
+
+from plimsoll_api.admin import Load, Parts
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+MAX_LINE_BYTES = 4 << 20
+"""As long as the longest answer of an engine that is read: a file may be anything, or a bomb."""
+_UNREADABLE = (OSError, EOFError, zlib.error)
+_NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read; the message names the file and the line."""
+
+
+class EngineInfo(msgspec.Struct, omit_defaults=True):
+    """Which engine was recorded; empty where unknown."""
+
+    type: str
+    version: str = ""
+    model: str = ""
+
+
+class Limits(msgspec.Struct):
+    """Memory limits of the replica, in bytes; null where there is none."""
+
+    host: int | None = None
+    device: int | None = None
+
+
+class TraceBudget(msgspec.Struct):
+    """A leak budget: ``growth`` in bytes within ``window_s``."""
+
+    growth: int
+    window_s: float
+
+
+class Budgets(msgspec.Struct, omit_defaults=True):
+    """The leak budgets that were in force; null where there was none."""
+
+    host: TraceBudget | None = None
+    device: TraceBudget | None = None
+
+
+class Header(msgspec.Struct, kw_only=True):
+    """The first line. It says nothing about what is wrong with the run."""
+
+    trace: int
+    name: str
+    engine: EngineInfo
+    started_at: str
+    interval_s: float
+    limits: Limits = msgspec.field(default_factory=Limits)
+    budget: Budgets = msgspec.field(default_factory=Budgets)
+    warmup_s: float = 0.0
+
+
+class RoleRss(msgspec.Struct, omit_defaults=True):
+    """``role`` is what an engine that is not ours calls the process, or its role."""
+
+    role: str
+    rss_anon: int | None = None
+    rss_shmem: int | None = None
+    swap: int | None = None
+
+    @property
+    def anonymous(self) -> int | None:
+        """Anonymous memory, resident or swapped out; null where the resident part is unknown."""
+        return None if self.rss_anon is None else self.rss_anon + (self.swap or 0)
+
+
+class OpenFiles(msgspec.Struct):
+    """Open file descriptors of the process that is nearest to its limit; ``process`` as in
+    :class:`RoleRss`, ``limit`` is its soft limit, at least 1."""
+
+    process: str
+    open: int
+    limit: int
+
+    @property
+    def ratio(self) -> float:
+        """Share of the limit that is in use."""
+        return self.open / self.limit
+
+
+class Host(msgspec.Struct, omit_defaults=True):
+    """Host memory; ``rss_*`` are sums over the engine's processes (``processes`` of them, zero
+    where all that were known have ended). ``oom_kills`` counts the kernel's kills in their
+    group. ``frontend_lives`` is false where the process that the others end with has ended, and
+    ``cpu_s`` the processor time of the others, in seconds since any begin.
+
+    ``shm_orphan`` is shared memory that no living process holds, ``shm_orphan_earlier`` the part of
+    it that an earlier container of the engine left. ``swap`` is what the processes have in swap,
+    ``cgroup_swap`` what their group has there; neither is part of any other figure.
+    """
+
+    rss_anon: int | None = None
+    rss_file: int | None = None
+    rss_shmem: int | None = None
+    processes: int | None = None
+    cgroup_current: int | None = None
+    cgroup_anon: int | None = None
+    cgroup_shmem: int | None = None
+    cgroup_file: int | None = None
+    swap: int | None = None
+    cgroup_swap: int | None = None
+    shm_orphan: int | None = None
+    shm_orphan_earlier: int | None = None
+    oom_kills: int | None = None
+    by_process: list[RoleRss] | None = None
+    frontend_lives: bool | None = None
+    cpu_s: float | None = None
+    open_files: OpenFiles | None = None
+
+
+class Malloc(msgspec.Struct, omit_defaults=True):
+    """The worker's allocator: ``mallinfo2`` in bytes, ``py_blocks`` a count. ``full_collections``
+    counts those of the oldest generation, in the process that has had the fewest."""
+
+    in_use: int | None = None
+    retained: int | None = None
+    python_objects: int | None = None
+    py_blocks: int | None = None
+    full_collections: int | None = None
+
+
+class Torch(msgspec.Struct, omit_defaults=True):
+    """torch's allocator on one device, in bytes."""
+
+    allocated: int | None = None
+    reserved: int | None = None
+
+
+class Device(msgspec.Struct, omit_defaults=True):
+    """One device; ``used`` and ``total`` are of the whole device."""
+
+    index: int
+    used: int | None = None
+    total: int | None = None
+    torch: Torch | None = None
+
+
+SampleLoad = Load
+"""Gauges, and counters since the epoch began: as the engine says them."""
+
+
+class LedgerLine(msgspec.Struct, omit_defaults=True):
+    """One owner of the engine's ledger: bytes in use, and the most it will ever hold."""
+
+    owner: str
+    kind: str
+    bytes: int
+    bound: int | None = None
+
+
+class Sample(msgspec.Struct, omit_defaults=True):
+    """What was seen at ``t`` seconds since the start. ``epoch`` grows at each engine restart.
+
+    ``serving`` says whether the serving port answered anything when the status did not (null where
+    it was not asked). ``ready`` is false while the engine says that it starts, warms up or replaces
+    its worker. ``load_age_s`` is the age of ``load`` where that is read at intervals. ``parts`` is
+    what an engine that is not ours calls its processes.
+    """
+
+    t: float
+    epoch: int
+    host: Host = msgspec.field(default_factory=Host)
+    malloc: Malloc | None = None
+    device: list[Device] = []
+    load: SampleLoad = msgspec.field(default_factory=SampleLoad)
+    ledger: list[LedgerLine] | None = None
+    scrape_ok: bool = True
+    serving: bool | None = None
+    ready: bool | None = None
+    load_age_s: float | None = None
+    parts: Parts | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_header = msgspec.json.Decoder(Header)
+_sample = msgspec.json.Decoder(Sample)
+
+
+def open_for_writing(path: Path) -> IO[bytes]:
+    """Opens a trace for writing; the suffix decides on compression."""
+    if path.name.endswith(".gz"):
+        return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=6))
+    return path.open("wb")
+
+
+def _open_for_reading(path: Path) -> IO[bytes]:
+    if path.name.endswith(".gz"):
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def write_line(out: IO[bytes], line: Header | Sample) -> None:
+    """Write one line of a trace. Raises OSError."""
+    out.write(_encoder.encode(line) + b"\n")
+
+
+def read(path: Path) -> tuple[Header, Iterator[Sample]]:
+    """The header and the samples of a trace, read as they are asked for.
+
+    Raises :class:`TraceError` with the file and the line that cannot be read.
+    """
+    try:
+        raw = _open_for_reading(path)
+        first = raw.readline(MAX_LINE_BYTES)
+    except _UNREADABLE as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from error
+    try:
+        header = _header.decode(first)
+    except _NO_JSON as error:
+        raw.close()
+        raise TraceError(f"{path}:1: not a trace header: {error}") from error
+    if header.trace != 1:
+        raw.close()
+        raise TraceError(f"{path}:1: trace format {header.trace} is not supported, only 1 is")
+    return header, _samples(path, raw)
+
+
+def _samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
+    last = float("-inf")
+    with raw:
+        for number in itertools.count(2):
+            try:
+                line = raw.readline(MAX_LINE_BYTES)
+            except _UNREADABLE as error:
+                raise TraceError(f"{path}: truncated: {error}") from error
+            if not line:
+                return
+            if len(line) == MAX_LINE_BYTES:
+                raise TraceError(f"{path}:{number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+            if not line.strip():
+                continue
+            try:
+                sample = _sample.decode(line)
+            except _NO_JSON as error:
+                raise TraceError(f"{path}:{number}: not a sample: {error}") from error
+            if sample.t <= last:
+                raise TraceError(f"{path}:{number}: t={sample.t} does not increase (was {last})")
+            last = sample.t
+            yield sample

@@ -1,0 +1,16 @@
+"""The version of the installed distribution."""
+
+from __future__ import annotations
+
+UNKNOWN_VERSION = "unknown"
+
+
+def version() -> str:
+    """The version; ``unknown`` where the packages were copied without their metadata."""
+    # Imported here: it loads half of the email package, which most programs never need.
+    from importlib import metadata
+
+    try:
+        return metadata.version("plimsoll")
+    except metadata.PackageNotFoundError:
+        return UNKNOWN_VERSION

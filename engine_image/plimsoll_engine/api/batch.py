@@ -1,0 +1,149 @@
+"""From a prepared body to its generations: model, room and sampling, each checked."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from plimsoll_engine.api import answer_sizes, chat_images, priority
+from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.prepare import PreparedBody, too_long
+from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
+from plimsoll_engine.api.sampling_params import SEED_MASK, sampling
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
+from plimsoll_engine.frontend.requests.request_log import Admission, Generation
+from plimsoll_engine.messages.worker_ipc import Media
+
+# OpenAI's default of /v1/completions.
+COMPLETION_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The generations of one body, prompt by prompt, ``n`` choices of each; they share ``wake``.
+    ``model`` is the name that they were asked of."""
+
+    request_id: str
+    n: int
+    generations: list[Generation]
+    wake: asyncio.Event
+    model: str
+
+
+async def completion(
+    engine: AsyncEngine, prepared: PreparedBody[CompletionRequest], tenant: str = ""
+) -> Batch:
+    """Raises ApiError."""
+    body = prepared.body
+    check_model(engine, body.model)
+    max_tokens = body.max_tokens or COMPLETION_TOKENS
+    return await _asked(engine, prepared, "cmpl", prepared.prompts, max_tokens, tenant)
+
+
+async def chat(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant: str = "") -> Batch:
+    """Raises ApiError."""
+    body = prepared.body
+    check_model(engine, body.model)
+    (ids,) = prepared.prompts
+    media: list[Media] = []
+    if (sees := engine.media.processors.image) is not None:
+        ids, media = await chat_images.place(engine.media, sees, ids, prepared.images)
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    return await _asked(engine, prepared, "chatcmpl", [ids], max_tokens, tenant, media)
+
+
+def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
+    """The adapter of this name, None for the model itself; ApiError where it is neither."""
+    served = engine.settings.served_model_name
+    if model == served:
+        return None
+    if (adapter := engine.adapters.find(model)) is not None:
+        return adapter
+    raise ApiError(
+        404,
+        f"the model {model!r} does not exist; this engine serves {served!r}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def check_ids(engine: AsyncEngine, ids: list[int], param: str) -> None:
+    """Raises ApiError for a token that the vocabulary lacks."""
+    largest = engine.tokenizer.vocab_size - 1
+    if ids and max(ids) > largest:
+        raise invalid(f"token {max(ids)} does not exist; the largest is {largest}", param)
+
+
+async def _asked(
+    engine: AsyncEngine,
+    prepared: PreparedBody[CompletionRequest] | PreparedBody[ChatRequest],
+    prefix: str,
+    prompts: list[list[int]],
+    max_tokens: int | None,
+    tenant: str,
+    media: Sequence[Media] = (),
+) -> Batch:
+    body = prepared.body
+    param = "prompt" if prefix == "cmpl" else "messages"
+    stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
+    # A request is of its API key where several tell tenants apart, else of the user it names.
+    admission = Admission(
+        priority=priority.allowed(engine.settings, body.priority, tenant),
+        tenant=tenant or body.user or "",
+        deadline_s=body.deadline_s,
+        cache_salt=body.cache_salt or "",
+        adapter=check_model(engine, body.model),  # again: it may be gone meanwhile
+    )
+    name = f"{prefix}-{secrets.token_hex(12)}"
+    batch = Batch(name, body.n or 1, [], asyncio.Event(), body.model)
+    rooms = [room(engine, ids, max_tokens, param) for ids in prompts]
+    _check_size(engine, body, rooms, batch.n)
+    for ids, tokens in zip(prompts, rooms, strict=True):
+        tokenizer = engine.tokenizer
+        how = sampling(body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar)
+        await asyncio.sleep(0)  # a thousand prompts must not hold up the streams
+        for choice in range(batch.n):
+            # The first choice is that of a request for one; as in vLLM the others count on.
+            seeded = msgspec.structs.replace(how, seed=(how.seed + choice) & SEED_MASK)
+            name = f"{batch.request_id}-{len(batch.generations)}"
+            batch.generations.append(
+                Generation(name, ids, seeded, tokenizer.decode, stops, admission, batch.wake, media)
+            )
+    return batch
+
+
+def _check_size(
+    engine: AsyncEngine, body: CompletionRequest | ChatRequest, rooms: list[int], n: int
+) -> None:
+    """The answer to all prompts, ``rooms`` tokens each; ApiError where it may become too large."""
+    limit = engine.max_model_len
+    if limit is None:
+        return  # nothing is served before the first worker says its context
+    if isinstance(body, ChatRequest):
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        fields = "n, max_completion_tokens or top_logprobs"
+    else:
+        logprobs, fields = body.logprobs, "n, max_tokens, logprobs or the number of prompts"
+    choices, tokens = n * len(rooms), n * sum(rooms)
+    answer_sizes.check(choices, tokens, logprobs, answer_sizes.largest(limit), fields)
+
+
+def room(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:
+    """The most tokens of output; ApiError where the prompt leaves less than was asked for."""
+    if not ids:
+        raise invalid(f"{param} has no token", param, "empty_prompt")
+    check_ids(engine, ids, param)
+    limit = engine.max_model_len
+    if limit is None:
+        # The first worker is still loading; it ends the text at the context's end.
+        return 1 << 31 if max_tokens is None else max_tokens
+    if len(ids) >= limit:
+        raise too_long(f"a prompt of {len(ids)} tokens", limit, param)
+    if max_tokens is not None and len(ids) + max_tokens > limit:
+        raise too_long(f"{len(ids)} tokens of prompt and {max_tokens} of output", limit, param)
+    return max_tokens or limit - len(ids)

@@ -1,0 +1,13 @@
+"""An error as an HTTP response. Apart from the errors: the preparing process has no server."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from plimsoll_engine.api.errors import ApiError
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(
+        error.body(), error.status, headers=error.headers(), media_type="application/json"
+    )

@@ -1,0 +1,121 @@
+"""What the output must match: response_format, structured_outputs, tool_choice. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    NamedTool,
+    StructuredOutputs,
+    Tool,
+)
+from plimsoll_engine.api.tool_calls import CLOSE, OPEN
+from plimsoll_engine.messages.worker_ipc import Grammar
+
+MAX_CHARACTERS = {"regex": 8 << 10, "lark": 64 << 10, "json_schema": 64 << 10, "json_object": 0}
+"""The compiler's time grows with the square of a regular expression's length, and its depth with
+the length of the others (see plimsoll_engine.core.grammar)."""
+
+
+def of(body: CompletionRequest | ChatRequest) -> Grammar | None:
+    """The one grammar; None where any text will do. Raises ApiError."""
+    found = [_response_format(body), _structured(body.structured_outputs)]
+    if isinstance(body, ChatRequest):
+        found.append(_tools(body))
+    given = [one for one in found if one is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        fields = " and ".join(one.field.partition(".")[0] for one in given)
+        raise invalid(f"{fields} exclude each other", given[1].field)
+    (grammar,) = given
+    if len(grammar.text) > (most := MAX_CHARACTERS[grammar.kind]):
+        raise invalid(f"{len(grammar.text)} characters, the most are {most}", grammar.field)
+    return grammar
+
+
+def _response_format(body: CompletionRequest | ChatRequest) -> Grammar | None:
+    given = body.response_format
+    match given:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar("json_object", field="response_format")
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
+            return Grammar("json_schema", _canonical(schema), "response_format.json_schema.schema")
+        case {"type": "json_schema"}:
+            raise invalid("json_schema has no schema", "response_format.json_schema.schema")
+    raise invalid("type must be text, json_object or json_schema", "response_format.type")
+
+
+def _structured(given: StructuredOutputs | None) -> Grammar | None:
+    if given is None:
+        return None
+    named = [
+        field
+        for field in ("json", "regex", "choice", "grammar", "json_object")
+        if getattr(given, field) not in (None, False)
+    ]
+    if len(named) != 1:
+        raise invalid(
+            "give one of json, regex, choice, grammar and json_object", "structured_outputs"
+        )
+    field = f"structured_outputs.{named[0]}"
+    if given.json is not None:
+        schema = given.json
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except (ValueError, RecursionError) as error:
+                raise invalid(f"the schema is not JSON: {error}", field) from None
+            if not isinstance(schema, dict):
+                raise invalid("the schema is not a JSON object", field)
+        return Grammar("json_schema", _canonical(schema), field)
+    if given.regex is not None:
+        return Grammar("regex", given.regex, field)
+    if given.choice is not None:
+        options = " | ".join(json.dumps(option, ensure_ascii=False) for option in given.choice)
+        return Grammar("lark", f"start: {options}", field)
+    if given.grammar is not None:
+        return Grammar("lark", given.grammar, field)
+    return Grammar("json_object", field=field)
+
+
+def _tools(body: ChatRequest) -> Grammar | None:
+    """A call is forced by ``required`` (of any tool) and by a name (of that one)."""
+    choice, tools = body.tool_choice, body.tools or []
+    if choice in (None, "none", "auto"):
+        return None
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    several = choice == "required" and body.parallel_tool_calls is not False
+    schema = json.dumps({"anyOf": [_call_schema(tool) for tool in tools]}, ensure_ascii=False)
+    lines = [
+        f"start: call{' (NEWLINE call)*' if several else ''}",
+        f'call: {json.dumps(OPEN)} "\\n" json "\\n" {json.dumps(CLOSE)}',
+        f"json: %json {schema}",
+        'NEWLINE: "\\n"',
+    ]
+    return Grammar("lark", "\n".join(lines if several else lines[:-1]), "tools")
+
+
+def _call_schema(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": tool.function.name},
+            "arguments": tool.function.parameters or {"type": "object"},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _canonical(schema: dict[str, Any]) -> str:
+    """Equal schemas are one entry of the compile cache. The order of properties is kept: it is the
+    order in which they are written."""
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,208 @@
+"""Prepares bodies without holding up the streams: small ones here, all others in another process.
+
+What is small takes some milliseconds at most, less than the way to the other process and back would
+add to it under load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from plimsoll_engine.api.body import Body
+from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.forms import Form
+from plimsoll_engine.api.prepare import Context, Preparation, PreparedBody, Text
+from plimsoll_engine.api.prepare_messages import (
+    Job,
+    Kind,
+    Outcome,
+    PreparationRefused,
+    receive,
+    send,
+)
+from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.http.turns import Turns
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 4 << 10
+"""The costliest bodies of this size take 4 ms (lists of nothing, or as many tokens as bytes)."""
+START_TIMEOUT_S = 60.0
+VALUES = 1 << 16
+"""Commas and brackets that any body may have, and :data:`VALUES_PER_TOKEN` for the context: a
+prompt of token ids has one a token, one of text may have some."""
+VALUES_PER_TOKEN = 4
+
+_OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
+_Result = TypeVar("_Result")
+
+
+class Lost(Exception):
+    """The process ended in the middle of a job."""
+
+
+class Preparer:
+    """``timeout_s``: of one job, in which the process is killed."""
+
+    def __init__(self, engine: AsyncEngine, timeout_s: float) -> None:
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._sees = engine.media.processors.image is not None
+        self._here = Preparation(engine.tokenizer, self._sees)
+        self._turns = Turns(1)
+        # One thread for one process: it lives as long as the process that dies with it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Have the process ready before it is needed; its memory belongs to the baseline."""
+        self._thread.submit(self._begin)
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._end()
+
+    async def completion(self, body: Body) -> PreparedBody[CompletionRequest]:
+        """Raises ApiError; ClientDisconnect where the client left while its body waited."""
+        if len(body.raw) <= INLINE_BYTES:
+            return self._here.completion(body.raw, self._context())
+        return await self._there(body, "completion", PreparedBody[CompletionRequest])
+
+    async def chat(self, body: Body) -> PreparedBody[ChatRequest]:
+        """Raises ApiError."""
+        if len(body.raw) <= INLINE_BYTES:
+            return self._here.chat(body.raw, self._context())
+        return await self._there(body, "chat", PreparedBody[ChatRequest])
+
+    async def tokenize(self, body: Body) -> Text:
+        """Raises ApiError."""
+        if len(body.raw) <= INLINE_BYTES:
+            return self._here.tokenize(body.raw, self._context())
+        return await self._there(body, "tokenize", Text)
+
+    async def detokenize(self, body: Body) -> Text:
+        """Raises ApiError."""
+        if len(body.raw) <= INLINE_BYTES:
+            return self._here.detokenize(body.raw, self._context())
+        return await self._there(body, "detokenize", Text)
+
+    async def form(self, body: Body, content_type: str) -> Form:
+        """The file and the other fields of a multipart body. Raises ApiError."""
+        return await self._there(body, "form", Form, content_type)
+
+    def _context(self) -> Context:
+        limit = self._engine.max_model_len
+        return Context(limit, self._engine.settings.max_queued, max_values(limit))
+
+    async def _there(
+        self,
+        body: Body,
+        kind: Kind,
+        result: type[_Result],
+        content_type: str = "",
+    ) -> _Result:
+        raw = body.raw
+        job = Job(kind, self._context(), content_type)
+        loop = asyncio.get_running_loop()
+        async with self._turns.turn(body.client, body.left):
+            try:
+                outcome = await loop.run_in_executor(self._thread, self._call, job, raw)
+            except TimeoutError:
+                log.warning("a body was given up", extra={"bytes": len(raw), "kind": kind})
+                raise ApiError(
+                    413,
+                    f"the body took longer than {self._timeout_s:g} s to read, template and"
+                    " tokenize: send less in one request",
+                    code="body_too_complex",
+                ) from None
+            except Lost:
+                log.error(
+                    "the process that prepares bodies ended",
+                    extra={"bytes": len(raw), "kind": kind},
+                )
+                raise ApiError(
+                    503, "the request was lost while it was being read: send it again",
+                    code="unavailable", retry=True,
+                ) from None  # fmt: skip
+        if isinstance(outcome, PreparationRefused):
+            raise ApiError(
+                outcome.status, outcome.message,
+                param=outcome.param, code=outcome.code, retry=outcome.retry,
+            )  # fmt: skip
+        return msgspec.msgpack.decode(outcome.result, type=result)
+
+    # ---- in the thread
+
+    def _call(self, job: Job, raw: bytearray) -> Outcome:
+        if self._process is None or self._process.poll() is not None:
+            self._begin()
+        assert self._socket is not None
+        self._socket.settimeout(self._timeout_s)
+        try:
+            send(self._socket, msgspec.msgpack.encode(job))
+            send(self._socket, raw)
+            return _OUTCOME.decode(receive(self._socket))
+        except TimeoutError:
+            self._restart()
+            raise
+        except (EOFError, OSError):
+            self._restart()
+            raise Lost from None
+
+    def _restart(self) -> None:
+        self._end()
+        if not self._closed:
+            self._thread.submit(self._begin)
+
+    def _begin(self) -> None:
+        """Raises :class:`Lost` where the process does not come up."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._end()
+        if self._closed:
+            raise Lost
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [
+                sys.executable, "-m", "plimsoll_engine.api.preparer_process",
+                f"--fd={theirs.fileno()}", f"--parent={os.getpid()}",
+                f"--model={self._engine.settings.model}",
+            ]  # fmt: skip
+            if self._sees:
+                command.append("--sees")
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._socket = ours
+        ours.settimeout(START_TIMEOUT_S)
+        try:
+            receive(ours)
+        except (EOFError, OSError):
+            self._end()
+            raise Lost from None
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+
+def max_values(max_model_len: int | None) -> int:
+    return VALUES + VALUES_PER_TOKEN * (max_model_len or 0)

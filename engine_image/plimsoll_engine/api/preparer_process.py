@@ -1,0 +1,107 @@
+"""Prepare bodies for the frontend: ``python -m plimsoll_engine.api.preparer_process``.
+
+Whatever a body makes of it, slow, large or dead, it is not the process that holds the streams: the
+frontend kills it at a job's time limit and starts another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import resource
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plimsoll_engine.api import forms, prepare
+from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.prepare import Preparation
+from plimsoll_engine.api.prepare_messages import (
+    Done,
+    Job,
+    Outcome,
+    PreparationRefused,
+    receive,
+    send,
+)
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_engine.process import host_memory
+from plimsoll_engine.process.parent_death import die_with_parent
+
+ROOM_BYTES = 1 << 30
+"""Address space for a job, above what the process has when it begins."""
+KEPT_BYTES = 64 << 20
+"""Growth over its beginning at which the process ends; the frontend starts another."""
+LARGE_BYTES = 1 << 20
+"""After a body of this size malloc's free pages go back at once."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="plimsoll_engine.api.preparer_process", description=__doc__
+    )
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--sees", action="store_true")
+    flags = parser.parse_args()
+    die_with_parent(flags.parent)
+    preparation = Preparation(Tokenizer(flags.model), flags.sees)
+    gc.collect()
+    gc.freeze()
+    _bound_memory()
+    begun = host_memory.rss_anon()
+    with socket.socket(fileno=flags.fd) as frontend:
+        send(frontend, b"ready")
+        while True:
+            try:
+                job = msgspec.msgpack.decode(receive(frontend), type=Job)
+                raw = receive(frontend)
+            except (EOFError, OSError):
+                return
+            size = len(raw)
+            outcome = perform(preparation, job, raw)
+            del raw
+            send(frontend, msgspec.msgpack.encode(outcome))
+            del outcome
+            if size >= LARGE_BYTES:
+                host_memory.malloc_trim()
+                now = host_memory.rss_anon()
+                if begun is not None and now is not None and now - begun > KEPT_BYTES:
+                    return
+
+
+def perform(preparation: Preparation, job: Job, raw: bytearray) -> Outcome:
+    """Never raises: what goes wrong is the job's outcome."""
+    work: dict[str, Callable[[], Any]] = {
+        "completion": lambda: preparation.completion(raw, job.context),
+        "chat": lambda: preparation.chat(raw, job.context),
+        "tokenize": lambda: preparation.tokenize(raw, job.context),
+        "detokenize": lambda: preparation.detokenize(raw, job.context),
+        "form": lambda: asyncio.run(forms.parse(raw, job.content_type)),
+    }
+    try:
+        if job.kind != "form":
+            prepare.check_values(raw, job.context.max_values)
+        return Done(msgspec.Raw(msgspec.msgpack.encode(work[job.kind]())))
+    except ApiError as error:
+        return PreparationRefused(error.status, str(error), error.param, error.code, error.retry)
+    except MemoryError:
+        return PreparationRefused(
+            413, "the body takes more memory than one request may", None, "body_too_complex", False
+        )
+
+
+def _bound_memory() -> None:
+    with open("/proc/self/statm") as statm:
+        pages = int(statm.read().split()[0])
+    bound = pages * resource.getpagesize() + ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+
+
+if __name__ == "__main__":
+    main()

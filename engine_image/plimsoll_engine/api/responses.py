@@ -1,0 +1,189 @@
+"""The bodies that the serving API answers with. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from plimsoll_engine.api import logprobs
+from plimsoll_engine.api.logprobs import TokenText
+from plimsoll_engine.api.tool_calls import Parsed, ToolCall, ToolCallParser
+from plimsoll_engine.frontend.requests.request_log import Delta, Generation, TokenLogprobs
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+class CompletionChoice:
+    """One choice of ``/v1/completions``: its chunks, or the whole that they add up to."""
+
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, index: int, text_of: TokenText) -> None:
+        self.index = index
+        self._text_of = text_of
+        self._offset = 0
+        self._texts: list[str] = []
+        self._logprobs: dict[str, list[Any]] = {}
+        self._finish_reason: str | None = None
+
+    def first(self) -> dict[str, Any] | None:
+        return None
+
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        if delta.text or delta.finish_reason is not None:
+            yield self._choice(delta.text, self._told(delta.logprobs), delta.finish_reason)
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        for key, values in self._told(delta.logprobs).items():
+            self._logprobs.setdefault(key, []).extend(values)
+        self._finish_reason = delta.finish_reason
+
+    def whole(self) -> dict[str, Any]:
+        return self._choice("".join(self._texts), self._logprobs, self._finish_reason)
+
+    def _told(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
+        if not tokens:
+            return {}
+        entry, self._offset = logprobs.completion(tokens, self._text_of, self._offset)
+        return entry
+
+    def _choice(
+        self, text: str, entry: dict[str, list[Any]], finish_reason: str | None
+    ) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "text": text,
+            "logprobs": entry or None,
+            "finish_reason": finish_reason,
+        }
+
+
+class ChatChoice:
+    """One choice of ``/v1/chat/completions``. ``parser`` takes tool calls out of the text."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, index: int, text_of: TokenText, parser: ToolCallParser | None) -> None:
+        self.index = index
+        self._text_of = text_of
+        self._parser = parser
+        self._calls: list[ToolCall] = []
+        self._texts: list[str] = []
+        self._logprobs: list[msgspec.Raw] = []
+        self._finish_reason: str | None = None
+
+    def first(self) -> dict[str, Any] | None:
+        """What a stream opens with: the role."""
+        return self._chunk({"role": "assistant", "content": ""}, [], None)
+
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        parsed = self._parse(delta)
+        # Log probabilities go with the first chunk there is.
+        tokens = delta.logprobs
+        if parsed.text:
+            yield self._chunk({"content": parsed.text}, tokens, None)
+            tokens = []
+        for call in parsed.calls:
+            self._calls.append(call)
+            entry = {"index": len(self._calls) - 1} | _call(call)
+            yield self._chunk({"tool_calls": [entry]}, tokens, None)
+            tokens = []
+        if delta.finish_reason is not None:
+            yield self._chunk({}, tokens, self._reason(delta.finish_reason))
+        elif tokens:
+            yield self._chunk({"content": ""}, tokens, None)
+
+    def add(self, delta: Delta) -> None:
+        parsed = self._parse(delta)
+        self._texts.append(parsed.text)
+        self._calls += parsed.calls
+        self._logprobs += logprobs.chat(delta.logprobs, self._text_of)
+        self._finish_reason = delta.finish_reason
+
+    def whole(self) -> dict[str, Any]:
+        content: str | None = "".join(self._texts)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self._calls:
+            message["content"] = content if content and content.strip() else None
+            message["tool_calls"] = [_call(call) for call in self._calls]
+        return {
+            "index": self.index,
+            "message": message,
+            "logprobs": logprobs.around(self._logprobs),
+            "finish_reason": self._reason(self._finish_reason),
+        }
+
+    def _parse(self, delta: Delta) -> Parsed:
+        if self._parser is None:
+            return Parsed(delta.text)
+        parsed = self._parser.push(delta.text)
+        if delta.finish_reason is not None:
+            rest = self._parser.finish()
+            parsed.text += rest.text
+        return parsed
+
+    def _reason(self, finish_reason: str | None) -> str | None:
+        return "tool_calls" if finish_reason == "stop" and self._calls else finish_reason
+
+    def _chunk(
+        self, delta: dict[str, Any], tokens: Sequence[TokenLogprobs], finish_reason: str | None
+    ) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "delta": delta,
+            "logprobs": logprobs.around(logprobs.chat(tokens, self._text_of)),
+            "finish_reason": finish_reason,
+        }
+
+
+Choice = CompletionChoice | ChatChoice
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+class Envelope:
+    """What is around the choices of one answer."""
+
+    def __init__(self, model: str, request_id: str) -> None:
+        self._model = model
+        self._id = request_id
+        self._created = int(time.time())
+
+    def around(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+
+
+def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:
+    """Tokens of a request with ``n`` choices of each prompt: a prompt counts once."""
+    firsts = generations[::n]
+    prompt = sum(len(generation.prompt_ids) for generation in firsts)
+    output = sum(len(generation.output_ids) for generation in generations)
+    cached = sum(g.started.cached_tokens for g in firsts if g.started is not None)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

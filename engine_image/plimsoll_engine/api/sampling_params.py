@@ -1,0 +1,70 @@
+"""From a body's fields to how tokens are chosen. Pure."""
+
+from __future__ import annotations
+
+import secrets
+
+from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
+from plimsoll_engine.messages.worker_ipc import Grammar, Sampling
+
+SEED_MASK = (1 << 63) - 1
+
+
+def sampling(
+    body: CompletionRequest | ChatRequest,
+    max_tokens: int,
+    eos_ids: list[int],
+    vocab_size: int,
+    grammar: Grammar | None,
+) -> Sampling:
+    """Raises ApiError."""
+    if (body.min_tokens or 0) > max_tokens:
+        raise invalid(
+            f"min_tokens {body.min_tokens} are more than the {max_tokens} tokens of output allowed",
+            "min_tokens",
+        )
+    stop_ids = list(body.stop_token_ids or [])
+    _check_ids(stop_ids, vocab_size, "stop_token_ids")
+    if not body.ignore_eos:
+        stop_ids += [eos for eos in eos_ids if eos not in stop_ids]
+    return Sampling(
+        max_tokens=max_tokens,
+        # OpenAI's defaults of temperature and top_p are 1.
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        seed=secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK,
+        stop_token_ids=stop_ids,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=_bias(body.logit_bias or {}, vocab_size),
+        min_tokens=body.min_tokens or 0,
+        logprobs=_logprobs(body),
+        grammar=grammar,
+    )
+
+
+def _logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+    if isinstance(body, CompletionRequest):
+        return body.logprobs
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+    bias = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdigit()):
+            raise invalid(f"logit_bias: {key!r} is not a token id", "logit_bias")
+        bias[int(key[:20])] = value
+    _check_ids(bias, vocab_size, "logit_bias")
+    return bias
+
+
+def _check_ids(ids: list[int] | dict[int, float], vocab_size: int, param: str) -> None:
+    if ids and max(ids) >= vocab_size:
+        raise invalid(
+            f"{param}: token {max(ids)} does not exist; the largest is {vocab_size - 1}", param
+        )

@@ -1,0 +1,378 @@
+"""The engine: requests in, one step at a time, tokens out.
+
+A step is scheduled and launched while the device is at work on the one before; only then are that
+one's tokens taken in. A request that turns out to have ended has computed one token too many: the
+device works in the order of the launches, so whoever gets its blocks next writes over it.
+
+A step that fails is looked into: the requests of its batch are computed again one by one, and only
+the one that fails alone is dropped. An error that leaves the device unusable ends the worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+import torch
+
+from plimsoll_engine.caches.receiver import Receiver
+from plimsoll_engine.core.grammar import GrammarError, Grammars
+from plimsoll_engine.core.logit_edits import TOKEN_BYTES as COUNT_BYTES
+from plimsoll_engine.core.matcher import GRACE_S
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.runner import Flight, Runner
+from plimsoll_engine.core.scheduler import Chunk, Scheduler
+from plimsoll_engine.distributed.leader import RanksLost
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.messages.worker_ipc import Dropped, Logprobs, MediaMissing, Submit, Token
+from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES
+
+COMPILE_WAIT_S = 0.01
+"""How long a step with nothing else to do waits for a grammar: a message may come meanwhile."""
+
+EXPIRY_INTERVAL_S = 0.05
+"""How late a passed deadline may be noticed; looking at every request costs time of each step."""
+
+RESET_WAIT_S = 1.0
+"""Longer than the transfer of a whole pool's blocks in flight takes (25 GB/s over PCIe 5)."""
+
+TOKEN_BYTES = 40
+"""A token of a running request: a list slot and an int object (CPython 3.11)."""
+
+
+class DeviceLostError(RuntimeError):
+    """The device answers no more (a CUDA fault is sticky): only a new process helps."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    tokens: list[Token] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since this worker started."""
+
+    requests: int = 0
+    aborted: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+
+
+class EngineCore:
+    """All requests of one worker. Not thread-safe: the worker's loop alone calls it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        grammars: Grammars | None = None,
+        media_cache_bytes: int = MEDIA_CACHE_BYTES,
+    ) -> None:
+        self.runner = runner
+        self.receiver = Receiver(media_cache_bytes)
+        self.scheduler = scheduler
+        self.grammars = Grammars(None) if grammars is None else grammars
+        self.counters = Counters()
+        self.requests: dict[str, Request] = {}
+        self.live: WeakSet[Request] = WeakSet()
+        """Every request object that exists; only those in ``requests`` should."""
+        self.abandoned: frozenset[str] = frozenset()
+        """Ids of requests that nobody waits for, as the frontend last said."""
+        self.make_request: Callable[[Submit], Request] = Request.of
+        self._suspects: deque[str] = deque()
+        self._next_expiry = 0.0
+        self.waited_s = 0.0
+        """Seconds that the host waited for the device; the rest of a step is its own work."""
+        self._flight: Flight | None = None
+        """The step that the device may still be at work on."""
+        self._held: list[Request] = []
+        """Those whose newest token their grammar has not taken in yet."""
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.scheduler.pool
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.requests)
+
+    @property
+    def transferring(self) -> bool:
+        """Whether blocks are under way to or from host memory."""
+        return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
+
+    def poll(self, idle: bool = False) -> None:
+        """Look after the transfers. Between steps, and also while there is no work."""
+        if self.scheduler.offload is not None:
+            self.scheduler.offload.poll(idle)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block that no request uses, on the host too. False where a transfer
+        did not end within :data:`RESET_WAIT_S`: its blocks are still there."""
+        offload = self.scheduler.offload
+        settled = offload is None or offload.settle(RESET_WAIT_S)
+        if offload is not None:
+            offload.clear()
+        self.pool.reset_prefix_cache()
+        return settled
+
+    def submit(self, submit: Submit) -> Dropped | MediaMissing | None:
+        """Queue a request; the refusal of one that can never run, or what it lacks."""
+        whole = self.receiver.unpack(submit)
+        if submit.request_id in self.requests:
+            return self._refused(submit.request_id, "a request with this ID is already running")
+        if isinstance(whole, MediaMissing):
+            return whole
+        request = self.make_request(whole)
+        if submit.adapter and (why := self._adapt(request, submit.adapter)) is not None:
+            return self._refused(submit.request_id, why)
+        if (why := self.scheduler.refusal(request)) is not None:
+            return self._refused(submit.request_id, why)
+        self.counters.requests += 1
+        self.counters.prompt_tokens += request.num_prompt
+        self.requests[request.request_id] = request
+        self.live.add(request)
+        if (grammar := request.sampling.grammar) is None:
+            self.scheduler.add(request)
+        else:
+            self.grammars.begin(request.request_id, grammar, submit.output_ids, request.tenant)
+        return None
+
+    def _adapt(self, request: Request, number: int) -> str | None:
+        """Have ``request`` use an adapter; why it cannot, or None."""
+        adapters = self.runner.adapters
+        request.adapter = None if adapters is None else adapters.get(number)
+        return "its adapter is not loaded" if request.adapter is None else None
+
+    def abort(self, request_id: str) -> bool:
+        """End a request without an answer; False where it is unknown or already ended."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        self.counters.aborted += 1
+        self._end(request)
+        return True
+
+    def _add_compiled(self, wait_s: float = 0.0) -> list[Dropped]:
+        """Queue the requests whose grammar is compiled; those whose grammar is wrong end."""
+        dropped = []
+        for request_id, outcome in self.grammars.finished(wait_s):
+            request = self.requests[request_id]
+            self.scheduler.add(request)
+            if isinstance(outcome, GrammarError):
+                self.counters.errors += 1
+                self._end(request)
+                dropped.append(_wrong(request_id, outcome))
+            else:
+                request.matcher = outcome
+        return dropped
+
+    def expire(self, now: float) -> list[Dropped]:
+        """End the requests whose deadline has passed, waiting or running."""
+        late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
+        for request in late:
+            self.counters.errors += 1
+            self._end(request)
+        return [Dropped(request.request_id, "deadline", _too_late(request)) for request in late]
+
+    def step(self) -> StepOutput:
+        """Launch one batch and take in the tokens of the one before, which the device computed
+        meanwhile. Raises :class:`DeviceLostError` when no further step can work, and RanksLost when
+        the ranks of this one do not come together again."""
+        if (now := time.monotonic()) >= self._next_expiry:
+            self._next_expiry = now + EXPIRY_INTERVAL_S
+            if expired := self.expire(now):
+                return StepOutput(dropped=expired)
+        if wrong := self._add_compiled():
+            return StepOutput(dropped=wrong)
+        self.poll()
+        output = StepOutput()
+        if self._suspects or any(r.awaits_token for r in self.scheduler.running):
+            self._land(output)
+        self._settle(output, GRACE_S)
+        self._free_outputs()
+        chunks = self.scheduler.schedule(self._next_suspect())
+        if not chunks:
+            if self._flight is None and not output.tokens:
+                self._settle(output, COMPILE_WAIT_S)
+                output.dropped += self._add_compiled(0.0 if self._held else COMPILE_WAIT_S)
+            self._land(output)
+            return output
+        self.counters.steps += 1
+        try:
+            flight = self.runner.launch(chunks)
+        except RanksLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
+            message = f"{type(error).__name__}: {error}"
+        else:
+            self._launched(chunks)
+            self._land(output)
+            self._flight = flight
+            return output
+        self._land(output)
+        self._failed(chunks, message, output)
+        return output
+
+    def _launched(self, chunks: list[Chunk]) -> None:
+        """What the step computes counts as computed: the device works in order."""
+        for chunk in chunks:
+            ends = chunk.ends
+            self.scheduler.computed(chunk)
+            chunk.request.pending += ends
+
+    def _land(self, output: StepOutput) -> None:
+        """Wait for the step under way, if there is one, and take its tokens in."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        begun = time.perf_counter()
+        try:
+            landed = flight.land()
+        except RuntimeError as error:
+            raise DeviceLostError(f"the device is lost: {error}") from None
+        self.waited_s += time.perf_counter() - begun
+        for request, (token_id, logprobs) in landed:
+            if request.matcher is None:
+                self._take_in(request, token_id, logprobs, output)
+            else:
+                request.held = token_id, logprobs
+                self._held.append(request)
+                self.grammars.masks.advance(request.matcher, token_id)
+
+    def _take_in(
+        self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
+    ) -> None:
+        """A new token of ``request``, which may be its last."""
+        request.append(token_id)
+        self.counters.generation_tokens += 1
+        reason = request.finish_reason(token_id, self.scheduler.max_model_len)
+        started, attempt = request.take_started(), request.attempt
+        output.tokens.append(
+            Token(request.request_id, token_id, reason, logprobs, started, attempt)
+        )
+        if reason is not None:
+            self._end(request)
+
+    def _settle(self, output: StepOutput, wait_s: float) -> None:
+        """Take in the tokens that grammars have taken in; waits so long for those that are fast.
+        A request whose grammar grew too complex, or takes too long over a token, ends."""
+        if not self._held:
+            return
+        masks = self.grammars.masks
+        masks.wait(wait_s)
+        held, self._held = self._held, []
+        for request in held:
+            matcher = request.matcher
+            if request.released or request.held is None or matcher is None:
+                continue
+            if matcher.busy and not masks.overdue(matcher):
+                self._held.append(request)
+                continue
+            wrong = None
+            if matcher.busy:
+                wrong = self.grammars.refuse(matcher)
+            else:
+                (token_id, logprobs), request.held = request.held, None
+                self._take_in(request, token_id, logprobs, output)
+                if matcher.error is not None:
+                    wrong = GrammarError(matcher.field, matcher.error)
+            if wrong is not None and not request.released:
+                self.counters.errors += 1
+                self._end(request)
+                output.dropped.append(_wrong(request.request_id, wrong))
+
+    def _failed(self, chunks: list[Chunk], message: str, output: StepOutput) -> None:
+        self._check_device(message)
+        requests = [chunk.request for chunk in chunks if not chunk.request.released]
+        if len(chunks) == 1 and requests:
+            self.counters.errors += 1
+            self._end(requests[0])
+            output.dropped.append(Dropped(requests[0].request_id, "error", message))
+            return
+        for request in requests:
+            self.scheduler.preempt(request)
+        self._suspects.extend(request.request_id for request in requests)
+
+    def _next_suspect(self) -> Request | None:
+        while self._suspects:
+            request = self.requests.get(self._suspects.popleft())
+            if request is not None and request in self.scheduler.waiting:
+                return request
+        return None
+
+    def _check_device(self, message: str) -> None:
+        if self.runner.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.runner.device)
+        except RuntimeError as error:
+            raise DeviceLostError(f"{message}; the device is lost: {error}") from None
+
+    def _end(self, request: Request) -> None:
+        del self.requests[request.request_id]
+        if not self.grammars.drop(request.request_id):
+            self.scheduler.remove(request)
+        request.release(self.pool)
+        if not self.requests:
+            self._free_outputs()
+
+    def _free_outputs(self) -> None:
+        """Let the runner's encoder outputs go that the last steps released. Before a step makes new
+        ones, and when no step follows."""
+        if self.scheduler.encoder is not None and self.runner.outputs is not None:
+            self.runner.outputs.free(self.scheduler.encoder.take_freed())
+
+    def _refused(self, request_id: str, message: str) -> Dropped:
+        self.counters.errors += 1
+        return Dropped(request_id, "invalid", message)
+
+    def request_bytes(self) -> int:
+        """Host memory of the live requests: tokens, counts for penalties, states of grammars, and
+        media beside the receiver cache."""
+        media = {
+            item.key: len(item.data or b"")
+            for request in self.requests.values()
+            for item in request.media
+            if item.key not in self.receiver
+        }
+        return sum(media.values()) + sum(
+            TOKEN_BYTES * len(request.token_ids)
+            + (0 if request.counts is None else COUNT_BYTES * len(request.counts))
+            + (0 if request.matcher is None else request.matcher.bytes)
+            for request in self.requests.values()
+        )
+
+    def close(self) -> None:
+        """Release every request and let go of model and KV pool. Again does nothing more."""
+        for request in list(self.requests.values()):
+            self._end(request)
+        self._suspects.clear()
+        self._held.clear()
+        self.grammars.close()
+        if self.scheduler.offload is not None:
+            self.scheduler.offload.close()
+            self.scheduler.offload = None
+        self._flight = None
+        self.receiver.clear()
+        self.pool.reset_prefix_cache()
+        self.runner.close()
+
+
+def _too_late(request: Request) -> str:
+    if not request.num_outputs:
+        return "the deadline passed before the first token"
+    return f"the deadline passed after {request.num_outputs} tokens of output"
+
+
+def _wrong(request_id: str, error: GrammarError) -> Dropped:
+    if error.unavailable:
+        return Dropped(request_id, "unavailable", str(error))
+    return Dropped(request_id, "invalid", str(error), error.field)

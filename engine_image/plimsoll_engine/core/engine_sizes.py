@@ -1,0 +1,113 @@
+"""The sizes of one engine, resolved from what was asked for and what the machine has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from plimsoll_engine.errors import SettingsError
+from plimsoll_engine.kernels.step_plan import KVShape
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models import decoder
+
+BLOCK_SIZE = 16
+CUDA_KV_FRACTION = 0.8
+"""Of the device memory that is free once the weights are there; the rest is for activations."""
+CPU_KV_BYTES = 64 << 20
+
+
+class EngineSizes(msgspec.Struct, frozen=True):
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+
+    def kv_bytes(self, kv: KVShape, dtype: torch.dtype) -> int:
+        """The KV pool."""
+        return self.num_blocks * self.block_size * kv.bytes_per_token(dtype)
+
+
+def check_adapters(requested: WorkerConfig, config: Any) -> None:
+    """Raises :class:`SettingsError` where a model with this config takes no LoRA adapters."""
+    if requested.max_loras and not decoder.supports(config):
+        raise SettingsError(
+            f"--enable-lora: field model_type: {config.model_type} takes no adapters here, only"
+            f" text models of {', '.join(decoder.FAMILY)}; leave the flag out"
+        )
+
+
+ENCODED_AT_ONCE = 8
+"""Of the largest media, for a model whose requests hold them until they end: fewer would leave the
+batch narrow, and each takes as much memory as a long context."""
+
+
+def encoder_tokens(
+    requested: int | None, settings: EngineSizes, largest: int, lifelong: bool
+) -> int:
+    """The encoder cache's budget. Requests wait for room in it, so more is only faster."""
+    if requested is not None and requested < largest:
+        raise SettingsError(
+            f"--encoder-cache-tokens {requested}: one image or sound of this model takes {largest}"
+        )
+    if requested is not None:
+        return requested
+    if lifelong:
+        return largest * min(settings.max_num_seqs, ENCODED_AT_ONCE)
+    return max(largest, settings.max_num_batched_tokens)
+
+
+def resolve(
+    requested: WorkerConfig,
+    kv: KVShape,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    pool_bytes: int | None = None,
+    free: int | None = None,
+) -> EngineSizes:
+    """Fill in what was not asked for. Call it after the weights were loaded. ``positions`` is the
+    model's longest context in tokens, ``pool_bytes`` the KV pool where there is one already,
+    ``free`` the device memory that every rank has at least, None on a CPU."""
+    for name in (
+        "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
+    ):  # fmt: skip
+        value = getattr(requested, name)
+        if value is not None and value < 1:
+            raise SettingsError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    cuda = device.type == "cuda"
+    max_model_len = requested.max_model_len or positions
+    if max_model_len > positions:
+        raise SettingsError(
+            f"--max-model-len {max_model_len}: the model has {positions} positions"
+            f" (max_position_embeddings)"
+        )
+    block_size = requested.block_size or BLOCK_SIZE
+    max_num_seqs = requested.max_num_seqs or (256 if cuda else 32)
+    # All sequences at their longest, once more for prefixes: a small model's pool would otherwise
+    # be millions of blocks that nobody can fill, each with its entry in host memory.
+    useful = 2 * max_num_seqs * -(-max_model_len // block_size)
+    num_blocks = requested.num_blocks
+    if pool_bytes is not None:
+        num_blocks = pool_bytes // (kv.bytes_per_token(dtype) * block_size)
+    elif num_blocks is None:
+        room = CPU_KV_BYTES if free is None else int(free * CUDA_KV_FRACTION)
+        num_blocks = min(room // (kv.bytes_per_token(dtype) * block_size), useful)
+    if num_blocks * block_size < max_model_len:
+        if requested.max_model_len is not None and requested.num_blocks is None:
+            raise SettingsError(
+                f"--max-model-len {max_model_len}: only {num_blocks} KV blocks of {block_size}"
+                f" tokens fit into memory; lower it"
+            )
+        max_model_len = num_blocks * block_size
+    if max_model_len < 2:
+        raise SettingsError("there is no memory for even one KV block after the weights")
+    return EngineSizes(
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=requested.max_num_batched_tokens or (8192 if cuda else 1024),
+        block_size=block_size,
+        num_blocks=num_blocks,
+    )

@@ -1,0 +1,272 @@
+"""A grammar's first compilation, in a process that is killed where it takes too much.
+
+llguidance bounds counts of items and states, not seconds: 64 KiB of text can take minutes. So a
+grammar that nobody has compiled yet is tried first. The worker forks a server as the first thing
+that it does, with one thread and no CUDA context; the server forks a process for each trial, which
+shares the token trie, compiles under limits of CPU time and memory, says what the grammar takes and
+exits. What passed is then compiled in the worker in the same time.
+
+The worker ends where the server does, and the server and all trials where the worker does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import resource
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_engine.messages.worker_ipc import Grammar
+from plimsoll_engine.process.parent_death import die_with_parent
+
+CPU_S = 2
+"""A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, 150,000 tokens)."""
+WALL_S = 20.0
+"""On a machine that has no CPU time to give."""
+BYTES = 256 << 20
+"""Beyond what the process shares with the worker. The largest measured: 57 MiB."""
+STACK_BYTES = 256 << 20
+"""The compiler recurses once for each step in a chain of rules or references, and a thread whose
+stack overflows ends the process. 64 KiB of text chain 8,000 rules, which overflow 8 MiB and fit
+into 32 MiB. Address space only: pages come with use, and go with the thread."""
+NICENESS = 10
+"""Streams go first."""
+
+TOO_MUCH = (
+    f"it takes more than {CPU_S} s of CPU time or {BYTES >> 20} MiB to compile; make it smaller or"
+    " less ambiguous"
+)
+
+
+class TrialsLost(RuntimeError):
+    """The server is gone; only another worker has one again."""
+
+
+class TrialFailed(Exception):
+    """No process could be had for it; the grammar may be sound."""
+
+
+class Passed(msgspec.Struct, tag="passed"):
+    """``bytes`` is what the compiled grammar holds."""
+
+    bytes: int
+
+
+class GrammarRefused(msgspec.Struct, tag="refused"):
+    """``certain``: it would be refused again."""
+
+    message: str
+    certain: bool = False
+
+
+class _Begun(msgspec.Struct):
+    pid: int
+    resident: int
+
+
+Try = Callable[[Grammar], Passed | GrammarRefused]
+"""Compiles the grammar."""
+
+_verdicts = msgspec.msgpack.Decoder(Passed | GrammarRefused)
+_begun = msgspec.msgpack.Decoder(_Begun)
+_grammars = msgspec.msgpack.Decoder(Grammar)
+
+
+class Trial:
+    """One trial, from the thread that waits for it. ``cancel`` may come from another one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pidfd: int | None = None
+        self._pid = 0
+        self._resident = 0
+        self._cancelled = False
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it has of its own by now."""
+        return max(0, _resident(self._pid) - self._resident) if self._pid else 0
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        with self._lock:
+            self._cancelled = True
+            self._kill()
+
+    def run(self, server: TrialServer, grammar: Grammar) -> Passed | GrammarRefused:
+        """Raises TrialsLost and TrialFailed."""
+        with server.connect() as connection:
+            try:
+                return self._run(connection, grammar)
+            except OSError:  # it is gone in the middle of a message, or over its time
+                return GrammarRefused(TOO_MUCH)
+            finally:
+                self._end()
+
+    def _run(self, connection: socket.socket, grammar: Grammar) -> Passed | GrammarRefused:
+        connection.settimeout(WALL_S)
+        if not (first := connection.recv(1 << 10)):
+            raise TrialFailed("no process is available to compile it: send the request again")
+        begun = _begun.decode(first)
+        with self._lock:
+            # It waits for the grammar, so the number is still its own.
+            self._pidfd = os.pidfd_open(begun.pid)
+            self._pid, self._resident = begun.pid, begun.resident
+            if self._cancelled:
+                raise TrialFailed("the request ended")
+        connection.sendall(msgspec.msgpack.encode(grammar))
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.recv(1 << 16)
+        return _verdicts.decode(answer) if answer else GrammarRefused(TOO_MUCH)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._kill()
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+            self._pidfd, self._pid = None, 0
+
+    def _kill(self) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+
+class TrialServer:
+    """The worker's end of the server."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self._control = control
+
+    @classmethod
+    def fork(cls, attempt: Try, close: Callable[[], None] = lambda: None) -> TrialServer:
+        """From a process with one thread. ``close`` lets go, in the server, of what is not its."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                die_with_parent(parent)
+                ours.close()
+                close()
+                _serve(theirs, attempt)
+            finally:
+                os._exit(0)
+        theirs.close()
+        return cls(pid, ours)
+
+    def connect(self) -> socket.socket:
+        """A connection to a process for one trial. Raises TrialsLost."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"T"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise TrialsLost(f"the process that compiles grammars is gone: {error}") from None
+        return ours
+
+    def close(self) -> None:
+        """End the server and its trials. Again does nothing more."""
+        if self._control.fileno() < 0:
+            return
+        self._control.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _serve(control: socket.socket, attempt: Try) -> None:
+    """Until the worker closes its end."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    children: dict[int, int] = {}
+    while True:
+        for fd, _ in poll.poll():
+            if fd in children:
+                poll.unregister(fd)
+                os.close(fd)
+                os.waitpid(children.pop(fd), 0)
+                continue
+            data, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not data:
+                for child in children:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(child, signal.SIGKILL)
+                return
+            with socket.socket(fileno=fds[0]) as connection, contextlib.suppress(OSError):
+                server = os.getpid()
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        die_with_parent(server)
+                        control.close()
+                        _try(connection, attempt)
+                    finally:
+                        os._exit(1)
+                pidfd = os.pidfd_open(pid)
+                children[pidfd] = pid
+                poll.register(pidfd, select.POLLIN)
+
+
+def _try(connection: socket.socket, attempt: Try) -> None:
+    """The whole life of a trial's process."""
+    _limit_itself()
+    resident = _resident(os.getpid())
+    connection.sendall(msgspec.msgpack.encode(_Begun(os.getpid(), resident)))
+    text = bytearray()
+    while part := connection.recv(1 << 16):
+        text += part
+    grammar = _grammars.decode(text)
+    verdicts: list[Passed | GrammarRefused] = []
+    done = threading.Event()
+
+    def compile_it() -> None:
+        try:
+            verdicts.append(attempt(grammar))
+        finally:
+            done.set()
+
+    threading.stack_size(STACK_BYTES)
+    threading.Thread(target=compile_it, daemon=True).start()
+    while not done.wait(0.05):
+        if time.process_time() > CPU_S or _resident(os.getpid()) - resident > BYTES:
+            break
+    verdict = verdicts[0] if done.is_set() and verdicts else GrammarRefused(TOO_MUCH, certain=True)
+    connection.sendall(msgspec.msgpack.encode(verdict))
+    os._exit(0)
+
+
+def _limit_itself() -> None:
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Beside what _try looks at: for code that never lets Python run.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S + 1, CPU_S + 1))
+    space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = space + STACK_BYTES + 2 * BYTES  # address space is more than what is used of it
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # Where an allocation fails the library aborts, and says so on a client's behalf.
+    faulthandler.disable()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+def _resident(pid: int) -> int:
+    """Bytes; 0 for a process that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) * resource.getpagesize()

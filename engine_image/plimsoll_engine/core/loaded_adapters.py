@@ -1,0 +1,82 @@
+"""The LoRA adapters of one worker: loaded by number, held by the requests that use them.
+
+An adapter that is unloaded gives its memory back when the last request that uses it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from weakref import WeakSet
+
+import numpy as np
+import torch
+
+from plimsoll_engine.core.inputs import to_device
+from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.errors import LoadError
+from plimsoll_engine.messages.rank_ipc import Array
+from plimsoll_engine.models import lora
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.lora import Adapter, StepAdapters
+
+
+class LoadedAdapters:
+    """At most ``most`` adapters of rank ``max_rank`` or less, for ``model``: it is not held."""
+
+    def __init__(self, model: Decoder, most: int, max_rank: int) -> None:
+        self._targets = lora.targets(model.parts)
+        self._dtype, self._device = model.dtype, model.device
+        self._most, self._max_rank = most, max_rank
+        self._loaded: dict[int, Adapter] = {}
+        self.living: WeakSet[Adapter] = WeakSet()
+        """Every adapter that has memory, loaded or still in use."""
+        self.bytes_bound = most * sum(
+            target.nbytes(max_rank, self._dtype) for target in self._targets.values()
+        )
+
+    @property
+    def bytes(self) -> int:
+        return sum(adapter.nbytes for adapter in self.living)
+
+    def load(self, name: str, number: int, folder: Path) -> None:
+        """Raises LoadError, OSError, and torch's OutOfMemoryError where the device is full."""
+        if len(self.living) >= self._most:
+            raise LoadError(
+                f"adapter {name}: {len(self.living)} adapters are loaded or still in use, as many"
+                " as --max-loras allows; unload one first"
+            )
+        deltas = lora.read(folder, self._targets, self._max_rank, self._dtype, self._device)
+        self._loaded[number] = adapter = Adapter(name, number, deltas)
+        self.living.add(adapter)
+
+    def get(self, number: int) -> Adapter | None:
+        return self._loaded.get(number)
+
+    def unload(self, number: int) -> None:
+        """Requests that use it keep it; nothing where it is unknown."""
+        self._loaded.pop(number, None)
+
+    def problems(self, used: Sequence[Adapter]) -> list[str]:
+        """Adapters that have memory and are neither loaded nor ``used`` by a request."""
+        held = {*self._loaded.values(), *used}
+        lost = sorted(adapter.name for adapter in self.living if adapter not in held)
+        return [f"{len(lost)} adapters have no holder: {', '.join(lost)}"] if lost else []
+
+    def close(self) -> None:
+        """Let go of all. Again does nothing more."""
+        self._loaded.clear()
+
+
+def in_step(chunks: Sequence[Chunk], starts: Array, device: torch.device) -> StepAdapters | None:
+    """The adapters of ``chunks``, whose first rows are ``starts``; None where there is none."""
+    rows: dict[Adapter, list[Array]] = {}
+    for index, chunk in enumerate(chunks):
+        if (adapter := chunk.request.adapter) is not None:
+            own = np.arange(starts[index], starts[index + 1], dtype=np.int32)
+            rows.setdefault(adapter, []).append(own)
+    if not rows:
+        return None
+    return StepAdapters(
+        [(adapter, to_device(np.concatenate(own), device)) for adapter, own in rows.items()]
+    )

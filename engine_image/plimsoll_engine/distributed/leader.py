@@ -1,0 +1,234 @@
+"""Rank 0's end of the connections to the other ranks: commands out, answers in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from plimsoll_engine.distributed.group import Shard
+from plimsoll_engine.distributed.link import CONNECT_TIMEOUT_S, SEND_TIMEOUT_S
+from plimsoll_engine.errors import LoadError
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.messages.framing import FrameReader
+from plimsoll_engine.messages.zygote_ipc import meeting_place
+
+ANSWER_TIMEOUT_S = 30.0
+"""Longer than any answered command takes: a rank first finishes the steps before it."""
+LOAD_TIMEOUT_S = 1800.0
+"""For its part of the weights, where a slow disk has 140 GB of them."""
+END_TIMEOUT_S = 10.0
+GONE_TIMEOUT_S = 1.0
+"""After a collective has failed: how long a rank's last word or end is looked for."""
+
+Answer = TypeVar("Answer", bound=rank_ipc.Reply)
+
+
+class RanksLost(RuntimeError):
+    """The ranks no longer compute together: only a new group helps. ``gone``: one of them ended,
+    and whoever has started it hears why."""
+
+    def __init__(self, message: str, gone: bool = False) -> None:
+        super().__init__(message)
+        self.gone = gone
+
+
+class _Peer:
+    """One connected rank."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(SEND_TIMEOUT_S)
+        self.socket = connection
+        self._reader = FrameReader()
+        self._heard: deque[rank_ipc.Reply] = deque()
+
+    def hear(self, timeout_s: float) -> rank_ipc.Reply | None:
+        """The next message; None where none comes in time. ConnectionError where it is gone."""
+        deadline = time.monotonic() + timeout_s
+        while not self._heard:
+            left_s = max(0.0, deadline - time.monotonic())
+            if not select.select([self.socket], [], [], left_s)[0]:
+                return None
+            if not (data := self.socket.recv(1 << 20)):
+                raise ConnectionError("it closed the connection")
+            self._heard += map(rank_ipc.from_rank.decode, self._reader.feed(data))
+        return self._heard.popleft()
+
+
+class Leader:
+    """Listens at once, so that the other ranks find it. ``lost`` once they are no group any more.
+
+    Its connections close with :meth:`close` alone: the other ranks live as long.
+    """
+
+    shard: Shard
+
+    def __init__(self, run_dir: str | Path, epoch: int, size: int) -> None:
+        self.shard = Shard(0, size)
+        self.lost = False
+        self._path, self.store = meeting_place(run_dir, epoch)
+        self._peers: dict[int, _Peer] = {}
+        self._reports: dict[int, rank_ipc.RankReport] = {}
+        self._asked = False
+        # What a killed predecessor of this number left; the others look here only once it listens.
+        self.store.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self._path))
+        os.chmod(self._path, 0o600)
+        self._listener.listen()
+
+    def join(self) -> None:
+        """Wait until each rank is there and has its device."""
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while len(self._peers) < self.shard.size - 1:
+            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                raise self._failed("did not come", self._missing()) from None
+            peer = _Peer(connection)
+            joining = self._expect(
+                peer, self._missing(), rank_ipc.Joining, deadline - time.monotonic()
+            )
+            self._peers[joining.rank] = peer
+
+    def loaded(self) -> None:
+        """Wait until each rank has its part of the model."""
+        self._gather(rank_ipc.Loaded, LOAD_TIMEOUT_S)
+
+    def tell(self, command: rank_ipc.Command) -> None:
+        """Raises :class:`RanksLost`."""
+        data = rank_ipc.frame(command)
+        for rank, peer in self._peers.items():
+            try:
+                peer.socket.sendall(data)
+            except OSError as error:
+                raise self._failed(f"does not listen: {error}", rank, gone=True) from None
+
+    def ask(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
+        """``command`` done by every rank, and their answers in their order. Raises
+        :class:`RanksLost`; LoadError where a rank says that its failure is permanent."""
+        self.tell(command)
+        return self._gather(kind, ANSWER_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def together(self, command: rank_ipc.Command) -> Iterator[None]:
+        """The others do ``command`` while the caller does it. They wait for each other in its
+        collectives, so whatever fails here ends the group: :class:`RanksLost`."""
+        self.tell(command)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the others cannot know what it was
+            raise self._why(f"{type(error).__name__}: {error}") from None
+
+    def accounts(self) -> list[rank_ipc.RankReport]:
+        """What each rank holds, as it last said; only the first call waits for it."""
+        if not self._reports:
+            self.ask(rank_ipc.Account(), rank_ipc.RankReport)
+        elif not self._asked:
+            self.tell(rank_ipc.Account())
+            self._asked = True
+        else:
+            self._listen()
+        return [report for _, report in sorted(self._reports.items())]
+
+    def drop(self) -> None:
+        """As :class:`messages.Drop`, of ranks that still follow."""
+        with contextlib.suppress(RanksLost, LoadError):
+            if not self.lost:
+                self.ask(rank_ipc.Drop(), rank_ipc.Acknowledged)
+
+    def end(self) -> None:
+        """Tell the others to give everything back; :meth:`ended` hears of it."""
+        with contextlib.suppress(RanksLost):
+            if not self.lost:
+                self.tell(rank_ipc.End())
+
+    def ended(self) -> list[rank_ipc.Ended] | None:
+        """What each rank is left with; None where that is not known."""
+        if self.lost or len(self._peers) < self.shard.size - 1:
+            return None
+        try:
+            return self._gather(rank_ipc.Ended, END_TIMEOUT_S)
+        except (RanksLost, LoadError):
+            return None
+
+    def close(self) -> None:
+        """Let the other ranks go. Again does nothing more."""
+        for peer in self._peers.values():
+            peer.socket.close()
+        self._peers.clear()
+        self._listener.close()
+        for path in (self._path, self.store):
+            with contextlib.suppress(OSError):  # read-only: also where there is no such file
+                path.unlink()
+
+    # ---- steps
+
+    def _missing(self) -> int:
+        return min(set(range(1, self.shard.size)) - self._peers.keys())
+
+    def _gather(self, kind: type[Answer], timeout_s: float) -> list[Answer]:
+        deadline = time.monotonic() + timeout_s
+        return [
+            self._expect(peer, rank, kind, deadline - time.monotonic())
+            for rank, peer in sorted(self._peers.items())
+        ]
+
+    def _expect(self, peer: _Peer, rank: int, kind: type[Answer], timeout_s: float) -> Answer:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                message = peer.hear(max(0.0, deadline - time.monotonic()))
+            except OSError as error:
+                raise self._failed(f"is gone: {error}", rank, gone=True) from None
+            if message is None:
+                raise self._failed(f"did not answer within {timeout_s:.0f} s", rank)
+            self._note(rank, message)
+            if isinstance(message, kind):
+                return message
+
+    def _listen(self) -> None:
+        """Take in what has come without being waited for."""
+        for rank, peer in self._peers.items():
+            try:
+                while (message := peer.hear(0.0)) is not None:
+                    self._note(rank, message)
+            except OSError as error:
+                raise self._failed(f"is gone: {error}", rank, gone=True) from None
+
+    def _note(self, rank: int, message: rank_ipc.Reply) -> None:
+        if isinstance(message, rank_ipc.RankReport):
+            self._reports[rank] = message
+            self._asked = False
+        elif isinstance(message, rank_ipc.RankFailed):
+            lost = self._failed(message.message, rank)
+            raise LoadError(message.message) if message.permanent else lost
+
+    def _failed(self, what: str, rank: int, gone: bool = False) -> RanksLost:
+        self.lost = True
+        return RanksLost(f"rank {rank}: {what}", gone)
+
+    def _why(self, failure: str) -> RanksLost:
+        """What ``failure`` of a collective comes of: the end or the word of another rank, or it
+        happened here."""
+        self.lost = True
+        by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
+        deadline = time.monotonic() + GONE_TIMEOUT_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            for connection in select.select([*by_socket], [], [], left_s)[0]:
+                rank = by_socket[connection]
+                try:
+                    while (message := self._peers[rank].hear(0.0)) is not None:
+                        if isinstance(message, rank_ipc.RankFailed):
+                            return RanksLost(f"rank {rank}: {message.message}")
+                except OSError:
+                    return RanksLost(f"rank {rank} is gone: {failure}", gone=True)
+        return RanksLost(f"a step of {self.shard.size} ranks failed on rank 0: {failure}")

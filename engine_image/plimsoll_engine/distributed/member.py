@@ -1,0 +1,108 @@
+"""A process's part in its group, from joining to leaving; a process alone pays for nothing here."""
+
+from __future__ import annotations
+
+import torch
+
+from plimsoll_engine.distributed.group import ALONE, FLAG, WHOLE, Group, ProcessGroup, Shard
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.distributed.link import Link
+from plimsoll_engine.errors import SettingsError
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+
+
+class Member:
+    """``end`` is rank 0's or another rank's end of the connection between them, None alone.
+    ``leader`` is None in any process but rank 0 of several."""
+
+    def __init__(self, end: Leader | Link | None) -> None:
+        self._end = end
+        self.leader = end if isinstance(end, Leader) else None
+        self.group: Group = ALONE
+        self._left: list[rank_ipc.Ended] | None = []
+
+    @property
+    def shard(self) -> Shard:
+        """The part of the model that this process has."""
+        return WHOLE if self._end is None else self._end.shard
+
+    @property
+    def alone(self) -> bool:
+        return self._end is None
+
+    @property
+    def follows(self) -> bool:
+        return isinstance(self._end, Link)
+
+    def check(self, config: WorkerConfig) -> None:
+        """SettingsError for what several ranks cannot do."""
+        size = config.tensor_parallel_size
+        if size != self.shard.size:
+            raise SettingsError(f"{FLAG} {size}, but {self.shard.size} ranks were started")
+        if size > 1 and config.kv_offload_bytes:
+            raise SettingsError(
+                f"--kv-offload-bytes: not with {FLAG} {size}: host memory would keep the blocks of"
+                " one rank alone; leave one of the two out"
+            )
+
+    def meet(self) -> None:
+        """Until each rank of the group has its device."""
+        if self._end is not None:
+            self._end.join()
+
+    def form(self, device: torch.device) -> None:
+        """The process group, once all have met."""
+        if self._end is not None:
+            self.group = ProcessGroup(self.shard, device, self._end.store)
+
+    def least(self, free: int | None) -> int | None:
+        """What every rank's device has free at least, where this one has ``free``: all KV pools are
+        of one size. None on a CPU."""
+        values = [free]
+        if self.leader is not None:
+            values += [rank.bytes for rank in self.leader.ask(rank_ipc.Measure(), rank_ipc.Free)]
+        return min((value for value in values if value is not None), default=None)
+
+    def graph_bytes(self) -> int:
+        """Of the other ranks' captured steps."""
+        return 0 if self.leader is None else sum(r.graph_bytes for r in self.leader.accounts())
+
+    def frozen(self) -> None:
+        """The start is over for all."""
+        if self.leader is not None:
+            self.leader.tell(rank_ipc.Freeze())
+
+    @property
+    def lost(self) -> bool:
+        """Some other rank does not answer any more."""
+        return self.leader is not None and self.leader.lost
+
+    def give_up(self) -> None:
+        """What waits for a lost rank waits no more. For gloo; NCCL's waits on the device."""
+        self.group.close(lost=True)
+
+    def leave(self) -> None:
+        """After the CUDA graphs, which hold collectives. Rank 0 has the others shut down."""
+        group, self.group = self.group, ALONE
+        if self.leader is not None and group is not ALONE:
+            self.leader.end()
+            group.close()
+            self._left = self.leader.ended()
+        else:
+            group.close()
+
+    def left(self, allocated: int | None, baseline: int | None) -> tuple[int | None, int | None]:
+        """Device bytes and baseline of this process and the other ranks after shutdown;
+        None on a CPU, or where a rank did not say."""
+        if self._left is None:
+            return None, None
+        return (
+            _sum([allocated, *(rank.device_allocated for rank in self._left)]),
+            _sum([baseline, *(rank.device_baseline for rank in self._left)]),
+        )
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

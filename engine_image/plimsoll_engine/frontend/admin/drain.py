@@ -1,0 +1,55 @@
+"""Take no new requests, see the running ones to their end; and serve again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from plimsoll_api.admin import DrainMode, DrainRequest, EngineState
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.operations import OperationFailed, Recorder
+
+# Requests that were given an error only have to be answered.
+ANSWER_TIMEOUT_S = 5.0
+
+
+async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) -> None:
+    """``finish`` waits, ``abort`` answers with an error, ``carry`` parks what runs until a resume
+    or a restart. A deadline that passes fails the operation and breaks no request: the engine stays
+    ``draining`` and becomes ``drained`` with the last one."""
+    engine.lifecycle.move(EngineState.DRAINING)
+    unfinished = engine.requests.unfinished()
+    if request.mode is DrainMode.CARRY:
+        with recorder.step("park"):
+            for generation in unfinished:
+                engine.withdraw(generation)
+                generation.parked = True
+        recorder.operation.carried_requests = len(unfinished)
+    else:
+        if request.mode is DrainMode.ABORT:
+            with recorder.step("abort"):
+                engine.requests.fail_all("unavailable", "the engine is drained: send it again")
+        deadline_s = request.deadline_s
+        if request.mode is DrainMode.ABORT:
+            deadline_s = max(deadline_s, ANSWER_TIMEOUT_S)
+        with recorder.step("finish"):
+            await _until_idle(engine, deadline_s)
+    engine.lifecycle.move(EngineState.DRAINED)
+
+
+async def _until_idle(engine: AsyncEngine, deadline_s: float) -> None:
+    try:
+        async with asyncio.timeout(deadline_s):
+            await engine.idle.wait()
+    except TimeoutError:
+        raise OperationFailed(
+            f"{len(engine.requests)} requests still run after {deadline_s:g} s and continue: "
+            "wait, resume, restart with carry, or drain with mode abort"
+        ) from None
+
+
+def resume(engine: AsyncEngine) -> None:
+    """Serve again; parked requests go on where they were."""
+    engine.lifecycle.move(EngineState.SERVING)
+    for generation in engine.requests.unfinished():
+        generation.parked = False
+    engine.resubmit()

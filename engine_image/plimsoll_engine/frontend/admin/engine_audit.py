@@ -1,0 +1,86 @@
+"""Every ledger against every other: the worker's own rules, and the frontend's beside them."""
+
+from __future__ import annotations
+
+import secrets
+
+from plimsoll_api.admin import Audit, AuditFinding
+from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.process.rules import frozen, method_cache_problems
+
+TIMEOUT_S = 5.0
+
+LEDGER_BOUNDS = "frontend_ledger_within_bounds"
+CAPACITY = "request_log_within_capacity"
+IDLE_OUTBOX = "idle_outbox_empty"
+IDLE_WORKER = "idle_frontend_means_idle_worker"
+ANSWERS = "worker_answers"
+RECEIVER = "receiver_cache_holds_what_was_sent"
+PROCESSOR = "processor_cache_adds_up"
+FROZEN = "frontend_freezes_nothing_again"
+ADAPTERS = "adapters_count_their_requests"
+METHOD_CACHES = "frontend_methods_cache_no_instances"
+RULES = [
+    LEDGER_BOUNDS, CAPACITY, IDLE_OUTBOX, IDLE_WORKER, RECEIVER, PROCESSOR, FROZEN, METHOD_CACHES,
+    ADAPTERS, ANSWERS,
+]  # fmt: skip
+
+
+async def audit(engine: AsyncEngine) -> Audit:
+    """``idle`` is true where neither frontend nor worker held a request before and after."""
+    before = len(engine.requests)
+    sender = engine.workers.sender
+    changes = None if sender is None else sender.changes
+    try:
+        query_id = f"audit-{secrets.token_hex(8)}"
+        # The question follows every abort on the same socket, so an idle frontend's worker has
+        # ended its requests by the time that it answers.
+        worker = await engine.ask(
+            worker_ipc.AuditQuery(query_id), query_id, worker_ipc.AuditReport, TIMEOUT_S
+        )
+    except NoAnswer as error:
+        findings = [AuditFinding(ANSWERS, str(error)), *_own(engine)]
+        return Audit(str(engine.epochs.current), False, RULES, findings)
+    idle = before == 0 and len(engine.requests) == 0
+    findings = [*worker.findings, *_own(engine)]
+    # Only where nothing with media was sent around the question: else either may be ahead.
+    if sender is not None and sender is engine.workers.sender and sender.changes == changes:
+        findings += mirror(sender, set(worker.receiver_keys))
+    if idle and not worker.idle:
+        findings.append(
+            AuditFinding(IDLE_WORKER, "the worker holds requests that no client waits for")
+        )
+    if idle and engine.workers.unsent:
+        findings.append(AuditFinding(IDLE_OUTBOX, f"{engine.workers.unsent} messages unsent"))
+    return Audit(
+        str(engine.epochs.current), idle and worker.idle, [*worker.rules, *RULES], findings
+    )
+
+
+def mirror(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
+    """The worker's receiver cache holds what the frontend believes, no less and no more."""
+    details = sender.problems()
+    if lacking := len(sender.keys() - held):
+        details.append(f"{lacking} media that were sent are not in the worker")
+    if unknown := len(held - sender.keys()):
+        details.append(f"{unknown} media in the worker are unknown to the frontend")
+    return [AuditFinding(RECEIVER, detail) for detail in details]
+
+
+def _own(engine: AsyncEngine) -> list[AuditFinding]:
+    findings = [
+        AuditFinding(LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, its bound is {e.bound}")
+        for e in engine.ledger.entries()
+        if e.bound is not None and e.bytes > e.bound
+    ]
+    held, capacity = len(engine.requests), engine.requests.capacity
+    if held > capacity:
+        findings.append(AuditFinding(CAPACITY, f"{held} requests, capacity {capacity}"))
+    findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.problems()]
+    used = engine.requests.adapters()
+    findings += [AuditFinding(ADAPTERS, why) for why in engine.adapters.problems(used)]
+    findings += [AuditFinding(FROZEN, why) for why in frozen.problems()]
+    findings += [AuditFinding(METHOD_CACHES, why) for why in method_cache_problems()]
+    return findings

@@ -1,0 +1,38 @@
+"""Give back what can be given back without disturbing a request: here, then in the worker."""
+
+from __future__ import annotations
+
+import gc
+
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
+from plimsoll_engine.frontend.operations import OperationFailed, Recorder
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.process import host_memory
+
+# malloc_trim of a heap of tens of GiB takes seconds, a full collection as well.
+WORKER_TIMEOUT_S = 30.0
+
+
+async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
+    """The worker's steps follow the frontend's. Fails where the worker does not answer."""
+    with recorder.step("processor_cache_flush") as step:
+        step.before_bytes = engine.media.cache.nbytes
+        step.detail = f"{engine.media.cache.clear()} processed images and sounds"
+        step.after_bytes = engine.media.cache.nbytes
+    with recorder.step("frontend_gc_collect") as step:
+        step.before_bytes = host_memory.rss_anon()
+        step.detail = f"{gc.collect()} objects collected"
+        step.after_bytes = host_memory.rss_anon()
+    with recorder.step("frontend_malloc_trim") as step:
+        step.before_bytes = host_memory.rss_anon()
+        if not host_memory.malloc_trim():
+            step.detail = "this libc has no malloc_trim"
+        step.after_bytes = host_memory.rss_anon()
+    operation_id = recorder.operation.id
+    try:
+        trimmed = await engine.ask(
+            worker_ipc.Trim(operation_id), operation_id, worker_ipc.Trimmed, WORKER_TIMEOUT_S
+        )
+    except NoAnswer as error:
+        raise OperationFailed(f"only the frontend was trimmed: {error}") from None
+    recorder.add(trimmed.steps)

@@ -1,0 +1,67 @@
+"""The engine's whole account of itself, put together when asked; never waits for the worker."""
+
+from __future__ import annotations
+
+import time
+
+from plimsoll_api.admin import Capability, LedgerEntry, MemoryKind, ProcessMemory, Role, Status
+from plimsoll_api.version import version
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+
+VERSION = version()
+
+
+class StatusReader:
+    """Holds the one measurement that is made once: the mean size of a Python object."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._python = PythonObjects()
+
+    def read(self) -> Status:
+        engine = self._engine
+        report = engine.report
+        operation = engine.operations.current
+        return Status(
+            state=engine.lifecycle.state,
+            epoch=str(engine.epochs.current),
+            version=VERSION,
+            model=engine.settings.served_model_name,
+            uptime_s=round(time.monotonic() - engine.started_at, 3),
+            load=engine.load(),
+            processes=self._processes(),
+            devices=[] if report is None else report.devices,
+            ledger=engine.owners(),
+            capabilities=list(Capability),
+            injections=engine.injections(),
+            worker_starts=engine.workers.starts,
+            report_age_s=engine.report_age_s,
+            operation=None if operation is None else operation.id,
+        )
+
+    def _processes(self) -> list[ProcessMemory]:
+        workers = self._engine.workers
+        processes = [process_memory(Role.FRONTEND, self._python, self._engine.collections)]
+        if workers.zygote_pid is not None:
+            processes.append(ProcessMemory(role=Role.ZYGOTE, pid=workers.zygote_pid))
+        report = self._engine.report
+        if workers.weight_server_pid is not None:
+            shared = None if report is None else _held_in_host_memory(report.ledger)
+            processes.append(
+                ProcessMemory(role=Role.WEIGHT_SERVER, pid=workers.weight_server_pid, shared=shared)
+            )
+        if report is not None and report.memory.pid == workers.pid:
+            processes += [report.memory, *report.others]
+        else:
+            processes += [ProcessMemory(role=Role.WORKER, pid=pid) for pid in workers.pids]
+        return processes
+
+
+def _held_in_host_memory(ledger: list[LedgerEntry]) -> int:
+    """What the worker declares for the weight server, which says nothing of itself."""
+    return sum(
+        entry.bytes
+        for entry in ledger
+        if entry.process is Role.WEIGHT_SERVER and entry.kind is MemoryKind.HOST
+    )

@@ -1,0 +1,427 @@
+"""The engine as its two APIs see it: requests in, text out, one worker behind.
+
+Everything here runs on one event loop. A worker's messages arrive in
+:meth:`AsyncEngine._received`, an unexpected end in :meth:`AsyncEngine._lost`. The long calls are in
+:mod:`plimsoll_engine.frontend.admin`; ``workers/worker_manager.py`` keeps a worker running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from plimsoll_api.admin import EngineState, LedgerEntry, Load
+from plimsoll_engine.frontend.epochs import Epochs
+from plimsoll_engine.frontend.hooks import frontend_hooks
+from plimsoll_engine.frontend.lifecycle import Lifecycle
+from plimsoll_engine.frontend.observability import load
+from plimsoll_engine.frontend.observability.abandoned import AbandonedTracker
+from plimsoll_engine.frontend.observability.frontend_ledger import FrontendLedger
+from plimsoll_engine.frontend.observability.metrics import Metrics
+from plimsoll_engine.frontend.operations import Operations
+from plimsoll_engine.frontend.requests import media_reader
+from plimsoll_engine.frontend.requests.adapter_registry import AdapterRegistry
+from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed, RequestLog
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_engine.frontend.workers.worker_manager import WorkerManager
+from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.process.allocations import Allocations
+from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Reply = TypeVar(
+    "Reply",
+    worker_ipc.Trimmed,
+    worker_ipc.AuditReport,
+    worker_ipc.DiagnosticReport,
+    worker_ipc.AdapterLoaded,
+)
+
+
+# The worker notices a passed deadline within 50 ms and a step.
+DEADLINE_GRACE_S = 0.5
+
+
+class NotServing(Exception):
+    """The engine takes no new requests; another replica does."""
+
+
+class NoAnswer(Exception):
+    """The worker did not answer in time, or is not there."""
+
+
+class AsyncEngine:
+    """``exit_code`` resolves when the process is to end."""
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        self.settings = settings
+        self.hooks = frontend_hooks(settings.inject)
+        self.tokenizer = tokenizer = self.hooks.tokenizer(tokenizer)
+        self.started_at = time.monotonic()
+        self.epochs = Epochs()
+        self.lifecycle = Lifecycle(self._state_changed)
+        self._on_draining: Callable[[], None] = lambda: None
+        self.requests = self.hooks.request_log(RequestLog(settings.max_queued))
+        self.adapters = AdapterRegistry(settings.max_loras, settings.lora_modules)
+        self.adapter_changes = asyncio.Lock()
+        self.operations = Operations(self.epochs)
+        self.media = media_reader.reader(settings)
+        self.ledger = FrontendLedger(self.requests, tokenizer, self.media.cache)
+        self.workers = WorkerProcesses(
+            settings.worker_config(), self.epochs, self._received, self._lost
+        )
+        self.manager = WorkerManager(
+            self.workers, self.epochs, self.lifecycle, self, settings.startup_timeout_s
+        )
+        self.metrics = self.hooks.metrics(
+            Metrics(
+                settings.served_model_name,
+                lambda: self.lifecycle.state,
+                self.load,
+                self.injections,
+                self.owners,
+                self.kv_usage,
+            )
+        )
+        self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._holding = False
+        self.ready: worker_ipc.Ready | None = None
+        self.report: worker_ipc.Report | None = None
+        self._counts = self._new_counts()
+        self._abandoned = AbandonedTracker(self._waits_for)
+        self._report_at: float | None = None
+        self._replies: dict[str, asyncio.Future[worker_ipc.FromWorker]] = {}
+        self.collections = FullCollections()
+        self.allocations = Allocations()
+        self._first_start: asyncio.Task[None] | None = None
+        self._recovery: asyncio.Task[None] | None = None
+
+    # ---- requests
+
+    @contextmanager
+    def running(self, *generations: Generation) -> Iterator[None]:
+        """Admit the choices of a request; whatever happens inside, each ends in one release.
+
+        Raises :class:`NotServing` and QueueFull, both before anything was done.
+        """
+        if not self.lifecycle.admits:
+            raise NotServing(f"the engine is {self.lifecycle.state}: it takes no new requests")
+        self.requests.admit(*generations)
+        self.idle.clear()
+        for generation in generations:
+            self._counts.admitted(generation.prompt_ids, generation.media)
+            self.metrics.admitted(generation)
+            self.adapters.use(generation.admission.adapter)
+        deadline_s = min(
+            (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
+        )
+        timer = None
+        if deadline_s is not None:
+            timer = asyncio.get_running_loop().call_later(
+                deadline_s + DEADLINE_GRACE_S, self._too_late, generations
+            )
+        try:
+            if self.ready is not None and not self._holding:
+                for generation in generations:
+                    self._submit(generation)
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for generation in generations:
+                self._release(generation)
+
+    def _too_late(self, generations: tuple[Generation, ...]) -> None:
+        """The worker, which ends late requests, has not: it hangs, or there is none."""
+        for generation in generations:
+            generation.fail(RequestFailed("deadline", "the deadline passed"))
+
+    def _submit(self, generation: Generation) -> None:
+        generation.with_worker = True
+        self.workers.send(generation.submission())
+
+    def withdraw(self, generation: Generation) -> None:
+        """The worker need not go on with this request."""
+        if generation.with_worker and self.ready is not None:
+            self.workers.send(worker_ipc.Abort(generation.request_id))
+        generation.with_worker = False
+
+    def _release(self, generation: Generation) -> None:
+        self.requests.release(generation.request_id)
+        self.withdraw(generation)
+        self.unload(self.adapters.release(generation.admission.adapter))
+        if generation.failed:
+            reason = "error"
+            self._counts.errors += 1
+        elif generation.finish_reason is None:
+            reason = "abort"
+            self._counts.aborted += 1
+        else:
+            reason = generation.finish_reason
+        self.metrics.ended(generation, reason)
+        if not len(self.requests):
+            self.idle.set()
+            if self.lifecycle.state is EngineState.DRAINING and self.operations.current is None:
+                self.lifecycle.move(EngineState.DRAINED)  # a drain whose deadline had passed
+
+    def unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
+        """Pass on that an adapter is not needed any more; a next worker will not know it."""
+        if message is not None and self.ready is not None:
+            self.workers.send(message)
+
+    def resubmit(self) -> int:
+        """Hand every running request to the present worker; how many those were."""
+        if self.ready is None:
+            return 0
+        carried = [g for g in self.requests.to_resubmit() if not g.with_worker]
+        for generation in carried:
+            self._submit(generation)
+        return len(carried)
+
+    # ---- the worker
+
+    def hold(self) -> None:
+        """Let new requests wait for the next worker."""
+        self._holding = True
+
+    def when_draining(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` each time the engine begins to drain."""
+        self._on_draining = callback
+
+    def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None:
+        """A worker is ready: count from zero."""
+        self.ready = ready
+        self._holding = False
+        self.report = None
+        self._report_at = None
+        self._counts = self._new_counts()
+        self._abandoned = AbandonedTracker(self._waits_for)
+        self.metrics.worker_started(reason)
+        for adapter in self.adapters.known():  # before any request that uses it
+            self.workers.send(adapter.loading())
+        log.info(
+            "worker ready",
+            extra={
+                "epoch": str(self.epochs.current),
+                "reason": reason,
+                "load_s": ready.load_s,
+                "stages_s": ready.stages_s,
+                "max_model_len": ready.max_model_len,
+                "num_blocks": ready.num_blocks,
+            },
+        )
+
+    def _new_counts(self) -> load.EpochCounts:
+        return load.EpochCounts(adapters=0 if self.settings.max_loras else None)
+
+    def epoch_ended(self) -> None:
+        """No worker takes requests from now on; they wait in the log."""
+        self.ready = None
+        for generation in self.requests.unfinished():
+            generation.with_worker = False
+        for waiting in self._replies.values():
+            if not waiting.done():
+                waiting.set_exception(NoAnswer("the worker ended before it answered"))
+
+    async def ask(
+        self, message: worker_ipc.ToWorker, reply_id: str, reply: type[Reply], timeout_s: float
+    ) -> Reply:
+        """Send a question and wait for its answer. Raises :class:`NoAnswer`."""
+        if self.ready is None:
+            raise NoAnswer("no worker is ready")
+        waiting: asyncio.Future[worker_ipc.FromWorker] = asyncio.get_running_loop().create_future()
+        self._replies[reply_id] = waiting
+        self.workers.send(message)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await waiting
+        except TimeoutError:
+            raise NoAnswer(f"the worker did not answer within {timeout_s:g} s") from None
+        finally:
+            del self._replies[reply_id]
+        if not isinstance(answer, reply):
+            raise NoAnswer(f"the worker answered with a {type(answer).__name__}")
+        return answer
+
+    def _received(self, message: worker_ipc.FromWorker) -> None:
+        match message:
+            case worker_ipc.Tokens(tokens=tokens):
+                self._tokens(tokens)
+            case worker_ipc.Dropped(request_id=request_id, reason=reason, message=why, param=param):
+                generation = self.requests.get(request_id)
+                if generation is not None:
+                    generation.with_worker = False
+                    generation.fail(RequestFailed(reason, why or reason, param))
+            case worker_ipc.MediaMissing(request_id=request_id, keys=keys):
+                self.workers.media_lost(keys)
+                generation = self.requests.get(request_id)
+                if generation is not None and generation.with_worker and not generation.done:
+                    self._submit(generation)
+            case worker_ipc.Report():
+                self.report = message
+                self._report_at = time.monotonic()
+                self.metrics.reported(message)
+                abandoned = self._abandoned.update(message.running)
+                if abandoned is not None and self.ready is not None:
+                    self.workers.send(worker_ipc.Abandoned(abandoned))
+            case worker_ipc.AdapterLoaded(query_id=reply_id):
+                self._adapter_loaded(message)
+                self._answered(reply_id, message)
+            case worker_ipc.Trimmed(operation_id=reply_id):
+                self._answered(reply_id, message)
+            case (
+                worker_ipc.AuditReport(query_id=reply_id)
+                | worker_ipc.DiagnosticReport(query_id=reply_id)
+            ):
+                self._answered(reply_id, message)
+
+    def _adapter_loaded(self, answer: worker_ipc.AdapterLoaded) -> None:
+        if self._counts.adapters is not None and answer.error is None:
+            self._counts.adapters += 1
+        if (adapter := self.adapters.loaded(answer)) is None:
+            return
+        log.error("adapter lost", extra={"adapter": adapter.name, "reason": answer.error})
+        if adapter.required:
+            self.fail(f"--lora-modules {adapter.name}={adapter.path}: {answer.error}")
+
+    def _waits_for(self, request_id: str) -> bool:
+        generation = self.requests.get(request_id)
+        return generation is not None and generation.with_worker
+
+    def _answered(self, reply_id: str, message: worker_ipc.FromWorker) -> None:
+        waiting = self._replies.get(reply_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+    def _tokens(self, tokens: list[worker_ipc.Token]) -> None:
+        now = time.monotonic()
+        for token in tokens:
+            generation = self.requests.get(token.request_id)
+            if generation is None or not generation.with_worker or generation.done:
+                continue  # released or parked while the token was under way
+            if token.attempt != generation.attempt:
+                continue  # parked and submitted again meanwhile: this one is made again
+            if generation.started is None and token.started is not None:
+                generation.started = token.started
+                self.metrics.started(token.started)
+            generation.push(token.token_id, token.finish_reason, token.logprobs)
+            self._counts.generation_tokens += 1
+            self.metrics.token(generation, now)
+            if token.finish_reason is not None:
+                generation.with_worker = False
+            elif generation.done:
+                self.withdraw(generation)  # a stop string: the worker does not know it
+
+    def _lost(self, reason: str) -> None:
+        log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
+        self.epoch_ended()
+        if not self.lifecycle.ended and self.lifecycle.state is not EngineState.STOPPING:
+            self._recovery = asyncio.create_task(self.manager.recover(reason), name="recovery")
+
+    # ---- the whole
+
+    def load(self) -> Load:
+        reported = None if self.report is None else self.report.load
+        usage = load.Usage() if self.report is None else load.Usage.of(self.report)
+        return load.merge(reported, self._counts, len(self.requests), usage, self.report_age_s)
+
+    def owners(self) -> list[LedgerEntry]:
+        """Every owner of memory: the frontend's, and the worker's by its last report."""
+        return self.ledger.entries() + ([] if self.report is None else self.report.ledger)
+
+    def kv_usage(self) -> float | None:
+        """Share of the KV blocks in use; None before a worker has reported."""
+        return None if self.report is None else load.Usage.of(self.report).kv
+
+    def injections(self) -> list[str]:
+        """The names of the faults switched on, known before a worker reports them."""
+        if self.report is not None and self.report.injections:
+            return [*self.hooks.names, *self.report.injections]
+        parts = (part.partition(":")[0].strip() for part in self.settings.inject.split(";"))
+        return [name for name in parts if name]
+
+    @property
+    def report_age_s(self) -> float | None:
+        return None if self._report_at is None else time.monotonic() - self._report_at
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and output together; None before the first worker says it."""
+        return self.settings.max_model_len if self.ready is None else self.ready.max_model_len
+
+    async def start(self) -> None:
+        """Start the first worker. On failure the engine is failed and ``exit_code`` is set.
+
+        A shutdown ends the start, however far it is.
+        """
+        self.lifecycle.move(EngineState.WARMING)
+        first = asyncio.create_task(self.manager.first_start(), name="first start")
+        self._first_start = first
+        try:
+            await asyncio.wait({first})
+        finally:
+            first.cancel()
+        if first.cancelled():  # by shutdown
+            return
+        first.result()
+        frozen.freeze()
+        self.collections.start()
+
+    def fail(self, message: str) -> None:
+        """Give up: every request gets an error, the process ends with status 1."""
+        log.critical("engine failed", extra={"reason": message})
+        if self.lifecycle.may(EngineState.FAILED):
+            self.lifecycle.move(EngineState.FAILED)
+        self.requests.fail_all("error", f"the engine failed: {message}")
+        if not self.exit_code.done():
+            self.exit_code.set_result(1)
+
+    async def shutdown(self, deadline_s: float) -> None:
+        """Running requests end before ``deadline_s`` seconds or get an error; then exit 0."""
+        if not self.lifecycle.may(EngineState.STOPPING):
+            return
+        self.lifecycle.move(EngineState.STOPPING)
+        for generation in self.requests.unfinished():
+            generation.parked = False
+        self.resubmit()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.idle.wait()
+        except TimeoutError:
+            log.warning("requests aborted", extra={"count": len(self.requests.unfinished())})
+            self.requests.fail_all("unavailable", "the engine is stopping: send the request again")
+        for start in (self._first_start, self._recovery):
+            if start is not None:
+                start.cancel()
+        async with self.manager.replacing:
+            stop = await self.workers.stop()
+            self.epoch_ended()
+        if stop.stopped is not None:
+            log.info(
+                "worker stopped",
+                extra={
+                    "device_allocated": stop.stopped.device_allocated,
+                    "device_baseline": stop.stopped.device_baseline,
+                },
+            )
+        self.media.close()
+        self.collections.stop()
+        frozen.unfreeze()
+        self.lifecycle.move(EngineState.STOPPED)
+        if not self.exit_code.done():
+            self.exit_code.set_result(0)
+
+    def _state_changed(self, before: EngineState, after: EngineState) -> None:
+        log.info("state", extra={"before": str(before), "after": str(after)})
+        if after is EngineState.DRAINING:
+            self._on_draining()

@@ -1,0 +1,183 @@
+"""Prometheus metrics of the serving API. Names follow vLLM's, with our prefix.
+
+Counters here live as long as the process, across workers; those of the admin API begin anew with
+each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from plimsoll_api.admin import EngineState, LedgerEntry, Load
+from plimsoll_engine.frontend.observability.http_metrics import HttpConnections
+from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX, Holdings
+from plimsoll_engine.frontend.observability.loop_blocks import LoopBlocks
+from plimsoll_engine.frontend.requests.request_log import Generation
+from plimsoll_engine.messages.worker_ipc import Report, Started
+
+# A sample a series that nothing reads, and scrapes are parsed by a sidecar with little memory.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# The bounds of vLLM's histograms of the same names, so that one dashboard reads both.
+_TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_ITL_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+_E2E_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+
+
+class Metrics:
+    """``state``, ``load``, ``injections``, ``ledger`` and ``kv_usage`` are asked at each scrape."""
+
+    def __init__(
+        self,
+        model: str,
+        state: Callable[[], EngineState],
+        load: Callable[[], Load],
+        injections: Callable[[], list[str]],
+        ledger: Callable[[], list[LedgerEntry]],
+        kv_usage: Callable[[], float | None],
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.loop = LoopBlocks(model, self.registry)
+        self.http = HttpConnections(self.registry)
+        self.registry.register(Holdings(model, injections, ledger, kv_usage))
+        self._gauges(model, state, load)
+        self._prompt_tokens = self._counter(model, "prompt_tokens", "Prompt tokens received.")
+        self._tokens = self._counter(model, "generation_tokens", "Tokens generated.")
+        self._preemptions = self._counter(model, "num_preemptions", "Requests preempted.")
+        self._hits = self._counter(
+            model, "prefix_cache_hits", "Prompt tokens found in the prefix cache."
+        )
+        self._queries = self._counter(
+            model, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        )
+        self._ttft = self._histogram(
+            model, "time_to_first_token_seconds", "Time from admission to the first token.", _TTFT_S
+        )
+        self._queue = self._histogram(
+            model,
+            "request_queue_time_seconds",
+            "Time from admission to the first place in a batch.",
+            _E2E_S,
+        )
+        self._itl = self._histogram(
+            model, "inter_token_latency_seconds", "Time between two tokens of a request.", _ITL_S
+        )
+        self._e2e = self._histogram(
+            model, "e2e_request_latency_seconds", "Time from admission to the last token.", _E2E_S
+        )
+        self._requests = Counter(
+            PREFIX + "requests",
+            "Requests by how they ended: stop, length, abort, error.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._starts = Counter(
+            PREFIX + "worker_starts",
+            "Worker starts, by reason: initial, restart (on request) or crash.",
+            ["model_name", "reason"],
+            registry=self.registry,
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self._requests.labels(model, reason)
+        for reason in ("initial", "restart", "crash"):
+            self._starts.labels(model, reason)
+        self._model = model
+        self._last: Report | None = None
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def worker_started(self, reason: str) -> None:
+        self._starts.labels(self._model, reason).inc()
+        self._last = None
+
+    def reported(self, report: Report) -> None:
+        """Add what a worker's counters gained since its last report."""
+        last = self._last
+        gained = (report.load.preemptions_total or 0) - (
+            (last.load.preemptions_total or 0) if last else 0
+        )
+        self._preemptions.inc(max(0, gained))
+        hits = report.prefix_hit_tokens_total - (last.prefix_hit_tokens_total if last else 0)
+        self._hits.inc(max(0, hits))
+        queried = report.prefix_query_tokens_total - (last.prefix_query_tokens_total if last else 0)
+        self._queries.inc(max(0, queried))
+        self._last = report
+
+    def admitted(self, generation: Generation) -> None:
+        self._prompt_tokens.inc(len(generation.prompt_ids))
+
+    def started(self, started: Started) -> None:
+        self._queue.observe(started.queued_s)
+
+    def token(self, generation: Generation, now: float) -> None:
+        times = generation.times
+        self._tokens.inc()
+        if times.last_token is None:
+            times.first_token = now
+            self._ttft.observe(now - times.arrived)
+        else:
+            self._itl.observe(now - times.last_token)
+        times.last_token = now
+
+    def ended(self, generation: Generation, reason: str) -> None:
+        self._requests.labels(self._model, reason).inc()
+        if generation.times.last_token is not None and reason in ("stop", "length"):
+            self._e2e.observe(generation.times.last_token - generation.times.arrived)
+
+    def _counter(self, model: str, name: str, text: str) -> Counter:
+        family = Counter(PREFIX + name, text, ["model_name"], registry=self.registry)
+        return family.labels(model)
+
+    def _histogram(self, model: str, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(
+            PREFIX + name, text, ["model_name"], registry=self.registry, buckets=buckets
+        )
+        return family.labels(model)
+
+    def _gauges(
+        self, model: str, state: Callable[[], EngineState], load: Callable[[], Load]
+    ) -> None:
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            family = Gauge(PREFIX + name, text, ["model_name"], registry=self.registry)
+            family.labels(model).set_function(value)
+
+        nan = float("nan")  # unknown is not zero
+        gauge("num_requests_running", "Requests in the running batch.",
+              lambda: nan if (n := load().running) is None else n)  # fmt: skip
+        gauge("num_requests_waiting", "Requests that wait for the batch.",
+              lambda: nan if (n := load().waiting) is None else n)  # fmt: skip
+        gauge("num_requests_compiling", "Waiting requests that only wait for their grammar.",
+              lambda: nan if (n := load().compiling) is None else n)  # fmt: skip
+        gauge("num_requests_inflight", "Requests accepted and not yet answered.",
+              lambda: load().inflight or 0)  # fmt: skip
+        states = Gauge(
+            PREFIX + "state",
+            "1 for the state that the engine is in.",
+            ["model_name", "state"],
+            registry=self.registry,
+        )
+        for one in EngineState:
+            states.labels(model, str(one)).set_function(
+                lambda one=one: float(state() is one)  # type: ignore[misc]
+            )

@@ -1,0 +1,250 @@
+"""The request log: all that is needed to go on with a running request in another worker.
+
+A request is in the log from its admission to its one :meth:`RequestLog.release`, whatever its end.
+It holds tokens and text state and nothing that holds it, so it dies by reference counting alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
+from plimsoll_engine.frontend.requests.detokenize import Decode, Detokenizer, StopMatcher
+from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
+
+
+class QueueFull(Exception):
+    """The engine holds as many unanswered requests as it may."""
+
+
+class RequestFailed(Exception):
+    """A request that ended with an error. ``reason`` is ``invalid`` where the client can cure it
+    (``param`` names the field), ``unavailable`` where another replica can answer, ``deadline``
+    where the request's own has passed, ``error`` otherwise."""
+
+    def __init__(self, reason: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.param = param
+
+
+class TokenLogprobs(NamedTuple):
+    token_id: int
+    logprobs: Logprobs
+
+
+class Delta(NamedTuple):
+    """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one. The log
+    probabilities are of all tokens since the last one, where they were asked for."""
+
+    text: str
+    finish_reason: str | None
+    logprobs: list[TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How a request takes its turn; the fields are those of
+    :class:`plimsoll_engine.messages.worker_ipc.Submit`."""
+
+    priority: int = 0
+    tenant: str = ""
+    deadline_s: float | None = None
+    cache_salt: str = ""
+    adapter: RegisteredAdapter | None = None
+
+
+@dataclass(slots=True)
+class Times:
+    """Monotonic seconds."""
+
+    arrived: float
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+class Generation:
+    """One running request."""
+
+    __slots__ = (
+        "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "admission",
+        "attempt", "ended", "finish_reason", "media", "output_ids", "parked", "prompt_ids",
+        "request_id", "sampling", "started", "times", "wake", "with_worker",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: Sampling,
+        decode: Decode,
+        stops: Sequence[str] = (),
+        admission: Admission = Admission(),
+        wake: asyncio.Event | None = None,
+        media: Sequence[Media] = (),
+    ) -> None:
+        """``wake`` is set when there is something to :meth:`take`; the choices of one answer
+        share it."""
+        self.request_id = request_id
+        self.prompt_ids = prompt_ids
+        self.sampling = sampling
+        self.media = list(media)
+        self.admission = admission
+        self.output_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.parked = False
+        self.with_worker = False  # the present worker was given it and has not ended it
+        self.attempt = 0
+        """The number of its last submission."""
+        self.times = Times(arrived=time.monotonic())
+        self.started: Started | None = None
+        self._detokenizer = Detokenizer(decode)
+        self._stops = StopMatcher(stops)
+        self._pending: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._error: tuple[str, str, str | None] | None = None
+        self.wake = asyncio.Event() if wake is None else wake
+        self.ended = asyncio.Event()
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None or self._error is not None
+
+    def push(
+        self, token_id: int, finish_reason: str | None, logprobs: Logprobs | None = None
+    ) -> None:
+        """Take in a token of the worker. A stop string ends the request before the worker does."""
+        if self.done:
+            return
+        self.output_ids.append(token_id)
+        if logprobs is not None:
+            self._logprobs.append(TokenLogprobs(token_id, logprobs))
+        piece, stopped = self._detokenizer.push(token_id), False
+        if len(self.output_ids) > self.sampling.min_tokens:
+            piece, stopped = self._stops.push(piece)
+        if not stopped and finish_reason is not None:
+            rest, stopped = self._stops.push(self._detokenizer.finish())
+            piece += rest if stopped else rest + self._stops.finish()
+        self.finish_reason = "stop" if stopped else finish_reason
+        if piece:
+            self._pending.append(piece)
+        if piece or self.done:
+            self.wake.set()
+        if self.done:
+            self.ended.set()
+
+    def fail(self, error: RequestFailed) -> None:
+        """End the request with an error; one that has ended already stays as it is."""
+        if not self.done:
+            self._error = (error.reason, str(error), error.param)
+            self.wake.set()
+            self.ended.set()
+
+    def take(self) -> Delta | None:
+        """What is new since the last call; None for nothing. Raises :class:`RequestFailed`."""
+        if self._error is not None:
+            # A new one each time: one that is kept would hold this frame, and so this request.
+            raise RequestFailed(*self._error)
+        if not self._pending and not self.done:
+            return None
+        delta = Delta("".join(self._pending), self.finish_reason, self._logprobs)
+        self._pending.clear()
+        self._logprobs = []
+        return delta
+
+    async def delta(self) -> Delta:
+        """The text since the last call, as soon as there is any. Raises :class:`RequestFailed`."""
+        while (delta := self.take()) is None:
+            self.wake.clear()
+            await self.wake.wait()
+        return delta
+
+    def submission(self) -> Submit:
+        """What a worker must know to go on from here, as a new attempt: tokens of an earlier one
+        are none of its own."""
+        self.attempt += 1
+        return Submit(
+            self.request_id,
+            self.prompt_ids,
+            self.sampling,
+            list(self.output_ids),
+            priority=self.admission.priority,
+            tenant=self.admission.tenant,
+            arrived=self.times.arrived,
+            deadline_s=self.admission.deadline_s,
+            cache_salt=self.admission.cache_salt,
+            media=self.media,
+            adapter=0 if self.admission.adapter is None else self.admission.adapter.number,
+            attempt=self.attempt,
+        )
+
+
+class RequestLog:
+    """Every request that was admitted and not yet released, oldest first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._running: dict[str, Generation] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def admit(self, *generations: Generation) -> None:
+        """All of them or, with :class:`QueueFull`, none."""
+        if len(self._running) + len(generations) > self.capacity:
+            raise QueueFull(
+                f"{len(self._running)} requests wait for an answer and {len(generations)} more are "
+                f"over the most, {self.capacity} (--max-queued)"
+            )
+        for generation in generations:
+            self._running[generation.request_id] = generation
+
+    def get(self, request_id: str) -> Generation | None:
+        return self._running.get(request_id)
+
+    def release(self, request_id: str) -> Generation | None:
+        """The one end of a request; None where it was released before."""
+        return self._running.pop(request_id, None)
+
+    def unfinished(self) -> list[Generation]:
+        return [generation for generation in self._running.values() if not generation.done]
+
+    def to_resubmit(self) -> list[Generation]:
+        """Carry over: every unfinished request with its tokens so far, oldest first; parked ones
+        stay parked.
+
+        The next worker makes again what a dead one had made and not sent: token i depends on the
+        tokens before it and on (seed, i) alone, so the client sees one text.
+        """
+        return [generation for generation in self.unfinished() if not generation.parked]
+
+    def adapters(self) -> list[RegisteredAdapter]:
+        """That of each request which has one."""
+        found = (generation.admission.adapter for generation in self._running.values())
+        return [adapter for adapter in found if adapter is not None]
+
+    def fail_all(self, reason: str, message: str) -> None:
+        for generation in self.unfinished():
+            generation.fail(RequestFailed(reason, message))
+
+    def bytes(self) -> int:
+        """Memory of the tokens held: a list slot and, above the small integers, an object each."""
+        each = 8 + sys.getsizeof(1 << 20)
+        running = self._running.values()
+        prompts = {id(g.prompt_ids): len(g.prompt_ids) for g in running}  # choices share theirs
+        return each * (sum(prompts.values()) + sum(len(g.output_ids) for g in running))
+
+    def media_bytes(self) -> int:
+        """Tensors of images and sounds, each counted once; those that the processor cache holds as
+        well are counted there too."""
+        media = {id(m.data): len(m.data or b"") for g in self._running.values() for m in g.media}
+        return sum(media.values())

@@ -1,0 +1,173 @@
+"""Text to tokens and chats to text, from the files of a checkpoint; no transformers, no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as _Tokenizer
+
+from plimsoll_engine.checkpoint import eos_ids, model_vocab_size, read_json
+from plimsoll_engine.errors import UsageError
+
+# Threads of the library's own gain nothing for one text at a time, and a process that has them
+# cannot be forked.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+class TemplateError(Exception):
+    """The chat cannot be written as a prompt; the message is the template's own."""
+
+
+class TooLong(TemplateError):
+    """The chat's prompt is longer than any that fits."""
+
+
+class Tokenizer:
+    """The tokenizer of the checkpoint in ``model``; UsageError names the file that is wrong."""
+
+    def __init__(self, model: Path) -> None:
+        file = model / "tokenizer.json"
+        try:
+            self._tokenizer = _Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            raise UsageError(f"{file}: not a tokenizer: {error}") from None
+        settings = read_json(model / "tokenizer_config.json")
+        # What the parsed tokenizer takes is not told; its file's size is of the same order.
+        self.file_bytes = file.stat().st_size
+        # A tokenizer may know tokens that the model has no row for: on a GPU such a token is a
+        # fault that ends the worker.
+        self.vocab_size: int = min(self._tokenizer.get_vocab_size(), model_vocab_size(model))
+        self.eos_ids = eos_ids(model)
+        self._special = {
+            name: _token_text(settings[name], f"{model / 'tokenizer_config.json'}: field {name}")
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if settings.get(name)
+        }
+        self._template = _compile(_template_source(model, settings))
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a plain prompt, with what the tokenizer adds itself (a BOS, if any)."""
+        return self._encode(text, True)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Tokens of a chat: its template already wrote every special token."""
+        return self._encode(text, False)
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        # The library's encode() of a single text computes offsets, too, and takes four times as
+        # long.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """What one token stands for, special ones included."""
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """What each token stands for, special ones included."""
+        texts: list[str] = self._tokenizer.decode_batch(
+            [[token] for token in ids], skip_special_tokens=False
+        )
+        return texts
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        max_characters: int | None = None,
+    ) -> str:
+        """The prompt of a chat, ready for the assistant's turn; given up once it is longer than
+        ``max_characters``. ``variables`` are the template's own (``enable_thinking``)."""
+        if self._template is None:
+            raise TemplateError(
+                "this model has no chat template (chat_template.jinja or tokenizer_config.json): "
+                "use /v1/completions"
+            )
+        try:
+            pieces = self._template.generate(
+                {**self._special, **variables},
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=True,
+            )
+            return _joined(pieces, max_characters)
+        except (
+            jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError
+        ) as error:  # fmt: skip
+            raise TemplateError(f"the chat template refuses these messages: {error}") from None
+
+
+def _joined(pieces: Iterable[str], most: int | None) -> str:
+    """Raises :class:`TemplateError` beyond ``most`` characters."""
+    taken: list[str] = []
+    size = 0
+    for piece in pieces:
+        taken.append(piece)
+        size += len(piece)
+        if most is not None and size > most:
+            raise TooLong(f"the chat makes a prompt of more than {most} characters")
+    return "".join(taken)
+
+
+def _token_text(value: Any, field: str) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UsageError(f"{field}: {value!r} is no token's text")
+    return text
+
+
+def _template_source(model: Path, settings: dict[str, Any]) -> str | None:
+    file = model / "chat_template.jinja"
+    try:
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        source = settings.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{model}: the chat template cannot be read: {error!r}") from None
+    return source if isinstance(source, str) else None
+
+
+def _compile(source: str | None) -> jinja2.Template | None:
+    if source is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise UsageError(f"the checkpoint's chat template is malformed: {error}") from None
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    # Jinja's own filter escapes for HTML, which models were not trained on.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().astimezone().strftime(layout)

@@ -1,0 +1,176 @@
+"""The frontend's end of the worker socket: who may connect, and one connection for each worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.frontend.workers.outbox import Outbox
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.framing import read_body
+
+log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 10.0
+_UCRED = struct.Struct("3i")  # pid, uid, gid: unix(7)
+
+
+class WorkerLink:
+    """The connection of the worker of one epoch.
+
+    ``on_message`` gets each message; ``on_lost`` is told once when the connection ends, which
+    :meth:`drop` does not count as.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        media_cache_bytes: int,
+        on_message: Callable[[worker_ipc.FromWorker], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.outbox = Outbox()
+        self.sender = Sender(media_cache_bytes)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._writer: asyncio.StreamWriter | None = None
+        self._flusher: asyncio.Task[None] | None = None
+        self._work = asyncio.Event()
+        self._dropped = False
+
+    @property
+    def open(self) -> bool:
+        """A worker may still connect."""
+        return self._writer is None and not self._dropped
+
+    def send(self, message: worker_ipc.ToWorker) -> None:
+        """Queue ``message``; a worker that does not read keeps nobody waiting."""
+        if not self._dropped:
+            self.outbox.put(message)
+            self._work.set()
+
+    def drop(self) -> None:
+        """Hear and tell the worker nothing more."""
+        self._dropped = True
+        self.outbox = Outbox()
+        if self._flusher is not None:
+            self._flusher.cancel()
+            self._flusher = None
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    async def serve(
+        self, hello: worker_ipc.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Until the connection ends."""
+        self._writer = writer
+        self._flusher = asyncio.create_task(self._flush(writer), name="worker outbox")
+        self._on_message(hello)
+        try:
+            while (body := await read_body(reader)) is not None:
+                message = worker_ipc.from_worker.decode(body)
+                if self._dropped:
+                    return
+                self._on_message(message)
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+            log.error("the worker sent an invalid message", extra={"error": str(error)})
+        if not self._dropped:
+            self.drop()
+            self._on_lost()
+
+    async def _flush(self, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                message = self.outbox.take()
+                if message is None:
+                    self._work.clear()
+                    await self._work.wait()
+                    continue
+                # Packed and written in one go: what the sender notes has happened.
+                writer.write(worker_ipc.frame(self.sender.pack(message)))
+                await writer.drain()
+
+
+class WorkerSocket:
+    """Hands a connection to the link of the worker that says Hello; drops every other."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._server: asyncio.Server | None = None
+        self._links: dict[int, WorkerLink] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Once; a socket file that a killed predecessor left is taken over."""
+        if self._server is not None:
+            return
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._accept, path=self._path)
+        self._path.chmod(0o600)
+
+    def expect(self, link: WorkerLink) -> None:
+        self._links[link.number] = link
+
+    def forget(self, link: WorkerLink) -> None:
+        link.drop()
+        self._links.pop(link.number, None)
+
+    async def close(self) -> None:
+        for link in list(self._links.values()):
+            self.forget(link)
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._readers):
+            task.cancel()
+        with contextlib.suppress(OSError):  # read-only
+            self._path.unlink()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        try:
+            hello = await self._hello(reader, writer)
+            link = None if hello is None else self._links.get(hello.epoch)
+            if hello is None:
+                return
+            if link is None or not link.open:
+                log.warning(
+                    "dropped a worker of another epoch",
+                    extra={"pid": hello.pid, "worker_epoch": hello.epoch},
+                )
+                return
+            await link.serve(hello, reader, writer)
+        except asyncio.CancelledError:
+            pass  # the socket closes; asyncio's own callback would log it as an error
+        finally:
+            self._readers.discard(task)
+            writer.close()
+
+    async def _hello(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> worker_ipc.Hello | None:
+        """What the peer says of itself, where the kernel confirms its pid."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                body = await read_body(reader)
+            hello = worker_ipc.from_worker.decode(body or b"")
+        except (TimeoutError, ValueError, msgspec.DecodeError, RecursionError) as error:
+            log.warning("dropped a connection without a Hello message", extra={"error": str(error)})
+            return None
+        peer: socket.socket = writer.get_extra_info("socket")
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, _, _ = _UCRED.unpack(raw)
+        if not isinstance(hello, worker_ipc.Hello) or hello.pid != pid:
+            log.warning("dropped a connection from an unknown process", extra={"pid": pid})
+            return None
+        return hello

@@ -1,0 +1,135 @@
+"""Keeps one worker serving: the first start, a successor for a planned restart, a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from plimsoll_api.admin import EngineState
+from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
+from plimsoll_engine.frontend.lifecycle import Lifecycle
+from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
+from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
+from plimsoll_engine.messages import worker_ipc
+
+log = logging.getLogger(__name__)
+
+# A successor that takes longer than this to prepare is not worth waiting for: what stands in its
+# way (no device memory, above all) may be the worker that it is to replace.
+PREPARE_TIMEOUT_S = 60.0
+
+
+class GaveUp(Exception):
+    """No worker can be had; the engine has failed."""
+
+
+class Served(Protocol):
+    """Whose requests the worker computes."""
+
+    def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None: ...
+
+    def resubmit(self) -> int: ...
+
+    def fail(self, message: str) -> None: ...
+
+
+class WorkerManager:
+    """``replacing`` is held by whoever replaces the worker: a restart or a recovery."""
+
+    def __init__(
+        self,
+        workers: WorkerProcesses,
+        epochs: Epochs,
+        lifecycle: Lifecycle,
+        served: Served,
+        startup_timeout_s: float,
+    ) -> None:
+        self.replacing = asyncio.Lock()
+        self._workers = workers
+        self._epochs = epochs
+        self._lifecycle = lifecycle
+        self._served = served
+        self._timeout_s = startup_timeout_s
+        self._crashes = CrashBudget()
+        self._ready_at: float | None = None
+
+    async def first_start(self) -> None:
+        """A worker that says itself that it cannot go on ends the engine here: it is the settings.
+        Otherwise the engine serves, or has failed."""
+        async with self.replacing:
+            try:
+                await self.start("initial")
+            except GaveUp:
+                return
+            self._served.resubmit()
+            if self._lifecycle.state is EngineState.WARMING:
+                self._lifecycle.move(EngineState.SERVING)
+
+    async def recover(self, reason: str) -> None:
+        """Replace a worker that ended uninvited. A drained engine stays drained."""
+        lost = self._epochs.current
+        async with self.replacing:
+            if self._epochs.current != lost:
+                return  # a planned restart that had begun has replaced it
+            served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+            delay_s = self._crashes.spend(served_s)
+            if delay_s is None:
+                self._served.fail(f"the worker keeps crashing; last reason: {reason}")
+                return
+            if self._lifecycle.state is EngineState.SERVING:
+                self._lifecycle.move(EngineState.RESTARTING)
+            await asyncio.sleep(delay_s)
+            await self._workers.discard()
+            try:
+                await self.start("crash")
+            except GaveUp:
+                return
+            log.info("requests carried over", extra={"count": self._served.resubmit()})
+            if self._lifecycle.state is EngineState.RESTARTING:
+                self._lifecycle.move(EngineState.SERVING)
+
+    async def prepare(self) -> WorkerHandle:
+        """A successor beside the serving worker. Raises :class:`WorkerLost`."""
+        return await self._workers.prepare(min(PREPARE_TIMEOUT_S, self._timeout_s))
+
+    async def replace(self, successor: WorkerHandle | None) -> None:
+        """Let ``successor`` serve, or a new worker where there is none or it dies. No worker runs
+        before. Raises :class:`GaveUp`."""
+        if successor is not None:
+            try:
+                ready = await self._workers.take_over(successor, self._timeout_s, quick=True)
+            except WorkerLost as error:
+                await self._bear(error)
+            else:
+                self._begin(ready, "restart")
+                return
+        await self.start("restart" if successor is None else "crash")
+
+    async def start(self, reason: str) -> None:
+        """A worker from the fork on, as often as the crash budget bears. Raises GaveUp."""
+        while True:
+            try:
+                ready = await self._workers.start(self._timeout_s)
+            except WorkerLost as error:
+                await self._bear(error)
+                reason = "crash"
+                continue
+            self._begin(ready, reason)
+            return
+
+    def _begin(self, ready: worker_ipc.Ready, reason: str) -> None:
+        self._ready_at = time.monotonic()
+        self._served.epoch_begun(ready, reason)
+
+    async def _bear(self, error: WorkerLost) -> None:
+        log.error(
+            "worker start failed",
+            extra={"epoch": str(self._epochs.current), "reason": str(error)},
+        )
+        delay_s = self._crashes.spend()
+        if delay_s is None or error.permanent:
+            self._served.fail(f"no worker can be started: {error}")
+            raise GaveUp(str(error)) from None
+        await asyncio.sleep(delay_s)

@@ -1,0 +1,396 @@
+"""The processes behind the frontend: the zygote, the weight server, the worker that serves and, for
+a moment, its successor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from plimsoll_api.admin import Role
+from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
+from plimsoll_engine.frontend.workers.adopted import Adopted, reap_strangers
+from plimsoll_engine.frontend.workers.worker_handle import (
+    REAP_TIMEOUT_S,
+    StopOutcome,
+    WorkerHandle,
+    WorkerLost,
+    describe_exit,
+    send_signal,
+    within,
+)
+from plimsoll_engine.frontend.workers.worker_link import WorkerSocket
+from plimsoll_engine.frontend.workers.zygote_client import ZygoteClient, ZygoteLost
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.zygote_ipc import Exited, WorkerConfig, listen
+
+log = logging.getLogger(__name__)
+
+Stage = TypeVar("Stage")
+
+# A healthy worker stops after the step under way; one that does not within this is taken for hung.
+STOP_GRACE_S = 5.0
+# From a worker's last word to the end of its process.
+LEAVE_GRACE_S = 15.0
+# The weight server frees tens of GiB in milliseconds; it waits for nobody but its workers.
+WEIGHT_SERVER_GRACE_S = 5.0
+# A zygote that is not ready by then is left to the next worker's start.
+RENEW_TIMEOUT_S = 120.0
+
+
+@dataclass
+class _WeightServer:
+    number: int
+    pid: int
+    stopping: bool = False
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WorkerProcesses:
+    """``on_message`` gets what the serving worker says, ``on_lost`` why it ended uninvited."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        epochs: Epochs,
+        on_message: Callable[[worker_ipc.FromWorker], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._epochs = epochs
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._zygote: ZygoteClient | None = None
+        self._zygote_starts = asyncio.Lock()
+        self._zygote_crashes = CrashBudget()
+        self._renewing: asyncio.Task[None] | None = None
+        self._adopted = Adopted(self._exited)
+        self._weights = listen(config.weights) if config.weights else None
+        self._weight_server: _WeightServer | None = None
+        self._weight_servers = 0
+        self._living: dict[int, WorkerHandle] = {}
+        """Every worker that was not reaped yet, by the number of its epoch."""
+        self._serving: WorkerHandle | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._socket = WorkerSocket(Path(config.socket))
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        worker = self._serving
+        return None if worker is None or worker.gone else worker.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the serving worker's ranks."""
+        worker = self._serving
+        return [] if worker is None or worker.gone else worker.living
+
+    @property
+    def zygote_pid(self) -> int | None:
+        return None if self._zygote is None else self._zygote.pid
+
+    @property
+    def weight_server_pid(self) -> int | None:
+        return None if self._weight_server is None else self._weight_server.pid
+
+    @property
+    def unsent(self) -> int:
+        """Messages that the serving worker has not taken yet."""
+        return 0 if self._serving is None else len(self._serving.link.outbox)
+
+    def send(self, message: worker_ipc.ToWorker) -> None:
+        """To the serving worker."""
+        if self._serving is not None:
+            self._serving.link.send(message)
+
+    def media_lost(self, keys: list[bytes]) -> None:
+        """The serving worker lacks these media: the next submission brings them."""
+        if self._serving is not None:
+            self._serving.link.sender.lost(keys)
+
+    @property
+    def sender(self) -> Sender | None:
+        """What the serving worker's receiver cache is known to hold."""
+        return None if self._serving is None else self._serving.link.sender
+
+    async def start(self, timeout_s: float) -> worker_ipc.Ready:
+        """The next epoch's worker, serving. Raises :class:`WorkerLost`; nothing is left of it."""
+        worker = self._next()
+        self._enter(worker)
+        deadline = time.monotonic() + timeout_s
+        await self._prepare(worker, timeout_s)
+        return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
+
+    async def prepare(self, timeout_s: float) -> WorkerHandle:
+        """A successor with context, weights and kernels, beside the worker that goes on serving.
+
+        Raises :class:`WorkerLost`; nothing is left of the successor then.
+        """
+        worker = self._next()
+        await self._prepare(worker, timeout_s)
+        return worker
+
+    async def take_over(
+        self, worker: WorkerHandle, timeout_s: float, quick: bool = False
+    ) -> worker_ipc.Ready:
+        """Let a prepared worker serve; its predecessor is stopped, and goes when this one is ready.
+        Raises :class:`WorkerLost`."""
+        self._enter(worker)
+        worker.link.send(worker_ipc.TakeOver(quick))
+        try:
+            return await self._reached(worker, worker.ready, timeout_s)
+        finally:
+            self._dismiss()
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> StopOutcome:
+        """End the serving worker: asked first, then with signals. One that gave its last word goes
+        when its successor is ready, or with :meth:`close`."""
+        worker = self._serving
+        return StopOutcome(None) if worker is None else await worker.stop(grace_s)
+
+    def _dismiss(self) -> None:
+        """Every worker that has said its last word may go."""
+        for worker in self._living.values():
+            if worker.stopped.done() and not worker.exited.is_set():
+                worker.dismiss()
+                leaving = asyncio.create_task(self._see_off(worker), name="worker leaving")
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+
+    async def abandon(self, worker: WorkerHandle) -> None:
+        """A successor is not wanted after all."""
+        await self._kill(worker)
+
+    async def discard(self) -> None:
+        """See to it that a worker that was lost is gone: it may still be on its way out."""
+        worker = self._serving
+        if worker is not None and not await within(worker.exited.wait(), REAP_TIMEOUT_S):
+            await self._kill(worker)
+
+    async def drop_weights(self) -> None:
+        """End the weight server; the next worker's weights are loaded from the checkpoint. Every
+        worker was stopped before."""
+        for worker in list(self._living.values()):
+            worker.dismiss()
+            if not await within(worker.exited.wait(), LEAVE_GRACE_S):
+                await self._kill(worker)
+        server = self._weight_server
+        if server is None:
+            return
+        server.stopping = True
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            send_signal(server.pid, number)
+            if await within(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
+                return
+        log.error("weight server not reaped: the zygote is replaced", extra={"pid": server.pid})
+        await self._lose_zygote()
+
+    async def dump_stacks(self) -> Path | None:
+        """The file with the serving worker's stacks as of now; None where unknown."""
+        return None if self._serving is None else await self._serving.dump_stacks()
+
+    async def close(self) -> None:
+        """No process of ours is left after this."""
+        for leaving in self._leaving:
+            leaving.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await self._socket.close()
+        self._adopted.kill()
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+        if self._zygote is not None:
+            await self._zygote.close()
+            self._zygote = None
+        for worker in self._living.values():
+            worker.clear()
+
+    # ---- steps
+
+    def _next(self) -> WorkerHandle:
+        return WorkerHandle(
+            self._epochs.reserve(),
+            self._config.run_dir,
+            self._config.media_cache_bytes,
+            self._config.tensor_parallel_size,
+            self._received,
+            self._lost,
+        )
+
+    def _enter(self, worker: WorkerHandle) -> None:
+        if self._serving is not worker:
+            self._serving = worker
+            self._epochs.enter(worker.epoch)
+            self.starts += 1
+
+    async def _prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
+        number = worker.epoch.number
+        self._living[number] = worker
+        deadline = time.monotonic() + timeout_s
+        try:
+            zygote = await self._running_zygote(deadline)
+            await self._running_weight_server(zygote)
+            self._socket.expect(worker.link)
+            for rank in range(self._config.tensor_parallel_size):
+                worker.pids.append(await zygote.fork(number, rank=rank))
+        except (ZygoteLost, RuntimeError) as error:
+            await self._lose_zygote()
+            raise WorkerLost(str(error)) from None
+        log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
+        prepared = await self._reached(
+            worker, worker.prepared, max(0.1, deadline - time.monotonic())
+        )
+        log.info(
+            "worker prepared",
+            extra={"epoch": str(worker.epoch), "pid": worker.pid, "stages_s": prepared.stages_s},
+        )
+
+    async def _reached(
+        self, worker: WorkerHandle, stage: asyncio.Future[Stage], timeout_s: float
+    ) -> Stage:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(stage)
+        except TimeoutError:
+            await self._kill(worker)
+            if worker is self._serving:
+                await self.drop_weights()  # it may hang itself; nobody else uses it
+            raise WorkerLost(
+                f"the worker of epoch {worker.epoch} was not ready within {timeout_s:g} s "
+                "(--startup-timeout)"
+            ) from None
+        except (WorkerLost, asyncio.CancelledError):
+            await self._kill(worker)
+            raise
+
+    async def _running_zygote(self, deadline: float) -> ZygoteClient:
+        async with self._zygote_starts:
+            if self._zygote is None:
+                zygote = ZygoteClient(self._config, self._weights, self._exited, self._zygote_lost)
+                await self._socket.listen()
+                try:
+                    ready = await zygote.start(max(0.1, deadline - time.monotonic()))
+                except BaseException:
+                    await zygote.close()
+                    raise
+                self._zygote = zygote
+                log.info("zygote ready", extra={"pid": ready.pid, "import_s": ready.import_s})
+            return self._zygote
+
+    async def _running_weight_server(self, zygote: ZygoteClient) -> None:
+        if self._config.weights and self._weight_server is None:
+            self._weight_servers += 1
+            pid = await zygote.fork(self._weight_servers, Role.WEIGHT_SERVER)
+            self._weight_server = _WeightServer(self._weight_servers, pid)
+            log.info("weight server forked", extra={"pid": pid})
+
+    async def _see_off(self, worker: WorkerHandle) -> None:
+        """A worker that has said its last word is gone soon, or it is killed."""
+        if not await within(worker.exited.wait(), LEAVE_GRACE_S):
+            log.warning("worker does not exit", extra={"pid": worker.pid})
+            await self._kill(worker)
+
+    async def _kill(self, worker: WorkerHandle) -> None:
+        await worker.kill()
+        self._socket.forget(worker.link)
+        if worker.pid is not None and not worker.exited.is_set():
+            log.error("worker not reaped: the zygote is replaced", extra={"pid": worker.pid})
+            await self._lose_zygote()
+
+    async def _lose_zygote(self) -> None:
+        zygote, self._zygote = self._zygote, None
+        self._adopted.kill()
+        if zygote is not None:
+            await zygote.close()
+        self._all_gone("the zygote was ended")
+
+    # ---- what happens to us
+
+    def _received(self, worker: WorkerHandle, message: worker_ipc.FromWorker) -> None:
+        if worker is self._serving:
+            self._on_message(message)
+
+    def _lost(self, worker: WorkerHandle, reason: str) -> None:
+        if worker is self._serving:
+            self._on_lost(reason)
+
+    def _exited(self, message: Exited) -> None:
+        if message.role is Role.WEIGHT_SERVER:
+            self._weight_server_exited(message)
+            return
+        worker = self._living.get(message.number)
+        if worker is None:
+            return
+        worker.reaped(message)
+        if worker.exited.is_set():
+            self._living.pop(message.number, None)
+            self._socket.forget(worker.link)
+            asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_strangers)
+
+    def _weight_server_exited(self, message: Exited) -> None:
+        server = self._weight_server
+        if server is None or server.number != message.number:
+            return
+        self._weight_server = None
+        server.exited.set()
+        if not server.stopping:
+            reason = f"the weights are lost: {describe_exit(message)}"
+            log.error("weight server lost", extra={"reason": reason})
+            for worker in list(self._living.values()):
+                worker.cut(reason)
+
+    def _zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
+        """What it forked lives on and serves; only the next worker needs another zygote, which is
+        started at once."""
+        if self._zygote is not zygote:
+            return  # it was still starting: whoever waits for it hears of it
+        log.error("zygote lost", extra={"reason": reason})
+        self._zygote = None
+        self._renewing = asyncio.create_task(self._renew(zygote), name="zygote renewal")
+
+    async def _renew(self, dead: ZygoteClient) -> None:
+        await dead.ended()
+        self._adopt()
+        while (delay_s := self._zygote_crashes.spend()) is not None:
+            await asyncio.sleep(delay_s)
+            try:
+                await self._running_zygote(time.monotonic() + RENEW_TIMEOUT_S)
+            except ZygoteLost as error:
+                log.error("zygote not started", extra={"reason": str(error)})
+            else:
+                return
+
+    def _adopt(self) -> None:
+        """Watch what a dead zygote has forked."""
+        if (server := self._weight_server) is not None:
+            self._adopted.adopt(server.number, server.pid, Role.WEIGHT_SERVER)
+        for number, worker in list(self._living.items()):
+            for rank, pid in enumerate(worker.pids):
+                if pid in worker.living:
+                    self._adopted.adopt(number, pid, Role.WORKER, rank)
+
+    def _reap_strangers(self) -> None:
+        if self._zygote_starts.locked():  # asyncio waits for the one that starts
+            asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_strangers)
+            return
+        known = {pid for worker in self._living.values() for pid in worker.living}
+        known |= {pid for pid in (self.weight_server_pid, self.zygote_pid) if pid is not None}
+        reap_strangers(known)
+
+    def _all_gone(self, reason: str) -> None:
+        """Everything that the zygotes forked has ended."""
+        if self._weight_server is not None:
+            self._weight_server.exited.set()
+            self._weight_server = None
+        living, self._living = self._living, {}
+        for worker in living.values():
+            worker.all_reaped(reason)
+            self._socket.forget(worker.link)

@@ -1,0 +1,157 @@
+"""The frontend's end of the zygote: start it, have it fork, hear of its children's ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+
+import msgspec
+
+from plimsoll_api.admin import Role
+from plimsoll_engine.messages import zygote_ipc
+from plimsoll_engine.messages.framing import read_body
+from plimsoll_engine.messages.zygote_ipc import (
+    Exited,
+    Forked,
+    ForkFailed,
+    WorkerConfig,
+    ZygoteReady,
+)
+
+FORK_TIMEOUT_S = 10.0
+
+
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+"""Of the zygote and so of its workers. One thread, because a fork copies only one. Passive, because
+a worker's OpenMP threads that spin between the small operations of a step starve each other on a
+busy or CPU-limited machine: 2 s became 27 s for 600 tokens (2 cores, load 4)."""
+
+
+class ZygoteLost(Exception):
+    """The zygote ended or does not answer."""
+
+
+class ZygoteClient:
+    """``on_exit`` is called for each child that ended, ``on_lost`` once when the zygote did."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        weights: socket.socket | None,
+        on_exit: Callable[[Exited], None],
+        on_lost: Callable[[ZygoteClient, str], None],
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._on_exit = on_exit
+        self._on_lost = on_lost
+        self._process: Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[ZygoteReady] | None = None
+        self._forked: asyncio.Future[int] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, timeout_s: float) -> ZygoteReady:
+        """Raises :class:`ZygoteLost` where it is not ready within ``timeout_s`` seconds."""
+        ours, theirs = socket.socketpair()
+        self._ready = asyncio.get_running_loop().create_future()
+        inherited = [theirs.fileno()]
+        flags: list[str] = []
+        if self._weights is not None:
+            inherited.append(self._weights.fileno())
+            flags = ["--weights-fd", str(self._weights.fileno())]
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "plimsoll_engine.worker.zygote",
+                "--control-fd",
+                str(theirs.fileno()),
+                *flags,
+                "--config",
+                msgspec.json.encode(self._config).decode(),
+                pass_fds=inherited,
+                stdin=asyncio.subprocess.DEVNULL,
+                env=os.environ | THREADS,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader), name="zygote reader")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ready
+        except TimeoutError:
+            await self.close()
+            raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
+
+    async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
+        """The pid of the new process. Raises :class:`ZygoteLost`; RuntimeError when it refuses."""
+        if self._writer is None or self._forked is not None:
+            raise ZygoteLost("the zygote is not running")
+        self._forked = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(zygote_ipc.frame(zygote_ipc.Fork(number, role, rank)))
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                return await self._forked
+        except TimeoutError:
+            raise ZygoteLost(f"the zygote did not fork within {FORK_TIMEOUT_S:g} s") from None
+        finally:
+            self._forked = None
+
+    async def ended(self) -> None:
+        """Until its process is gone, and its children are ours."""
+        if self._process is not None:
+            await self._process.wait()
+
+    async def close(self) -> None:
+        """End the zygote, and every process that it has forked."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(2.0):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        self._process = None
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        reason = "the zygote ended"
+        try:
+            while (body := await read_body(reader)) is not None:
+                self._handle(zygote_ipc.from_zygote.decode(body))
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+            reason = f"the zygote sent an invalid message: {error}"
+        for waiting in (self._ready, self._forked):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ZygoteLost(reason))
+                waiting.exception()  # seen: whoever waits for it may have given up
+        self._on_lost(self, reason)
+
+    def _handle(self, message: zygote_ipc.FromZygote) -> None:
+        match message:
+            case ZygoteReady():
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(message)
+            case Forked(pid=pid):
+                if self._forked is not None and not self._forked.done():
+                    self._forked.set_result(pid)
+            case ForkFailed(message=why):
+                if self._forked is not None and not self._forked.done():
+                    self._forked.set_exception(RuntimeError(why))
+            case Exited():
+                self._on_exit(message)

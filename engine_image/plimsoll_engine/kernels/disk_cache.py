@@ -1,0 +1,94 @@
+"""Triton's cache of compiled kernels, on a volume that may be full or read-only.
+
+Triton loads each kernel from a file of its cache, so without one no worker starts. Where
+TRITON_CACHE_DIR takes nothing, new kernels go into a folder of this user's own in the temporary
+directory, where the next worker finds them; another pod compiles them again.
+Triton itself writes a kernel's files under other names first and lists them last, so that half of
+one is never taken for a kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from triton import knobs
+from triton.runtime.cache import FileCacheManager
+
+log = logging.getLogger(__name__)
+
+_reported: set[str] = set()
+
+
+class DiskCache(FileCacheManager):  # type: ignore[misc]
+    """Of one kernel, as Triton asks for it."""
+
+    key: str
+    cache_dir: str
+    lock_path: str | None
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        try:
+            super().__init__(key, override, dump)
+        except OSError as error:
+            self._move(key, error)
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        found: dict[str, str] | None = super().get_group(filename)
+        if found is None and (_path() / self.key).is_dir():
+            kept, self.cache_dir = self.cache_dir, str(_folder() / self.key)
+            found = super().get_group(filename)
+            if found is None:
+                self.cache_dir = kept
+        return found
+
+    def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
+        try:
+            return str(super().put(data, filename, binary))
+        except OSError as error:
+            if Path(self.cache_dir).is_relative_to(_path()):
+                raise
+            for half in Path(self.cache_dir).glob(f"tmp.pid_{os.getpid()}_*"):
+                shutil.rmtree(half, ignore_errors=True)
+            self._move(self.key, error)
+            return str(super().put(data, filename, binary))
+
+    def _move(self, key: str, error: OSError) -> None:
+        folder = _folder()
+        where = knobs.cache.dir
+        if where not in _reported:
+            _reported.add(where)
+            log.warning(
+                "TRITON_CACHE_DIR %s cannot be written: %s; kernels are kept in %s: make room, or"
+                " name a writable volume",
+                where, error.strerror, folder,
+            )  # fmt: skip
+        self.key = key
+        self.cache_dir = str(folder / key)
+        self.lock_path = str(folder / key / "lock")
+        os.makedirs(self.cache_dir, exist_ok=True)
+
+
+def _path() -> Path:
+    return Path(tempfile.gettempdir()) / f"plimsoll-triton-{os.geteuid()}"
+
+
+def _folder() -> Path:
+    """Of this user alone: a kernel that somebody else put there would be run."""
+    folder = _path()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"no room for compiled kernels, neither in TRITON_CACHE_DIR ({knobs.cache.dir}) nor in"
+            f" {folder}: {error.strerror}",
+        ) from None
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(f"{folder} is not this user's alone: remove it, or set TMPDIR")
+    return folder

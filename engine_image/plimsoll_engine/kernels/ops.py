@@ -1,0 +1,88 @@
+"""The operations that a decoder layer is made of, in torch for a CPU and in Triton for CUDA."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from plimsoll_engine.kernels.step_plan import StepPlan
+
+
+class Ops(Protocol):
+    """Rows are tokens. Every method allocates its result; inputs stay as they are, unless said.
+
+    ``projects`` says that :meth:`project` is faster than its parts.
+    """
+
+    projects: bool
+
+    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """The rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""
+        ...
+
+    def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        """The tokens of a step, int64: ``ids`` int32 [tokens], but row ``sources`` int32 [tokens]
+        of ``newest`` int64 where that is not negative."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """``x`` [rows, size] over its root mean square, times ``weight`` [size]."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add ``x`` to ``residual`` in place and return the sum's :meth:`rms_norm`."""
+        ...
+
+    def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        """[tokens, dim]: cosines, then sines, of ``positions`` x ``inverse`` float32 [dim / 2]."""
+        ...
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        rotary: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        plan: StepPlan,
+        layer: int,
+    ) -> torch.Tensor:
+        """Split ``qkv`` [tokens, (heads + 2 kv heads) * dim], normalise queries and keys per head
+        by ``norms`` where given, rotate both, write keys and values to their slots of ``layer``;
+        returns the queries [tokens, heads, dim]."""
+        ...
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
+        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``."""
+        ...
+
+    def attend(
+        self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Causal attention of ``query`` [tokens, heads, dim] to each row's own context, at most the
+        last ``window`` tokens of it, the row itself included; the same shape."""
+        ...
+
+    def project(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+        silu: bool = False,
+        into: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``weight`` [size, columns] times one row ``x`` [1, columns], or :meth:`rms_norm` of it by
+        ``norm``; with ``silu`` then :meth:`silu_mul`. Added to ``into`` in place where given."""
+        ...
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """int64 [rows]: the best column of each row, of equal ones the first."""
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(first half) x second half of ``gate_up`` [rows, 2 * size]; [rows, size]."""
+        ...

@@ -1,0 +1,68 @@
+"""Where a step reads and writes the KV pool.
+
+A step's rows are flattened into one sequence of tokens: first the decode rows (one token each),
+then the prefill chunks. Each layer writes its new keys and values to their slots in the KV pool and
+reads every sequence's context back by its block table. The plan of a step is handed through the
+forward pass, so no module and no global holds the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+
+class KVShape(NamedTuple):
+    """What one token's keys (and its values) are: ``layers`` x ``heads`` x ``dim`` elements."""
+
+    layers: int
+    heads: int
+    dim: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Keys and values together."""
+        return 2 * self.layers * self.heads * self.dim * dtype.itemsize
+
+
+class RowAdapters(Protocol):
+    """The LoRA adapters of a step's rows."""
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str) -> None:
+        """Add to the product ``y`` [tokens, out] of ``x`` [tokens, in] what the adapters change in
+        ``matrix`` of ``layer``."""
+        ...
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Where a step reads and writes the pool, the same for every layer.
+
+    ``keys`` and ``values`` are [layers, slots, kv heads, dim]; slot ``b * block_size + i`` is token
+    i of block b. ``write_slots`` int64 [tokens] are the slots of the step's tokens, negative for
+    padding rows. ``tables`` int32 [sequences, width] are the block numbers of each sequence,
+    ``contexts`` int32 [sequences] its tokens, the step's included (0 for padding), and ``starts``
+    int32 [sequences + 1] its first row. The first ``decodes`` sequences have one row each;
+    ``longest`` is the most rows of any other. ``fresh`` are the rows of the last sequences, those
+    whose whole context is in the step, shortest first. ``derived`` is the backend's own: what it
+    computes once a step, or has of a layer's rows until it attends to them. ``attended`` holds for
+    each sequence what its rows attend to beside the pool, in models with an encoder for that;
+    ``adapters`` are those of its requests, if any. ``context_limit`` is the most tokens that a
+    context of this engine may have, 0 where nobody has said.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_size: int
+    write_slots: torch.Tensor
+    tables: torch.Tensor
+    contexts: torch.Tensor
+    starts: torch.Tensor
+    decodes: int
+    longest: int = 0
+    fresh: tuple[int, ...] = ()
+    derived: Any = None
+    attended: list[tuple[int, torch.Tensor]] | None = None
+    adapters: RowAdapters | None = None
+    context_limit: int = 0

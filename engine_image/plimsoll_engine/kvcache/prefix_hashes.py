@@ -1,0 +1,77 @@
+"""Hashes of full blocks: each covers its own tokens and, through its parent, all before them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+from plimsoll_engine.messages.worker_ipc import Media
+
+HASH_BYTES = 16
+"""128 bits: a collision would serve another prompt's keys and values; 2**64 blocks away."""
+
+
+class Identity(Protocol):
+    """A loaded LoRA adapter: no two loadings have an equal name and number."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+class Hashed(Protocol):
+    """A request, as far as its hashes depend on it. They are computed by a function that is handed
+    the request: a request that stored one would hold itself."""
+
+    token_ids: list[int]
+    block_hashes: list[bytes]
+    media: list[Media]
+    cache_salt: str
+
+    @property
+    def adapter(self) -> Identity | None: ...
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
+    """The hash of one full block after ``parent`` (for the first block: the prompt's root).
+
+    ``extra`` is what the tokens do not say: which media their placeholders stand for.
+    """
+    content = array("q", token_ids).tobytes() + extra
+    return blake2b(content, digest_size=HASH_BYTES, key=parent).digest()
+
+
+def root(cache_salt: str, adapter: Identity | None = None) -> bytes:
+    """What stands before a prompt's first block: equal for those that may share cached blocks."""
+    salted = b""
+    if cache_salt:
+        salted = blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache salt").digest()
+    if adapter is None:
+        return salted
+    identity = f"{adapter.number} {adapter.name}".encode()
+    return blake2b(identity, digest_size=HASH_BYTES, key=salted, person=b"adapter").digest()
+
+
+def extend_block_hashes(request: Hashed, block_size: int) -> None:
+    """Hash the blocks of ``request`` that became full since the last call."""
+    hashes = request.block_hashes
+    for start in range(len(hashes) * block_size, len(request.token_ids), block_size):
+        tokens = request.token_ids[start : start + block_size]
+        if len(tokens) < block_size:
+            break
+        parent = hashes[-1] if hashes else root(request.cache_salt, request.adapter)
+        hashes.append(hash_block(parent, tokens, _media_in(request.media, start, block_size)))
+
+
+def _media_in(media: Sequence[Media], start: int, size: int) -> bytes:
+    """The keys of the media with placeholders among ``size`` tokens from ``start`` on, each with
+    its place. One without placeholders counts where it is: at the beginning of its prompt."""
+    return b"".join(
+        item.key + (item.start - start).to_bytes(8, signed=True)
+        for item in media
+        if item.start < start + size and item.start + max(1, item.length) > start
+    )

@@ -1,0 +1,390 @@
+"""From nothing to a warm engine, and back to nothing.
+
+``shutdown()`` is explicit, complete and may be called again: after success, after a start that
+failed at any stage, and after a failed forward. Nothing relies on ``__del__``, on the garbage
+collector or on the end of the process. On CUDA the bytes that torch has allocated are the baseline
+again, exactly; the baseline is taken when the context exists and its libraries have run once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plimsoll_api.admin import MemoryKind, Role
+from plimsoll_engine.core import engine_sizes as sizes
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.grammar import Grammars, Vocabulary
+from plimsoll_engine.core.grammar_trial import TrialServer
+from plimsoll_engine.core.loaded_adapters import LoadedAdapters
+from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.warmup import load_kernels, warm_up
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.distributed.link import Link
+from plimsoll_engine.distributed.member import Member
+from plimsoll_engine.errors import SettingsError
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.offload import Offload
+from plimsoll_engine.memory import media_owners
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models import loader
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.loader import OwnModel
+from plimsoll_engine.models.model import Model
+from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.weights.mapping import WeightMapping
+
+GC_THRESHOLDS = (20_000, 50, 1_000)
+"""Allocations before a young collection, and young ones before the older ones: a full collection
+stops every stream, and no request of ours needs one to die."""
+
+
+class CoreLifecycle:
+    """One engine's memory, from the first byte to the last.
+
+    A start has two halves. :meth:`prepare` needs little of the device, so that it can run beside a
+    predecessor that still serves; :meth:`take_over` takes the KV pool. Where a weight server is
+    configured the weights are its own and only mapped here, and so is the KV pool on CUDA;
+    otherwise they are made here.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        engine_type: type[EngineCore] = EngineCore,
+        vocabulary: Vocabulary | None = None,
+        ranks: Leader | Link | None = None,
+        trials: TrialServer | None = None,
+    ) -> None:
+        self.config = config
+        self.member = Member(ranks)
+        self.engine_type = engine_type
+        self.vocabulary = vocabulary
+        self.trials = trials
+        self.ledger = Ledger()
+        self.device: torch.device | None = None
+        self.settings: sizes.EngineSizes | None = None
+        self.engine: EngineCore | None = None
+        self.device_baseline: int | None = None
+        self.collections = FullCollections()
+        self.stages_s: dict[str, float] = {}
+        """How long each stage of the start took, in seconds."""
+        self._model_config: Any = None
+        self._model: Model | None = None
+        self._mapping: WeightMapping | None = None
+        self._pool: torch.Tensor | None = None
+        """The weight server's KV pool, uint8 [bytes], once this process takes it over."""
+        self._runner: Runner | None = None
+        self._thresholds: tuple[int, int, int] | None = None
+
+    def start(self) -> EngineCore:
+        """Both halves. Whatever fails, everything is given back before it is raised."""
+        self.prepare()
+        return self.take_over()
+
+    def prepare(self) -> None:
+        """Context, process group, weights and kernels. Gives everything back where it fails. A rank
+        that follows has its kernels from the steps that rank 0 computes."""
+        with self._all_or_nothing():
+            folder = Path(self.config.model)
+            with self._stage("model_config"):
+                self.member.check(self.config)
+                self._model_config = loader.load_config(folder)
+                sizes.check_adapters(self.config, self._model_config)
+                self.device = loader.choose_device(self.config.device, self.member.shard)
+                if not self.member.alone and self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)
+                dtype = loader.choose_dtype(self.config.dtype, self._model_config, self.device)
+                # First, so that the weight server loads while this process makes its context.
+                shared = self._ask_for_weights(folder, dtype)
+            with self._stage("context"):
+                torch.set_float32_matmul_precision("highest")
+                self.device_baseline = device_baseline(self.device, dtype)
+            if not self.member.alone:
+                with self._stage("ranks_met"):
+                    self.member.meet()
+                with self._stage("process_group"):
+                    self.member.form(self.device)
+            with self._stage("weights"):
+                if shared is not None and self._mapping is not None:
+                    self._model = shared
+                    loader.bind(shared, self._mapping.tensors())
+                    self.map_pool()
+                else:
+                    self._model = loader.load_model(
+                        folder, self._model_config, dtype, self.device, self.member.shard
+                    )
+                if isinstance(self._model, Decoder):
+                    self._model.group = self.member.group
+            if self.member.follows:
+                return
+            if self.member.leader is not None:
+                with self._stage("ranks_loaded"):
+                    self.member.leader.loaded()
+            with self._stage("kernels"):
+                load_kernels(self._model, self.member.leader)
+
+    def take_over(self, quick: bool = False) -> EngineCore:
+        """The KV pool and the rest, warm. Gives everything back where it fails. ``quick`` leaves
+        the trial of the largest steps out, which a predecessor of the same sizes has made, and all
+        graphs to be captured while it serves."""
+        with self._all_or_nothing():
+            assert self._model is not None
+            assert self.device is not None
+            with self._stage("kv_pool"):
+                adapters = self._adapters()
+                free = self.member.least(self.device_free())
+                if adapters is not None and free is not None:
+                    free = max(0, free - adapters.bytes_bound)
+                self.settings = sizes.resolve(
+                    self.config,
+                    self._model.kv,
+                    loader.positions(self._model_config),
+                    self._model.dtype,
+                    self.device,
+                    None if self._pool is None else self._pool.nbytes,
+                    free,
+                )
+                self.map_pool(self.settings.kv_bytes(self._model.kv, self._model.dtype))
+                self._runner = Runner(
+                    self._model,
+                    self.settings.num_blocks,
+                    self.settings.block_size,
+                    self._pool,
+                    self.member.leader,
+                )
+                self._runner.adapters = adapters
+                pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
+                scheduler = Scheduler(
+                    pool,
+                    self.settings.max_num_seqs,
+                    self.settings.max_num_batched_tokens,
+                    self.settings.max_model_len,
+                    media_owners.encoder_cache(self._model, self.config, self.settings),
+                )
+                self.engine = self.engine_type(
+                    self._runner,
+                    scheduler,
+                    Grammars(self.vocabulary, trials=self.trials),
+                    self.config.media_cache_bytes,
+                )
+                self._add_offload()
+                self._register_owners()
+            if not quick:
+                with self._stage("warm_up"):
+                    warm_up(self.engine)
+            with self._stage("graphs"):
+                blocks = self.engine.pool.blocks_for(self.settings.max_model_len)
+                self._runner.capture_graphs(self.settings.max_num_seqs, blocks, later=quick)
+            with self._stage("freeze"):
+                self.freeze()
+                self.member.frozen()
+            return self.engine
+
+    def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
+        """The weight server's memory for this rank's KV pool, of ``nbytes`` where it has none yet
+        (not with 0); None where the pool is made here."""
+        assert self.device is not None
+        if self._mapping is not None and self._pool is None and self.device.type == "cuda":
+            self._pool = self._mapping.pool(nbytes)
+        return self._pool
+
+    def freeze(self) -> None:
+        """The start is over: what exists by now is nobody's garbage until :meth:`shutdown`."""
+        self._thresholds = gc.get_threshold()
+        frozen.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        self.collections.start()
+
+    @property
+    def model(self) -> Model:
+        """After :meth:`prepare`."""
+        assert self._model is not None
+        return self._model
+
+    def device_free(self) -> int | None:
+        """Bytes free on the device; None on a CPU."""
+        if self.device is None or self.device.type != "cuda":
+            return None
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.shutdown()
+            # The frames of the traceback hold what they were building.
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.stages_s[name] = round(time.monotonic() - begun, 4)
+
+    def _ask_for_weights(self, folder: Path, dtype: torch.dtype) -> OwnModel | None:
+        """A model without tensors, for the weight server's weights; None where this process loads
+        them itself: no weight server, or a model that only transformers can build."""
+        if not self.config.weights:
+            return None
+        model = loader.build(folder, self._model_config, dtype, self.member.shard)
+        if model is not None:
+            self._mapping = WeightMapping(self.config.weights, self.member.shard.rank)
+        return model
+
+    @property
+    def mapped_host_bytes(self) -> int:
+        """Shared memory of the weight server that is mapped here."""
+        if self._mapping is None or self.device is None or self.device.type == "cuda":
+            return 0
+        return self._mapping.nbytes
+
+    def _adapters(self) -> LoadedAdapters | None:
+        """None where none is taken, which :meth:`prepare` has checked the model for."""
+        if not self.config.max_loras or not isinstance(self._model, Decoder):
+            return None
+        return LoadedAdapters(self._model, self.config.max_loras, self.config.max_lora_rank)
+
+    def _add_offload(self) -> None:
+        assert self.engine is not None
+        if not self.config.kv_offload_bytes:
+            return
+        kv = self.engine.runner.kv
+        assert kv is not None
+        try:
+            offload = Offload.of_bytes(self.engine.pool, kv, self.config.kv_offload_bytes)
+        except ValueError as error:
+            raise SettingsError(f"--kv-offload-bytes: {error}") from None
+        self.engine.scheduler.offload = offload
+        copies = offload.copies
+        self.ledger.register("kv_offload", MemoryKind.HOST, lambda: copies.nbytes, copies.nbytes)
+
+    def _register_owners(self) -> None:
+        assert self.engine is not None
+        assert self.device is not None
+        assert self._model is not None
+        tensors = MemoryKind.DEVICE if self.device.type == "cuda" else MemoryKind.HOST
+        runner, pool, size = self.engine.runner, self.engine.pool, self.member.shard.size
+        if self._mapping is not None:
+            weights, process = self._mapping.nbytes * size, Role.WEIGHT_SERVER
+        else:
+            tensors_of_rank = self._model.parameters_by_name().values()
+            weights = sum(tensor.nbytes for tensor in tensors_of_rank) * size
+            process = Role.WORKER
+        self.ledger.register("weights", tensors, lambda: weights, weights, process)
+        keeper = Role.WORKER if self._pool is None else Role.WEIGHT_SERVER
+        self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes, keeper)
+        if tensors is MemoryKind.DEVICE:
+            member = self.member
+
+            def graph_bytes() -> int:
+                return runner.graph_bytes + member.graph_bytes()
+
+            self.ledger.register("cuda_graphs", tensors, graph_bytes, None)
+        self.ledger.register(
+            "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
+        )
+        if (adapters := runner.adapters) is not None:
+            self.ledger.register(
+                "lora_adapters", tensors, lambda: adapters.bytes, adapters.bytes_bound
+            )
+        grammars = self.engine.grammars
+        self.ledger.register(
+            "grammar_cache", MemoryKind.HOST, lambda: grammars.bytes, grammars.bytes_bound
+        )
+        self.ledger.register("requests", MemoryKind.HOST, self.engine.request_bytes, None)
+        media_owners.register_owners(self.ledger, self.engine, self._model, tensors)
+
+    def shutdown(self) -> None:
+        """Give everything back, on every rank. Again does nothing more.
+
+        On CUDA nothing comes back once a rank is lost: what waits for it on the device ends with
+        this process alone (NCCL 2.28.9 did not give up within 60 s on an H200). The
+        frontend ends it.
+        """
+        self.ledger.clear()
+        self.collections.stop()
+        if self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
+            frozen.unfreeze()
+            self._thresholds = None
+        cuda = self.device is not None and self.device.type == "cuda"
+        if self.member.lost:
+            if cuda:
+                return
+            self.member.give_up()
+        if cuda:
+            with contextlib.suppress(RuntimeError):  # a lost device cannot be waited for
+                torch.cuda.synchronize(self.device)
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+        self.member.leave()
+        if self._model is not None:
+            self._model.close()
+            self._model = None
+        self._pool = None
+        if self._mapping is not None:
+            self._mapping.end()
+            self._mapping = None
+        if has_compiled():
+            torch.compiler.reset()
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        if cuda:
+            release_device_caches()
+
+    def left(self) -> tuple[int | None, int | None]:
+        """After :meth:`shutdown`: the bytes allocated on the devices of all ranks, and their
+        baselines; None on a CPU, or where a rank did not say."""
+        return self.member.left(self.device_allocated(), self.device_baseline)
+
+    def device_allocated(self) -> int | None:
+        """Bytes that torch has allocated on the device now; None on a CPU."""
+        if self.device is None or self.device.type != "cuda":
+            return None
+        return torch.cuda.memory_allocated(self.device)
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile did anything here. Asked first, because a reset of nothing imports
+    the whole compiler: 2 s of every restart."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters)
+
+
+def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
+    """Bytes allocated once the context exists and its libraries ran once, for ``dtype`` alone:
+    each loads kernels of its own; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    square = torch.ones(64, 64, dtype=dtype, device=device)
+    torch.nn.functional.linear(square, square)
+    torch.cuda.synchronize(device)
+    del square
+    release_device_caches()
+    return torch.cuda.memory_allocated(device)
+
+
+def release_device_caches() -> None:
+    """Give back what torch keeps for later: cuBLAS workspaces, free segments, pinned memory."""
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch._C._host_emptyCache()

@@ -1,0 +1,50 @@
+"""Frame messages on a stream socket: a 4-byte big-endian length, then so many bytes of body.
+
+The frontend reads with asyncio, the processes of a worker without a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+
+LENGTH = struct.Struct(">I")
+MAX_MESSAGE_BYTES = 256 << 20
+
+
+def framed(body: bytes) -> bytes:
+    """Return ``body`` with its length in front."""
+    return LENGTH.pack(len(body)) + body
+
+
+async def read_body(reader: asyncio.StreamReader) -> bytes | None:
+    """The next message's body; None at the end of the stream. ValueError for an absurd length."""
+    try:
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        if length > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {length} bytes; the most is {MAX_MESSAGE_BYTES}")
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+class FrameReader:
+    """Collects what arrives until a body is whole."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that ``data`` completes; ValueError for a length no sender of ours writes."""
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer)
+            if length > MAX_MESSAGE_BYTES:
+                raise ValueError(f"a message of {length} bytes; the most is {MAX_MESSAGE_BYTES}")
+            end = LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[LENGTH.size : end])
+            del self._buffer[:end]
+            yield body

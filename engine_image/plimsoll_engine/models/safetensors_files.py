@@ -1,0 +1,93 @@
+"""The safetensors files of a checkpoint folder: which tensor is in which file, read in place.
+
+A file is mapped into memory, not read into it: a tensor that is copied to the model costs no second
+host copy, and its pages belong to the page cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from plimsoll_engine.errors import LoadError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FLOATS = ("F32", "BF16", "F16", "F64")
+"""Types of a checkpoint's tensors, by safetensors' names, that are converted to the model's. Whole
+numbers and 8-bit floats mean something only with scales that a plain model has not."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: the one file, those of the index, or all there are."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        if not (found := sorted(folder.glob("*.safetensors"))):
+            raise LoadError(
+                f"{folder}: no *.safetensors file; weights in other formats are not read"
+            )
+        return found
+    names = sorted(set(placed(folder).values()))
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise LoadError(f"{folder / INDEX}: names {missing[0]}, which is missing in {folder}")
+    return [folder / name for name in names]
+
+
+def placed(folder: Path) -> dict[str, str]:
+    """The file of each tensor by the index, which a checkpoint of one file has not."""
+    index = folder / INDEX
+    if (folder / SINGLE).is_file() or not index.is_file():
+        return {}
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        if not weight_map or not all(Path(n).name == n for n in weight_map.values()):
+            raise ValueError("not names of files in this folder")
+        return dict(weight_map)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{index}: no readable field weight_map: {error!r}") from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file's tensors, mapped; a broken file is an error that names it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise LoadError(f"{path}: {error}") from None
+
+
+def check_files(folder: Path) -> None:
+    """Read each weights file's header, so that the error of a broken one names it."""
+    for path in weight_files(folder):
+        with opened(path):
+            pass
+
+
+def complain(folder: Path, **wrong: Collection[str]) -> None:
+    """Raise :class:`LoadError` for the first kind of wrong tensors that there are any of."""
+    for kind, found in wrong.items():
+        if names := sorted(found):
+            shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+            raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
+
+
+def unfit(name: str, found: Any, expected: tuple[int, ...]) -> str | None:
+    """What is wrong with a tensor ``found`` in a file, a slice of safetensors; None where it can be
+    copied to one of ``expected`` shape."""
+    if tuple(found.get_shape()) != expected:
+        return shapes(name, found.get_shape(), expected)
+    if found.get_dtype() not in FLOATS:
+        return f"{name} is {found.get_dtype()}, none of {', '.join(FLOATS)}"
+    return None
+
+
+def shapes(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
+    """What is said of a tensor of the wrong shape."""
+    return f"{name} is {tuple(in_file)} in the file and {tuple(in_model)} in the model"

@@ -1,0 +1,14 @@
+"""Messages for others without addresses of this process's memory."""
+
+from __future__ import annotations
+
+import re
+
+_OBJECT = re.compile(r"<([\w.]+)[^<>]*? at 0x[0-9a-fA-F]+>")
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")
+
+
+def without_addresses(text: str) -> str:
+    """``text`` with Python's names of objects (``<_io.BytesIO object at 0x7f…>``) cut to their
+    kind. An address tells where the heap lies, which an attack on a native library needs."""
+    return _ADDRESS.sub("0x…", _OBJECT.sub(r"<\1>", text))

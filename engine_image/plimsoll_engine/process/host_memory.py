@@ -1,0 +1,169 @@
+"""A process's host memory by its own account, for processes with and without torch.
+
+What cannot be read is None, never zero.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from plimsoll_api.admin import ProcessMemory, Role
+from plimsoll_engine.process.collector import FullCollections
+
+_SAMPLE_OBJECTS = 20_000
+_PROBE_BYTES = 16 << 20
+_PROBES = 3
+_M_MMAP_THRESHOLD = -3  # malloc.h
+_LARGE_BYTES = 4 << 20
+"""Pillow keeps pixels in blocks of 16 MiB; below this is what most requests take."""
+
+
+class _Mallinfo2(ctypes.Structure):
+    """``struct mallinfo2`` (malloc.h, glibc 2.33 and later); ten fields of size_t, in bytes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def _libc(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any] | None:
+    try:
+        function = getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError):  # another libc
+        return None
+    function.restype = restype
+    function.argtypes = list(argtypes)
+    return function  # type: ignore[no-any-return]
+
+
+_mallinfo2 = _libc("mallinfo2", _Mallinfo2)
+_malloc_trim = _libc("malloc_trim", ctypes.c_int, ctypes.c_size_t)
+_mallopt = _libc("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_int)
+
+
+@cache
+def _counts_our_malloc() -> bool:
+    """Whether glibc sees what this process allocates: not with jemalloc or tcmalloc preloaded."""
+    return _mallinfo2 is not None and any(_probe_counts(_mallinfo2) for _ in range(_PROBES))
+
+
+def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
+    """Half of the probe is enough: other threads free memory meanwhile, and another allocator's
+    16 MiB do not move glibc's account at all."""
+    before = mallinfo2()
+    probe = bytearray(_PROBE_BYTES)
+    after = mallinfo2()
+    grown: int = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd
+    return grown >= len(probe) // 2
+
+
+def malloc() -> tuple[int | None, int | None]:
+    """(in use, retained) bytes of malloc: blocks in arenas and mapped ones; free but kept."""
+    if _mallinfo2 is None or not _counts_our_malloc():
+        return None, None
+    info = _mallinfo2()
+    return info.uordblks + info.hblkhd, info.fordblks
+
+
+def malloc_trim() -> bool:
+    """Give malloc's free pages back to the kernel; False where the libc cannot."""
+    if _malloc_trim is None:
+        return False
+    _malloc_trim(0)
+    return True
+
+
+def return_large_blocks() -> bool:
+    """From now on give each large block back to the kernel when it is freed; False where the libc
+    cannot.
+
+    By default glibc keeps blocks of up to 32 MiB in its arenas once it has seen one freed: two
+    decoded images of 40 million pixels left 230 MiB behind. A trim afterwards would hold the locks
+    of the arenas, and so the event loop.
+    """
+    return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES) == 1
+
+
+class PythonObjects:
+    """Bytes of Python objects, estimated from their count.
+
+    ``sys.getallocatedblocks()`` costs microseconds, the size of every object does not; so the mean
+    size of a block is measured once, from a sample of the collector's objects.
+    """
+
+    def __init__(self) -> None:
+        objects = gc.get_objects()
+        step = max(1, len(objects) // _SAMPLE_OBJECTS)
+        sizes = (sys.getsizeof(item, 64) for item in objects[::step])
+        # Larger objects than pymalloc's 512 bytes live in malloc and are counted there.
+        small = [size for size in sizes if size <= 512]
+        self._bytes_per_block = sum(small) / len(small) if small else 64.0
+
+    def measure(self) -> tuple[int, int]:
+        """(blocks, bytes)."""
+        blocks = sys.getallocatedblocks()
+        return blocks, int(blocks * self._bytes_per_block)
+
+
+def process_memory(
+    role: Role,
+    python: PythonObjects,
+    collections: FullCollections | None = None,
+    mapped: int = 0,
+) -> ProcessMemory:
+    """Host memory of this process by segment. ``mapped`` bytes of its shared memory belong to
+    another process; all of them are resident."""
+    in_use, retained = malloc()
+    blocks, size = python.measure()
+    shared = _status_bytes("RssShmem")
+    return ProcessMemory(
+        role=role,
+        pid=os.getpid(),
+        malloc_in_use=in_use,
+        malloc_retained=retained,
+        python_objects=size,
+        py_blocks=blocks,
+        shared=None if shared is None else max(0, shared - mapped),
+        full_collections=None if collections is None else collections.runs,
+        full_collected=None if collections is None else collections.collected,
+    )
+
+
+def rss_anon() -> int | None:
+    """Anonymous memory of this process in bytes (``RssAnon`` of /proc/self/status)."""
+    return _status_bytes("RssAnon")
+
+
+def swapped() -> int | None:
+    """Anonymous memory of this process that is swapped out, in bytes."""
+    return _status_bytes("VmSwap")
+
+
+def machine_swap() -> int | None:
+    """Bytes of swap that the machine has, 0 for none (``SwapTotal`` of /proc/meminfo)."""
+    return _bytes_of("/proc/meminfo", "SwapTotal")
+
+
+def _status_bytes(key: str) -> int | None:
+    return _bytes_of("/proc/self/status", key)
+
+
+def _bytes_of(path: str, key: str) -> int | None:
+    try:
+        with open(path) as status:
+            for line in status:
+                if line.startswith(key + ":"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None

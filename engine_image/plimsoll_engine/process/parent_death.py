@@ -1,0 +1,44 @@
+"""The parent-death signal (``PR_SET_PDEATHSIG``, prctl(2)): no process outlives the engine."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the process ``parent`` ends, also when it did already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def outlive_zygote(zygote: int, frontend: int) -> None:
+    """Live on when ``zygote``, the parent, ends, as a child of ``frontend``; be killed when that
+    one does. Without a frontend that takes it in the process ends with the zygote.
+
+    The zygote kills its children where the frontend ends first.
+    """
+
+    def adopted(*_: object) -> None:
+        if os.getppid() != frontend:
+            os._exit(1)
+        die_with_parent(frontend)
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    signal.signal(signal.SIGUSR2, adopted)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGUSR2, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != zygote:
+        adopted()
+
+
+def outlive_parent() -> None:
+    """Take :func:`die_with_parent` back."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)

@@ -1,0 +1,101 @@
+"""A rank that is not rank 0: it does what rank 0 tells it, in that order, and schedules nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from plimsoll_api.admin import Role
+from plimsoll_engine.core.forward import Forward
+from plimsoll_engine.distributed.link import Link
+from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
+from plimsoll_engine.memory.device_memory import device_memory
+from plimsoll_engine.memory.trim import trim_process
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+
+
+class FollowError(RuntimeError):
+    """A command failed. ``answered``: rank 0 waits for the answer and hears of it there; otherwise
+    it waits in a collective, and only this process's end wakes it."""
+
+    def __init__(self, message: str, answered: bool) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class Follower:
+    """``lifecycle`` has the model ready; the KV pool is made and dropped here by command."""
+
+    def __init__(self, lifecycle: CoreLifecycle, link: Link) -> None:
+        self._lifecycle = lifecycle
+        self._link = link
+        self._forward: Forward | None = None
+        self._python = PythonObjects()
+
+    def serve(self) -> None:
+        """Obey rank 0 until it says End. Raises LeaderGone and FollowError."""
+        while not isinstance(command := self._link.receive(), rank_ipc.End):
+            try:
+                answer = self._do(command)
+            except Exception as error:
+                silent = isinstance(command, rank_ipc.Step | rank_ipc.Graphs | rank_ipc.Capture)
+                raise FollowError(f"{type(error).__name__}: {error}", not silent) from error
+            if answer is not None:
+                self._link.send(answer)
+        self._drop()
+        self._lifecycle.shutdown()
+        allocated, baseline = self._lifecycle.device_allocated(), self._lifecycle.device_baseline
+        self._link.send(rank_ipc.Ended(allocated, baseline))
+
+    def _do(self, command: rank_ipc.Command) -> rank_ipc.Reply | None:
+        match command:
+            case rank_ipc.Step(inputs):
+                self._pool.follow(inputs)
+            case rank_ipc.Capture():
+                self._pool.capture_more()
+            case rank_ipc.Graphs(max_num_seqs, max_blocks, later):
+                self._pool.capture_graphs(max_num_seqs, max_blocks, later)
+            case rank_ipc.Pool(num_blocks, block_size, shared):
+                self._drop()
+                model = self._lifecycle.model
+                nbytes = num_blocks * block_size * model.kv.bytes_per_token(model.dtype)
+                memory = self._lifecycle.map_pool(nbytes) if shared else None
+                self._forward = Forward(model, num_blocks, block_size, memory)
+                return rank_ipc.Acknowledged()
+            case rank_ipc.Drop():
+                self._drop()
+                return rank_ipc.Acknowledged()
+            case rank_ipc.Measure():
+                return rank_ipc.Free(self._lifecycle.device_free())
+            case rank_ipc.Freeze():
+                self._lifecycle.freeze()
+            case rank_ipc.Account():
+                return self._account()
+            case rank_ipc.TrimRank():
+                return rank_ipc.RankTrimmed(trim_process(self._device, self._python))
+        return None
+
+    @property
+    def _pool(self) -> Forward:
+        if self._forward is None:
+            raise RuntimeError("a step without a KV pool")
+        return self._forward
+
+    @property
+    def _device(self) -> torch.device:
+        return self._lifecycle.model.device
+
+    def _account(self) -> rank_ipc.RankReport:
+        memory = process_memory(
+            Role.WORKER,
+            self._python,
+            self._lifecycle.collections,
+            self._lifecycle.mapped_host_bytes,
+        )
+        graphs = 0 if self._forward is None else self._forward.graph_bytes
+        return rank_ipc.RankReport(memory, device_memory(self._device), graphs)
+
+    def _drop(self) -> None:
+        if self._forward is not None:
+            self._forward.close()
+            self._forward = None

@@ -1,0 +1,90 @@
+"""The faults of :mod:`plimsoll_faults.kinds`, put into a running engine.
+
+Each is a defect that a serving engine really had, at the place where it would be: the request that
+stores its bound hasher, the cache that touches a missing key. Nothing here runs without
+``PLIMSOLL_INJECT``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from plimsoll_api.admin import Role
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.worker.hooks import WorkerHooks
+from plimsoll_faults import inject, kinds
+from plimsoll_faults.defects import caches, device, graphs, host, mappings, offload, requests
+from plimsoll_faults.defects.base import Defect
+
+DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
+    kinds.RequestCycle: requests.RequestCycleDefect,
+    kinds.AbortChoices: requests.AbortChoicesDefect,
+    kinds.StoredException: device.StoredExceptionDefect,
+    kinds.AppendList: host.AppendListDefect,
+    kinds.MethodCache: host.MethodCacheDefect,
+    kinds.GrammarCacheGrowth: host.GrammarCacheGrowthDefect,
+    kinds.MmapGrowth: mappings.MmapGrowthDefect,
+    kinds.SwappedGrowth: mappings.SwappedGrowthDefect,
+    kinds.SharedGrowth: mappings.SharedGrowthDefect,
+    kinds.SharedOrphan: mappings.SharedOrphanDefect,
+    kinds.PinnedBuffers: host.PinnedBuffersDefect,
+    kinds.LoraResidue: host.LoraResidueDefect,
+    kinds.DeviceDict: device.DeviceDictDefect,
+    kinds.DeviceRaw: device.DeviceRawDefect,
+    kinds.KeptKv: device.KeptKvDefect,
+    kinds.SliceKept: device.SliceKeptDefect,
+    kinds.IpcUnreleased: device.IpcUnreleasedDefect,
+    kinds.GrammarMasks: device.GrammarMasksDefect,
+    kinds.CollectiveScratch: device.CollectiveScratchDefect,
+    kinds.GraphPerKey: graphs.GraphPerKeyDefect,
+    kinds.FailedCapture: graphs.FailedCaptureDefect,
+    kinds.EvictionLoop: caches.EvictionLoopDefect,
+    kinds.PinnedItems: caches.PinnedItemsDefect,
+    kinds.EncoderFreedEarly: caches.EncoderFreedEarlyDefect,
+    kinds.EncoderBudgetHeld: caches.EncoderBudgetHeldDefect,
+    kinds.MediaKept: caches.MediaKeptDefect,
+    kinds.OffloadUnpolled: offload.OffloadUnpolledDefect,
+    kinds.OffloadAbandoned: offload.OffloadAbandonedDefect,
+    kinds.OffloadPinned: offload.OffloadPinnedDefect,
+    kinds.CacheFills: caches.CacheFillsDefect,
+}
+
+
+class WorkerFaults(WorkerHooks):
+    """The faults in ``text`` that one worker has, whose memory is in ``ledger``. Raises InjectError
+    where one cannot be in this engine."""
+
+    def __init__(
+        self,
+        text: str,
+        epoch: int,
+        engine: EngineCore,
+        ledger: Ledger | None = None,
+    ) -> None:
+        active = [f for f in inject.parse(text) if f.process is Role.WORKER and f.in_epoch(epoch)]
+        self.names = [inject.name_of(fault) for fault in active]
+        self.defects = [DEFECTS[type(fault)](fault, engine) for fault in active]
+        for defect in self.defects:
+            if ledger is not None:
+                defect.declare(ledger)
+        self._last_tick = time.monotonic()
+
+    def after_step(self, finished: int) -> None:
+        """``finished`` requests ended in the step. Call it between steps."""
+        if finished:
+            for defect in self.defects:
+                defect.finished(finished)
+
+    def tick(self) -> None:
+        """Let those that grow with time grow. Call it at any time."""
+        now = time.monotonic()
+        passed_s, self._last_tick = now - self._last_tick, now
+        for defect in self.defects:
+            defect.tick(passed_s)
+
+    def lose(self, message: worker_ipc.ToWorker) -> bool:
+        """Whether the engine is not to hear of ``message``."""
+        return any(defect.loses(message) for defect in self.defects)

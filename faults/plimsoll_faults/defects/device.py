@@ -1,0 +1,155 @@
+"""Faults that grow on the model's device, or keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.sampling import Plan, Sampled
+from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.distributed.group import FLAG, ProcessGroup
+from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.messages.rank_ipc import Inputs
+from plimsoll_engine.weights.cuda import DeviceBuffer
+from plimsoll_faults import kinds
+from plimsoll_faults.defects.base import Defect, impossible, need_cuda
+from plimsoll_faults.tampering import turned
+
+REGISTRY: dict[str, torch.Tensor] = {}
+"""Of kept_kv: what outlives the engine."""
+
+
+class DeviceDictDefect(Defect[kinds.DeviceDict]):
+    def __init__(self, fault: kinds.DeviceDict, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def finished(self, count: int) -> None:
+        for _ in range(count):
+            self.kept[len(self.kept)] = payload(self.engine, self.fault.bytes_per_request)
+
+
+class StoredExceptionDefect(Defect[kinds.StoredException]):
+    def __init__(self, fault: kinds.StoredException, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.kept: list[Exception] = []
+
+    def finished(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                self._forward(payload(self.engine, self.fault.bytes_per_request))
+            except RuntimeError as error:
+                self.kept.append(error)  # the defect: its frames hold the tensor
+
+    def _forward(self, hidden: torch.Tensor) -> None:
+        raise RuntimeError(f"injected: a forward over {hidden.numel()} values failed")
+
+
+class DeviceRawDefect(Defect[kinds.DeviceRaw]):
+    def __init__(self, fault: kinds.DeviceRaw, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        need_cuda(fault, engine)
+        self.kept: list[DeviceBuffer] = []
+
+    def finished(self, count: int) -> None:
+        self.kept += [DeviceBuffer.allocate(self.fault.bytes_per_request) for _ in range(count)]
+
+
+class KeptKvDefect(Defect[kinds.KeptKv]):
+    def __init__(self, fault: kinds.KeptKv, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        assert engine.runner.kv is not None
+        REGISTRY["layers"] = engine.runner.kv
+
+
+class SliceKeptDefect(Defect[kinds.SliceKept]):
+    """Decode steps have a row for each request, and captured ones use their memory again: neither
+    keeps more than it holds."""
+
+    def __init__(self, fault: kinds.SliceKept, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.kept: list[torch.Tensor] = []
+        model: Any = engine.runner.model
+        forward = model.forward
+
+        def keeping(
+            ids: torch.Tensor, positions: torch.Tensor, step: StepPlan, embeds: Any = None
+        ) -> torch.Tensor:
+            hidden: torch.Tensor = forward(ids, positions, step, embeds)
+            if len(ids) > step.decodes:
+                self.kept.append(hidden[-1:])  # the defect: no clone()
+            return hidden
+
+        model.forward = keeping
+
+
+class IpcUnreleasedDefect(Defect[kinds.IpcUnreleased]):
+    """The exporter's half: torch counts one user of each handle until a process that opened it says
+    that it is done."""
+
+    def __init__(self, fault: kinds.IpcUnreleased, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        need_cuda(fault, engine)
+
+    def finished(self, count: int) -> None:
+        for _ in range(count):
+            storage: Any = payload(self.engine, self.fault.bytes_per_request).untyped_storage()
+            storage._share_cuda_()
+
+
+class MaskKeeper(Runner):
+    """Copies each mask to the device by itself, for a next step that never asks for it."""
+
+    masks: list[torch.Tensor]
+
+    def _next_tokens(self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan) -> Sampled | None:
+        for mask in made.masks:
+            words = torch.frombuffer(bytearray(mask), dtype=torch.int32)
+            self.masks.append(words.to(self.device))
+        return super()._next_tokens(inputs, chunks, made)
+
+
+class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
+    def __init__(self, fault: kinds.GrammarMasks, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        need_cuda(fault, engine)
+        self.runner = turned(engine.runner, MaskKeeper)
+        self.runner.masks = []
+
+
+class ScratchGroup(ProcessGroup):
+    """Sums in a buffer of NCCL's allocator, made once for each shape."""
+
+    scratch: dict[torch.Size, tuple[torch.Tensor, torch.cuda.MemPool]]
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            return super().all_reduce(x)
+        if x.shape not in self.scratch:
+            world: Any = dist.group.WORLD
+            pool = torch.cuda.MemPool(world._get_backend(x.device).mem_allocator)
+            with torch.cuda.use_mem_pool(pool):
+                self.scratch[x.shape] = torch.empty_like(x), pool
+        buffer, _ = self.scratch[x.shape]
+        buffer.copy_(x)
+        return x.copy_(super().all_reduce(buffer))
+
+
+class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
+    def __init__(self, fault: kinds.CollectiveScratch, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        need_cuda(fault, engine)
+        group = engine.runner.group
+        if not isinstance(group, ProcessGroup):
+            raise impossible(fault, f"needs {FLAG} 2 or more")
+        self.group = turned(group, ScratchGroup)
+        self.group.scratch = {}
+
+
+def payload(engine: EngineCore, size_bytes: int) -> torch.Tensor:
+    return torch.ones(max(1, size_bytes // 4), device=engine.runner.device)

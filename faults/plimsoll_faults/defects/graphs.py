@@ -1,0 +1,93 @@
+"""Faults of CUDA graphs: one for every key, and captures that fail half-way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.distributed.group import ALONE, FLAG
+from plimsoll_engine.messages.rank_ipc import Inputs
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_faults import kinds
+from plimsoll_faults.defects.base import Defect, impossible, need_cuda
+from plimsoll_faults.tampering import turned
+
+
+class KeyedGraphs(DecodeGraphs):
+    """Captures once more for each new pair of rows and blocks of the longest context."""
+
+    keyed: dict[tuple[int, int], Any]
+    padded: dict[int, Any]
+    """The sound graphs, by size. The step before may have left its tokens in one."""
+
+    def replay(
+        self, inputs: Inputs, newest: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        key = len(inputs.ids), int(inputs.tables.shape[1])
+        size = min(size for size in self._graphs if size >= key[0])
+        self.padded.setdefault(size, self._graphs[size])
+        if key not in self.keyed:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._capture(size)
+            self.keyed[key] = self._graphs[size]
+        self._graphs[size] = self.keyed[key]
+        return super().replay(inputs, newest)
+
+
+class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
+    def __init__(self, fault: kinds.GraphPerKey, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.graphs = turned(_captured(fault, engine), KeyedGraphs)
+        self.graphs.keyed, self.graphs.padded = {}, {}
+
+
+class ShortOfMemory:
+    """A model for whose logits the device has no room while they are captured."""
+
+    def __init__(self, sound: Decoder) -> None:
+        self._sound = sound
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sound, name)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            raise torch.OutOfMemoryError("injected: no memory for the logits")
+        return self._sound.logits(hidden)
+
+
+class FailedCaptureDefect(Defect[kinds.FailedCapture]):
+    def __init__(self, fault: kinds.FailedCapture, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.blocks = _captured(fault, engine).context_limit // engine.pool.block_size
+        self.kept: list[Exception] = []
+        self._since = 0
+
+    def finished(self, count: int) -> None:
+        self._since += count
+        if self._since >= self.fault.every_requests:
+            self._since = 0
+            self._capture()
+
+    def _capture(self) -> None:
+        runner = self.engine.runner
+        assert isinstance(runner.model, Decoder)
+        assert runner.kv is not None
+        model: Any = ShortOfMemory(runner.model)
+        rows = self.engine.scheduler.max_num_seqs
+        try:
+            DecodeGraphs(model, runner.kv, runner.block_size, rows, self.blocks).capture_next()
+        except torch.OutOfMemoryError as error:
+            self.kept.append(error)  # the defect: its frames hold the graph
+
+
+def _captured(fault: kinds.Fault, engine: EngineCore) -> DecodeGraphs:
+    need_cuda(fault, engine)
+    if engine.runner.group is not ALONE:
+        raise impossible(fault, f"needs {FLAG} 1: the other ranks would have to capture too")
+    if engine.runner.graphs is None:
+        raise impossible(fault, "needs a model whose steps are captured as CUDA graphs")
+    return engine.runner.graphs

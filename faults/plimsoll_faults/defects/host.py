@@ -1,0 +1,97 @@
+"""Faults that grow in malloc's memory or in Python's objects."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from llguidance import LLMatcher
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.grammar import GrammarError
+from plimsoll_engine.core.loaded_adapters import LoadedAdapters
+from plimsoll_engine.messages.worker_ipc import Grammar
+from plimsoll_engine.models import lora
+from plimsoll_engine.models.lora import LoraDelta
+from plimsoll_faults import kinds
+from plimsoll_faults.defects.base import Defect, impossible
+from plimsoll_faults.inject import InjectError
+from plimsoll_faults.tampering import turned
+
+
+class AppendListDefect(Defect[kinds.AppendList]):
+    def __init__(self, fault: kinds.AppendList, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.kept: list[list[float]] = []
+
+    def finished(self, count: int) -> None:
+        # A float is 24 bytes and a list slot 8.
+        size = self.fault.bytes_per_request // 32
+        self.kept += [[float(i) for i in range(size)] for _ in range(count)]
+
+
+class Rotary:
+    """What a request's positions are computed by. The cache below holds each one."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.table = bytearray(b"\x01") * size_bytes
+
+    @cache  # noqa: B019 - the defect
+    def angle(self, position: int) -> int:
+        return self.table[position % len(self.table)]
+
+
+class MethodCacheDefect(Defect[kinds.MethodCache]):
+    def finished(self, count: int) -> None:
+        for _ in range(count):
+            Rotary(self.fault.bytes_per_request).angle(1)
+
+
+class GrammarCacheGrowthDefect(Defect[kinds.GrammarCacheGrowth]):
+    def __init__(self, fault: kinds.GrammarCacheGrowth, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.kept: dict[str, LLMatcher] = {}
+        try:
+            self.finished(1)
+        except GrammarError as error:
+            raise InjectError(f"PLIMSOLL_INJECT: grammar_cache_growth: {error}") from None
+
+    def finished(self, count: int) -> None:
+        for _ in range(count):
+            text = f"{len(self.kept)}".ljust(self.fault.text_bytes, "a")
+            self.kept[text] = self.engine.grammars.compile(Grammar("regex", text))
+
+
+class PinnedBuffersDefect(Defect[kinds.PinnedBuffers]):
+    def __init__(self, fault: kinds.PinnedBuffers, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.kept: list[torch.Tensor] = []
+
+    def finished(self, count: int) -> None:
+        pinned = self.engine.runner.device.type == "cuda"
+        for _ in range(count):
+            size = self.fault.bytes_per_request
+            buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+            self.kept.append(buffer.fill_(1))
+
+
+class ResidualAdapters(LoadedAdapters):
+    """Reads the files into host memory first, and forgets to let go of that."""
+
+    residue: list[dict[tuple[int, str], list[LoraDelta]]]
+
+    def load(self, name: str, number: int, folder: Path) -> None:
+        super().load(name, number, folder)
+        on_host = torch.device("cpu")
+        deltas = lora.read(folder, self._targets, self._max_rank, self._dtype, on_host)
+        self.residue.append(deltas)
+
+
+class LoraResidueDefect(Defect[kinds.LoraResidue]):
+    def __init__(self, fault: kinds.LoraResidue, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        if engine.runner.adapters is None:
+            raise impossible(fault, "needs --enable-lora")
+        self.adapters = turned(engine.runner.adapters, ResidualAdapters)
+        self.adapters.residue = []

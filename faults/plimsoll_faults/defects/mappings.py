@@ -1,0 +1,149 @@
+"""Faults of mappings: anonymous ones, swapped ones, and shared memory with or without a holder."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+from pathlib import Path
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.process import host_memory
+from plimsoll_faults import kinds
+from plimsoll_faults.defects.base import Defect, impossible
+
+SHM = Path("/dev/shm")
+MADV_PAGEOUT = 21
+"""mman.h; Python has no name for it before 3.13. Linux 5.4 and later."""
+PROBE_BYTES = 1 << 20
+IPC_PRIVATE, IPC_CREAT = 0, 0o1000
+FAILED = ctypes.c_void_p(-1).value
+"""What shmat returns where it fails."""
+
+
+def touch(mapping: mmap.mmap) -> None:
+    """Write each page, so that it is resident."""
+    for offset in range(0, len(mapping), mmap.PAGESIZE):
+        mapping[offset] = 1
+
+
+class Mappings:
+    """Mappings that are written, so resident, and never closed."""
+
+    def __init__(self) -> None:
+        self.kept: list[mmap.mmap] = []
+
+    def add(self, size: int, shared: bool) -> None:
+        if size < 1:
+            return
+        if shared:
+            file = os.memfd_create("plimsoll-fault")
+            os.ftruncate(file, size)
+            mapping = mmap.mmap(file, size, flags=mmap.MAP_SHARED)
+            os.close(file)
+        else:
+            mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        touch(mapping)
+        self.kept.append(mapping)
+
+
+class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
+    def __init__(self, fault: kinds.MmapGrowth, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.mappings = Mappings()
+
+    def finished(self, count: int) -> None:
+        self.mappings.add(self.fault.bytes_per_request * count, shared=False)
+
+    def tick(self, passed_s: float) -> None:
+        self.mappings.add(int(self.fault.bytes_per_s * passed_s), shared=False)
+
+
+class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
+    """Pages are pushed out at once: what a kernel short of memory does with cold ones in time."""
+
+    def __init__(self, fault: kinds.SwappedGrowth, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.mappings = Mappings()
+        if not host_memory.machine_swap():
+            raise impossible(
+                fault, "needs swap; this machine has none (SwapTotal in /proc/meminfo)"
+            )
+        before = host_memory.swapped() or 0
+        try:
+            self._grow(PROBE_BYTES)
+        except OSError as error:
+            raise impossible(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
+        if (host_memory.swapped() or 0) <= before:
+            raise impossible(
+                fault,
+                "cannot swap here: the swap is full, or the container's memory.swap.max is 0"
+                " (LimitedSwap in the kubelet's memorySwap.swapBehavior allows it)",
+            )
+
+    def finished(self, count: int) -> None:
+        for _ in range(count):
+            self._grow(self.fault.bytes_per_request)
+
+    def _grow(self, size: int) -> None:
+        self.mappings.add(size, shared=False)
+        self.mappings.kept[-1].madvise(MADV_PAGEOUT)
+
+
+class SharedGrowthDefect(Defect[kinds.SharedGrowth]):
+    def __init__(self, fault: kinds.SharedGrowth, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.mappings = Mappings()
+
+    def finished(self, count: int) -> None:
+        self.mappings.add(self.fault.bytes_per_request * count, shared=True)
+
+
+class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
+    """The sender's half of a hand-over: it writes, and lets go for the receiver to remove."""
+
+    def __init__(self, fault: kinds.SharedOrphan, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self.left: list[Path | int] = []
+        """Paths, or numbers of SysV segments. What they name is not this process's any more."""
+        self._names = (SHM / f"plimsoll-fault-{os.getpid()}-{n}" for n in itertools.count())
+
+    def finished(self, count: int) -> None:
+        leave = self._leave_file if self.fault.family == "posix" else leave_segment
+        self.left += [leave(self.fault.bytes_per_request) for _ in range(count)]
+
+    def _leave_file(self, size: int) -> Path:
+        """What shm_open does; OSError where the tmpfs is full."""
+        path = next(self._names)
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)  # a write beyond what is there would be a SIGBUS
+            with mmap.mmap(file, size) as mapping:
+                touch(mapping)
+        finally:
+            os.close(file)
+        return path
+
+
+def leave_segment(size: int) -> int:
+    """A SysV segment that is written and detached; its number. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
+    libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    libc.shmat.restype = ctypes.c_void_p
+    libc.shmdt.argtypes = [ctypes.c_void_p]
+    number: int = libc.shmget(IPC_PRIVATE, size, IPC_CREAT | 0o600)
+    if number < 0:
+        raise _error("shmget")
+    address = libc.shmat(number, None, 0)
+    if address == FAILED:
+        raise _error("shmat")
+    ctypes.memset(address, 1, size)
+    libc.shmdt(address)
+    return number
+
+
+def _error(call: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{call}: {os.strerror(number)}")

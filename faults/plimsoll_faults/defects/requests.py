@@ -1,0 +1,50 @@
+"""Faults of a request's life: it does not die, or it is not ended."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_faults import kinds
+from plimsoll_faults.defects.base import Defect
+
+
+class CyclicRequest(Request):
+    """A request that stores its own hasher: request -> partial -> request. Reference counting
+    never frees it, nor its payload."""
+
+    def bind(self, block_size: int, payload_bytes: int) -> None:
+        # Multiplied, not zero-filled: the pages are written, so they are resident.
+        self.payload = bytearray(b"\x01") * payload_bytes
+        self.block_hasher = partial(extend_block_hashes, self, block_size)
+        self.block_hasher()
+
+
+class RequestCycleDefect(Defect[kinds.RequestCycle]):
+    def __init__(self, fault: kinds.RequestCycle, engine: EngineCore) -> None:
+        super().__init__(fault, engine)
+        self._since_freeze = 0
+        engine.make_request = partial(_make_cyclic, engine.pool.block_size, fault.payload_bytes)
+
+    def finished(self, count: int) -> None:
+        self._since_freeze += count
+        if self.fault.freeze_every and self._since_freeze >= self.fault.freeze_every:
+            self._since_freeze = 0
+            gc.freeze()
+
+
+class AbortChoicesDefect(Defect[kinds.AbortChoices]):
+    def loses(self, message: worker_ipc.ToWorker) -> bool:
+        # The choices of one request are named by its id and their number.
+        return isinstance(message, worker_ipc.Abort) and not message.request_id.endswith("-0")
+
+
+def _make_cyclic(block_size: int, payload_bytes: int, submit: worker_ipc.Submit) -> Request:
+    request = CyclicRequest.of(submit)
+    assert isinstance(request, CyclicRequest)
+    request.bind(block_size, payload_bytes)
+    return request

@@ -1,0 +1,85 @@
+"""Faults that a test or a demonstration switches on: ``PLIMSOLL_INJECT``.
+
+    name:key=value,key=value;name2
+
+Sizes take Kubernetes quantities (``4Mi``). Each fault takes ``epochs=first`` (the default: a
+restarted worker is healthy) or ``epochs=all``; one of the frontend lasts as long as its process.
+The faults are in :mod:`plimsoll_faults.kinds`. Nothing here knows torch: the frontend checks
+the text too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+from plimsoll_api.units import parse_bytes
+from plimsoll_engine.errors import SettingsError
+from plimsoll_faults.kinds import KINDS, Fault, MmapGrowth
+
+
+class InjectError(SettingsError):
+    """The text cannot be understood; the message says what there is."""
+
+
+FAULTS: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for kind in KINDS}
+
+
+def parse(text: str) -> list[Fault]:
+    """The faults that ``text`` names, none for an empty one; :class:`InjectError` otherwise."""
+    faults = [_fault(part.strip()) for part in text.split(";") if part.strip()]
+    names = [name_of(fault) for fault in faults]
+    for name in names:
+        if names.count(name) > 1:
+            raise InjectError(f"PLIMSOLL_INJECT: {name} is named twice")
+    return faults
+
+
+def check(text: str) -> None:
+    """Raise :class:`InjectError` where ``text`` is no list of faults."""
+    parse(text)
+
+
+def name_of(fault: Fault) -> str:
+    return str(fault.__struct_config__.tag)
+
+
+def _fault(text: str) -> Fault:
+    name, _, rest = text.partition(":")
+    name = name.strip()
+    if name not in FAULTS:
+        raise InjectError(f"PLIMSOLL_INJECT: no fault {name!r}; there are {', '.join(FAULTS)}")
+    kind = FAULTS[name]
+    values: dict[str, Any] = {}
+    for pair in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if key not in kind.__struct_fields__:
+            known = ", ".join(kind.__struct_fields__)
+            raise InjectError(f"PLIMSOLL_INJECT: {name} has no key {key!r}; it has {known}")
+        if not equals or not value:
+            raise InjectError(f"PLIMSOLL_INJECT: {name}: {pair!r} is not key=value")
+        if key in values:
+            raise InjectError(f"PLIMSOLL_INJECT: {name}: {key} is given twice")
+        values[key] = _value(name, kind, key, value)
+    fault = kind(**values)
+    if isinstance(fault, MmapGrowth) and not (fault.bytes_per_request or fault.bytes_per_s):
+        raise InjectError(f"PLIMSOLL_INJECT: {name} needs bytes_per_request or bytes_per_s")
+    return fault
+
+
+def _value(name: str, kind: type[Fault], key: str, text: str) -> int | str:
+    if choices := get_args(get_type_hints(kind)[key]):
+        if text not in choices:
+            expected = " or ".join(choices)
+            raise InjectError(f"PLIMSOLL_INJECT: {name}: {key}={text}: expected {expected}")
+        return text
+    try:
+        number = parse_bytes(text) if "bytes" in key else int(text)
+    except ValueError:
+        raise InjectError(
+            f"PLIMSOLL_INJECT: {name}: {key}={text} is not a whole number"
+            f"{' or a size such as 4Mi' if 'bytes' in key else ''}"
+        ) from None
+    least = 0 if key == "freeze_every" or kind is MmapGrowth else 1
+    if number < least:
+        raise InjectError(f"PLIMSOLL_INJECT: {name}: {key}={text}: must be at least {least}")
+    return number

@@ -1,0 +1,99 @@
+"""The faults that can be switched on, one class each: its keys, and where it shows.
+
+Each is a defect that a serving engine really had; its docstring says which. What a fault does is in
+:mod:`plimsoll_faults.defects` and :mod:`plimsoll_faults.frontend`. Nothing here knows
+torch.
+"""
+
+from plimsoll_faults.kinds.base import Fault
+from plimsoll_faults.kinds.caches import (
+    CacheFills,
+    EncoderBudgetHeld,
+    EncoderFreedEarly,
+    EvictionLoop,
+    MediaKept,
+    OffloadAbandoned,
+    OffloadPinned,
+    OffloadUnpolled,
+    PinnedItems,
+)
+from plimsoll_faults.kinds.device import (
+    CollectiveScratch,
+    DeviceDict,
+    DeviceRaw,
+    FailedCapture,
+    GrammarMasks,
+    GraphPerKey,
+    IpcUnreleased,
+    KeptKv,
+    SliceKept,
+)
+from plimsoll_faults.kinds.frontend import (
+    AbortUnregistered,
+    DescriptorGrowth,
+    MetricLabels,
+    TokenizerCache,
+)
+from plimsoll_faults.kinds.host import (
+    AppendList,
+    GrammarCacheGrowth,
+    LoraResidue,
+    MethodCache,
+    MmapGrowth,
+    PinnedBuffers,
+    SharedGrowth,
+    SharedOrphan,
+    SwappedGrowth,
+)
+from plimsoll_faults.kinds.requests import AbortChoices, RequestCycle, StoredException
+
+__all__ = [
+    "KINDS",
+    "AbortChoices",
+    "AbortUnregistered",
+    "AppendList",
+    "CacheFills",
+    "CollectiveScratch",
+    "DescriptorGrowth",
+    "DeviceDict",
+    "DeviceRaw",
+    "EncoderBudgetHeld",
+    "EncoderFreedEarly",
+    "EvictionLoop",
+    "FailedCapture",
+    "Fault",
+    "GrammarCacheGrowth",
+    "GrammarMasks",
+    "GraphPerKey",
+    "IpcUnreleased",
+    "KeptKv",
+    "LoraResidue",
+    "MediaKept",
+    "MethodCache",
+    "MetricLabels",
+    "MmapGrowth",
+    "OffloadAbandoned",
+    "OffloadPinned",
+    "OffloadUnpolled",
+    "PinnedBuffers",
+    "PinnedItems",
+    "RequestCycle",
+    "SharedGrowth",
+    "SharedOrphan",
+    "SliceKept",
+    "StoredException",
+    "SwappedGrowth",
+    "TokenizerCache",
+]
+
+KINDS: tuple[type[Fault], ...] = (
+    RequestCycle, StoredException, AbortChoices, AbortUnregistered,
+    AppendList, MethodCache, GrammarCacheGrowth, MmapGrowth, SwappedGrowth,
+    SharedGrowth, SharedOrphan, PinnedBuffers, LoraResidue,
+    TokenizerCache, MetricLabels, DescriptorGrowth,
+    DeviceDict, SliceKept, DeviceRaw, KeptKv, IpcUnreleased, GraphPerKey, FailedCapture,
+    GrammarMasks, CollectiveScratch,
+    EvictionLoop, PinnedItems, EncoderFreedEarly, EncoderBudgetHeld,
+    MediaKept, OffloadUnpolled, OffloadAbandoned, OffloadPinned,
+    CacheFills,
+)  # fmt: skip

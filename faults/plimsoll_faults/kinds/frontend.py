@@ -1,0 +1,48 @@
+"""Faults of the frontend."""
+
+from __future__ import annotations
+
+from plimsoll_api.admin import Role
+from plimsoll_faults.kinds.base import Fault
+
+
+class AbortUnregistered(Fault, frozen=True, tag="abort_unregistered"):
+    """A client leaves between the registration of its request and the first token: the abort finds
+    nothing to end, and the frontend keeps the entry with ``payload_bytes`` of its media."""
+
+    owner = "request states of the frontend"
+    segment = "python_objects, malloc_in_use"
+    cure = "engine restart"
+    process = Role.FRONTEND
+    payload_bytes: int = 64 << 10
+
+
+class TokenizerCache(Fault, frozen=True, tag="tokenizer_cache"):
+    """The frontend keeps each prompt's text and its tokens, ``repeat`` times, to save a second
+    tokenization."""
+
+    owner = "the tokenizer's memory of prompts"
+    segment = "python_objects, malloc_in_use"
+    cure = "engine restart"
+    process = Role.FRONTEND
+    repeat: int = 16
+
+
+class MetricLabels(Fault, frozen=True, tag="metric_labels"):
+    """A metric has the request's id as a label: each request adds a time series to the registry and
+    to every scrape, and none is ever removed."""
+
+    owner = "time series of the metrics registry"
+    segment = "python_objects"
+    cure = "engine restart"
+    process = Role.FRONTEND
+
+
+class DescriptorGrowth(Fault, frozen=True, tag="descriptor_growth"):
+    """A pipe wakes the watcher of each request's client; the end of the request closes one end
+    alone. At the limit of open files no connection is accepted any more."""
+
+    owner = "pipes of requests that ended"
+    segment = "none: file descriptors"
+    cure = "engine restart"
+    process = Role.FRONTEND

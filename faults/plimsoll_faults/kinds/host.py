@@ -1,0 +1,90 @@
+"""Faults that grow in the worker's host memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from plimsoll_faults.kinds.base import MIB, Fault
+
+
+class AppendList(Fault, frozen=True, tag="append_list"):
+    """A list keeps ``bytes_per_request`` of Python objects of each finished request."""
+
+    owner = "a global list"
+    segment = "python_objects"
+    bytes_per_request: int = 64 << 10
+
+
+class MethodCache(Fault, frozen=True, tag="method_cache"):
+    """``functools.lru_cache`` on a method: a class-wide cache that holds every instance that it was
+    called on, each with ``bytes_per_request``."""
+
+    owner = "a method's cache"
+    segment = "malloc_in_use"
+    bytes_per_request: int = 256 << 10
+
+
+class GrammarCacheGrowth(Fault, frozen=True, tag="grammar_cache_growth"):
+    """Compiled grammars are kept by their text for ever: each finished request adds one whose text
+    is ``text_bytes`` long."""
+
+    owner = "compiled grammars outside their cache"
+    segment = "malloc_in_use"
+    text_bytes: int = 2 << 10
+
+
+class MmapGrowth(Fault, frozen=True, tag="mmap_growth"):
+    """Anonymous mappings outside malloc, touched and never unmapped."""
+
+    owner = "mappings of a library"
+    segment = "anonymous_other"
+    bytes_per_request: int = 0
+    bytes_per_s: int = 0
+
+
+class SwappedGrowth(Fault, frozen=True, tag="swapped_growth"):
+    """Anonymous mappings that are never used again are pushed out to swap: ``bytes_per_request``.
+    Resident memory stays flat while the process grows (ollama#18106: 9.35 GiB leaked, 70 MiB
+    resident). Needs swap, on the machine and in the container's limits."""
+
+    owner = "mappings of a library, swapped out"
+    segment = "anonymous_other"
+    bytes_per_request: int = 1 * MIB
+
+
+class SharedGrowth(Fault, frozen=True, tag="shared_growth"):
+    """Shared memory, as between processes that pass tensors, is written and never closed:
+    ``bytes_per_request``."""
+
+    owner = "shared memory files"
+    segment = "shared"
+    bytes_per_request: int = 1 * MIB
+
+
+class SharedOrphan(Fault, frozen=True, tag="shared_orphan"):
+    """A request's data is handed over in a named segment of ``bytes_per_request``, which the
+    receiver is to remove; it never comes (sglang#40723). No process holds the segment, so that it
+    outlives the worker and the container. ``family``: a file in /dev/shm, or a SysV segment. A
+    worker restart ends the growth and returns nothing."""
+
+    owner = "segments that no process holds"
+    segment = "shared_orphan"
+    cure = "pod replacement"
+    bytes_per_request: int = 1 * MIB
+    family: Literal["posix", "sysv"] = "posix"
+
+
+class PinnedBuffers(Fault, frozen=True, tag="pinned_buffers"):
+    """Pinned staging buffers of ``bytes_per_request`` are kept in a global, one each request."""
+
+    owner = "a global of pinned buffers"
+    segment = "anonymous_other, malloc_in_use on a CPU"
+    bytes_per_request: int = 1 * MIB
+
+
+class LoraResidue(Fault, frozen=True, tag="lora_residue"):
+    """Each adapter that is loaded leaves the host's copy of its tensors behind, also after it is
+    unloaded. Needs ``--enable-lora``."""
+
+    owner = "host copies of LoRA adapters"
+    segment = "malloc_in_use"

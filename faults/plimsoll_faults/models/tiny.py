@@ -1,0 +1,202 @@
+"""A tiny Qwen3 checkpoint, made in a second, whose next token is never in doubt.
+
+``python -m plimsoll_faults.models.tiny OUT`` writes config, weights (float32, about 1 MB),
+tokenizer and generation config. The weights are not random: they spell out the rule
+
+    next = code_0(t[-1]) + code_1(t[-1 - LAGS[0]]) + ... + code_4(t[-1 - LAGS[3]])  (mod M)
+
+where each ``code`` is a fixed random number for each token and M is the number of tokens that
+stand for plain text. A number modulo M is written as phases at F frequencies. Each layer's one
+speaking head looks back by a fixed distance (its query and key differ by a rotation, so the score
+depends on the distance alone and peaks at the lag), and its MLP adds the two numbers: SwiGLU
+computes exact products, silu(x)y + silu(-x)(-y) = xy, so it can add angles. The output head scores
+token v with the sum of cos(phase difference), which has one high peak: the best logit is far ahead
+of the second at every step, so equality tests of greedy text in float32 cannot flake on ties. (In
+bfloat16 the rounding of seven products in a row eats the lead: the text there is another one.)
+Text depends on 84 tokens of context, never says EOS and does not fall into loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from plimsoll_faults.models import tiny_text
+
+FREQUENCIES = 8
+PHASES = 2 * FREQUENCIES
+LAGS = (1, 6, 23, 83)
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, PHASES
+HIDDEN, INTERMEDIATE = 128, 128
+ROPE_THETA = 10_000.0
+MAX_POSITIONS = 8192
+SHARPNESS = 14.0
+"""Gain of query and key. The attended token gets more than .99 of the weight at every position."""
+HEAD_GAIN = 2.0
+SEED = 20
+
+STATE = slice(0, PHASES)
+LOOKED_AT = slice(PHASES, 2 * PHASES)
+ONE = (len(LAGS) + 2) * PHASES
+"""The hidden dimension that is always 1."""
+LINEAR_GATE = 8.0
+SILU_OF_GATE = LINEAR_GATE / (1 + math.exp(-LINEAR_GATE))
+
+
+def code_slice(index: int) -> slice:
+    """Where a token's embedding holds ``code_index``; the first is the state itself."""
+    if index == 0:
+        return STATE
+    return slice((index + 1) * PHASES, (index + 2) * PHASES)
+
+
+def phases(residues: torch.Tensor, frequencies: list[int], modulus: int) -> torch.Tensor:
+    """[n, PHASES]: the cosines, then the sines."""
+    angles = residues.double().unsqueeze(-1) * torch.tensor(frequencies) * (2 * math.pi / modulus)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
+
+
+def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
+    """The frequencies, out of some random draws, whose second-best score is the lowest."""
+    draws = [rng.sample(range(1, modulus // 2), FREQUENCIES) for _ in range(300)]
+    distance = torch.arange(1, modulus, dtype=torch.float64).unsqueeze(-1) * 2 * math.pi / modulus
+
+    def second_best(draw: list[int]) -> float:
+        return float((distance * torch.tensor(draw)).cos().sum(dim=-1).max())
+
+    return min(draws, key=second_best)
+
+
+def attention_weights(layer: int) -> dict[str, torch.Tensor]:
+    """The head of ``layer`` looks back by its lag and copies the code of the token there."""
+    head, lag = layer % HEADS, LAGS[layer]
+    kv_head = head // (HEADS // KV_HEADS)
+    angles = lag * ROPE_THETA ** (-torch.arange(FREQUENCIES).double() / FREQUENCIES)
+    query = torch.zeros(HEADS * HEAD_DIM, HIDDEN)
+    key = torch.zeros(KV_HEADS * HEAD_DIM, HIDDEN)
+    value = torch.zeros(KV_HEADS * HEAD_DIM, HIDDEN)
+    out = torch.zeros(HIDDEN, HEADS * HEAD_DIM)
+    rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+    kv_rows = slice(kv_head * HEAD_DIM, (kv_head + 1) * HEAD_DIM)
+    query[rows, ONE] = torch.cat([angles.cos(), -angles.sin()]).float()
+    key[kv_rows, ONE] = torch.cat([torch.ones(FREQUENCIES), torch.zeros(FREQUENCIES)])
+    value[kv_rows, code_slice(layer + 1)] = torch.eye(PHASES)
+    out[LOOKED_AT, rows] = torch.eye(PHASES)
+    return {
+        "self_attn.q_proj.weight": query,
+        "self_attn.k_proj.weight": key,
+        "self_attn.v_proj.weight": value,
+        "self_attn.o_proj.weight": out,
+        "self_attn.q_norm.weight": torch.full((HEAD_DIM,), SHARPNESS),
+        "self_attn.k_norm.weight": torch.full((HEAD_DIM,), SHARPNESS),
+    }
+
+
+def mlp_weights() -> dict[str, torch.Tensor]:
+    """Weights for ``state += looked_at`` as angles, ``looked_at = 0``."""
+    gate, up = torch.zeros(INTERMEDIATE, HIDDEN), torch.zeros(INTERMEDIATE, HIDDEN)
+    down = torch.zeros(HIDDEN, INTERMEDIATE)
+    neuron = 0
+
+    def product(left: int, right: int, target: int, sign: float) -> None:
+        nonlocal neuron
+        for mirror in (1.0, -1.0):
+            gate[neuron, left], up[neuron, right] = mirror, mirror
+            down[target, neuron] = sign
+            neuron += 1
+
+    for f in range(FREQUENCIES):
+        cos, sin = f, FREQUENCIES + f
+        other_cos, other_sin = PHASES + cos, PHASES + sin
+        product(cos, other_cos, cos, 1.0)
+        product(sin, other_sin, cos, -1.0)
+        product(sin, other_cos, sin, 1.0)
+        product(cos, other_sin, sin, 1.0)
+    for dimension in range(2 * PHASES):  # take the old state and what was looked at away
+        gate[neuron, ONE], up[neuron, dimension] = LINEAR_GATE, 1.0
+        down[dimension, neuron] = -1.0 / SILU_OF_GATE
+        neuron += 1
+    return {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": down}
+
+
+def build(spoken: list[int], vocabulary: int) -> dict[str, torch.Tensor]:
+    """All tensors, by their names in a Qwen3 checkpoint."""
+    rng = random.Random(SEED)
+    modulus = len(spoken)
+    frequencies = choose_frequencies(rng, modulus)
+    embedding = torch.zeros(vocabulary, HIDDEN)
+    embedding[:, ONE] = 1.0
+    for index in range(len(LAGS) + 1):
+        residues = torch.tensor([rng.randrange(modulus) for _ in range(vocabulary)])
+        embedding[:, code_slice(index)] = phases(residues, frequencies, modulus)
+    head = torch.zeros(vocabulary, HIDDEN)
+    head[spoken, STATE] = HEAD_GAIN * phases(torch.arange(modulus), frequencies, modulus)
+
+    def norm(phase_groups: int) -> torch.Tensor:
+        # A phase group has FREQUENCIES as its squared norm, so RMSNorm divides by a constant that
+        # this weight takes back.
+        return torch.full((HIDDEN,), math.sqrt((phase_groups * FREQUENCIES + 1) / HIDDEN))
+
+    groups = len(LAGS) + 1
+    tensors = {
+        "model.embed_tokens.weight": embedding,
+        "model.norm.weight": norm(groups),
+        "lm_head.weight": head,
+    }
+    for layer in range(len(LAGS)):
+        parts = attention_weights(layer) | mlp_weights()
+        parts["input_layernorm.weight"] = norm(groups)
+        parts["post_attention_layernorm.weight"] = norm(groups + 1)
+        tensors |= {f"model.layers.{layer}.{name}": part for name, part in parts.items()}
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Write the whole checkpoint into ``folder``, which is made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny_text.train()
+    vocabulary = tokenizer.get_vocab_size()
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "dtype": "float32",
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": len(LAGS),
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": ROPE_THETA,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": tokenizer.token_to_id(tiny_text.BOS),
+        "eos_token_id": tokenizer.token_to_id(tiny_text.EOS),
+        "pad_token_id": tokenizer.token_to_id(tiny_text.BOS),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tiny_text.write(tokenizer, folder)
+    tensors = build(tiny_text.speakable(tokenizer), vocabulary)
+    weights = folder / "model.safetensors"
+    save_file(tensors, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # safetensors makes it private; the engine may run as another user
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the tiny Qwen3 checkpoint.")
+    parser.add_argument("out", type=Path, help="folder to write it to")
+    write_checkpoint(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    main()

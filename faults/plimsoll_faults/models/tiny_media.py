@@ -1,0 +1,233 @@
+"""Tiny checkpoints that see and hear: LLaVA (CLIP, projector, Llama) and Whisper, in a second.
+
+``python -m plimsoll_faults.models.tiny_media llava|whisper OUT`` writes config, weights (float32,
+under 1 MB), tokenizer, processor and generation configs, the same bytes on every run; ``all`` as
+the kind writes each to a folder of its name in OUT. The weights are random, with the spread that
+keeps activations of order one: text depends on every token and on every pixel or sample, and the
+best logit leads by far more than float32 rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PreTrainedModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from plimsoll_faults.models import tiny_text
+
+SEED = 21
+HIDDEN = 64
+IMAGE = "<image>"
+IMAGE_SIZE, PATCH = 56, 14
+IMAGE_TOKENS = (IMAGE_SIZE // PATCH) ** 2
+SAMPLE_RATE = 16_000
+MEL_BINS = 40
+HOP = 160
+WINDOW_S = 1
+"""Whisper's own window is 30 s; the tiny one hears a second at a time."""
+WHISPER_TOKENS = (
+    "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>",
+    "<|notimestamps|>",
+)  # fmt: skip
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def write_llava(folder: Path) -> None:
+    """A chat model that takes images of any size as 16 tokens each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny_text.train()
+    tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
+    image_token = tokenizer.token_to_id(IMAGE)
+    text = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=tokenizer.token_to_id(tiny_text.BOS),
+        eos_token_id=tokenizer.token_to_id(tiny_text.EOS),
+        pad_token_id=tokenizer.token_to_id(tiny_text.BOS),
+    )
+    vision = CLIPVisionConfig(
+        hidden_size=HIDDEN // 2,
+        intermediate_size=HIDDEN,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=IMAGE_SIZE,
+        patch_size=PATCH,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=image_token,
+        image_seq_length=IMAGE_TOKENS,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    model = LlavaForConditionalGeneration(config)
+    _fill(model)
+    with torch.no_grad():
+        model.lm_head.weight[image_token] = 0.0  # it is never said
+    _save(model, folder)
+    tiny_text.write(tokenizer, folder)
+    _change(folder / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
+    size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    image_processor = {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"shortest_edge": IMAGE_SIZE},
+        "resample": 3,
+        "do_center_crop": True,
+        "crop_size": size,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
+    processor = {
+        "processor_class": "LlavaProcessor",
+        "image_token": IMAGE,
+        "patch_size": PATCH,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }
+    _write(folder / "preprocessor_config.json", image_processor)
+    _write(folder / "processor_config.json", processor)
+
+
+def write_whisper(folder: Path) -> None:
+    """A transcriber of sounds up to a second a window."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny_text.train()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in WHISPER_TOKENS])
+    token = {text: tokenizer.token_to_id(text) for text in WHISPER_TOKENS}
+    eos = tokenizer.token_to_id(tiny_text.EOS)
+    config = WhisperConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        num_mel_bins=MEL_BINS,
+        d_model=HIDDEN,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=2 * HIDDEN,
+        decoder_layers=2,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=2 * HIDDEN,
+        max_source_positions=WINDOW_S * SAMPLE_RATE // HOP // 2,
+        max_target_positions=448,
+        pad_token_id=eos,
+        bos_token_id=eos,
+        eos_token_id=eos,
+        decoder_start_token_id=token["<|startoftranscript|>"],
+        dtype="float32",
+    )
+    model = WhisperForConditionalGeneration(config)
+    _fill(model)
+    with torch.no_grad():
+        # Input and output embeddings are one matrix in Whisper: without louder layers and positions
+        # every token would answer itself, whatever it hears.
+        model.model.decoder.embed_positions.weight.mul_(4.0)
+        for layer in model.model.decoder.layers:
+            layer.self_attn.out_proj.weight.mul_(3.0)
+            layer.encoder_attn.q_proj.weight.mul_(3.0)
+            layer.encoder_attn.out_proj.weight.mul_(4.0)
+            layer.fc2.weight.mul_(8.0)
+    _save(model, folder)
+    tiny_text.write(tokenizer, folder)
+    generation = {
+        "bos_token_id": eos,
+        "eos_token_id": eos,
+        "pad_token_id": eos,
+        "decoder_start_token_id": token["<|startoftranscript|>"],
+        "is_multilingual": True,
+        "lang_to_id": {text: token[text] for text in ("<|en|>", "<|de|>")},
+        "task_to_id": {task: token[f"<|{task}|>"] for task in ("transcribe", "translate")},
+        "no_timestamps_token_id": token["<|notimestamps|>"],
+        "suppress_tokens": [token[text] for text in WHISPER_TOKENS],
+        "begin_suppress_tokens": [eos],
+        "max_length": 448,
+    }
+    extractor = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": MEL_BINS,
+        "sampling_rate": SAMPLE_RATE,
+        "hop_length": HOP,
+        "chunk_length": WINDOW_S,
+        "n_fft": 400,
+        "padding_value": 0.0,
+    }
+    _write(folder / "generation_config.json", generation)
+    _write(folder / "preprocessor_config.json", extractor)
+
+
+def _fill(model: PreTrainedModel) -> None:
+    """Weights whose products keep their size; norms and biases a little off one and zero."""
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.ndim > 1:
+                embedding = "embed" in name
+                fan_in = 1 if embedding else math.prod(weight.shape[1:])
+                weight.copy_(noise * (0.7 if embedding else 1.2) / math.sqrt(fan_in))
+            else:
+                weight.copy_(noise * 0.1 + ("norm" in name and "weight" in name))
+
+
+def _save(model: PreTrainedModel, folder: Path) -> None:
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # the engine may run as another user
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _change(path: Path, **fields: Any) -> None:
+    _write(path, json.loads(path.read_text()) | fields)
+
+
+WRITERS = {"llava": write_llava, "whisper": write_whisper}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write a tiny multimodal checkpoint.")
+    parser.add_argument("kind", choices=[*sorted(WRITERS), "all"])
+    parser.add_argument("out", type=Path, help="folder to write it to")
+    arguments = parser.parse_args()
+    if arguments.kind != "all":
+        WRITERS[arguments.kind](arguments.out)
+        return
+    for kind, write in WRITERS.items():
+        write(arguments.out / kind)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The leak lab: labelled series for the detector, and real processes that leak or only look so."""

@@ -1,0 +1,35 @@
+"""What only looks like a leak: the families of false positives, each split's by their names."""
+
+from __future__ import annotations
+
+from leaklab import (
+    healthy_known,
+    seen_device,
+    seen_host,
+    seen_memory,
+    seen_operations,
+    seen_processes,
+    seen_service,
+    seen_silence,
+    seen_work,
+    seen_workspaces,
+    unseen_device,
+    unseen_host,
+    unseen_service,
+)
+from leaklab.cases import Build, Split
+
+FAMILIES: dict[Split, dict[str, Build]] = {
+    Split.DEVELOPMENT: healthy_known.DEVELOPMENT,
+    Split.SEEN: healthy_known.SEEN
+    | seen_memory.FAMILIES
+    | seen_work.FAMILIES
+    | seen_silence.FAMILIES
+    | seen_host.FAMILIES
+    | seen_device.FAMILIES
+    | seen_service.FAMILIES
+    | seen_processes.FAMILIES
+    | seen_workspaces.FAMILIES
+    | seen_operations.FAMILIES,
+    Split.TEST: unseen_host.FAMILIES | unseen_device.FAMILIES | unseen_service.FAMILIES,
+}

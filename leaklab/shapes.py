@@ -1,0 +1,106 @@
+"""How leaks grow: the share of its budget that one has spent, by the share of its time.
+
+Each is nought at nought and one at one, and goes on beyond. A shape takes a seed, which most of
+them do not need.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+
+from leaklab.series import Curve
+
+
+def _quickening(seed: int) -> Curve:
+    return lambda x: x**1.6
+
+
+LOG_5 = math.log(5)
+
+
+def _slowing(seed: int) -> Curve:
+    return lambda x: math.log1p(4 * x) / LOG_5
+
+
+def _in_waves(seed: int) -> Curve:
+    """Three waves until one is reached, of a rate between nearly nothing and twice the mean."""
+    wave = 6 * math.pi
+    return lambda x: x - 0.9 * math.sin(wave * x) / wave
+
+
+LUMPS = 14
+
+
+def _in_lumps(seed: int) -> Curve:
+    """Rare events that each leak at once, at uneven times and of uneven sizes, the same again
+    after one is reached."""
+    rng = random.Random(seed)
+    times = [(number + rng.random()) / LUMPS for number in range(LUMPS)]
+    totals = [0.0, *accumulate(rng.uniform(0.3, 1.7) for _ in times)]
+
+    def curve(x: float) -> float:
+        whole, part = divmod(x, 1.0)
+        return whole + totals[bisect_right(times, part)] / totals[-1]
+
+    return curve
+
+
+def _by_ratchet(seed: int) -> Curve:
+    """A clean-up comes 11 times until one is reached, and finds two fifths of what came since."""
+
+    def curve(x: float) -> float:
+        whole, part = divmod(11.5 * x, 1.0)
+        return (whole + part / 0.6) / (11 + 0.5 / 0.6)
+
+    return curve
+
+
+TABLE, FIRST = 0.4, 1 / 64
+"""A table's share of what is spent when it is full, and the smallest table, in shares of that."""
+
+
+def _by_doubling(seed: int) -> Curve:
+    """Entries of a table that is never emptied: they come evenly, and the table is made twice as
+    large whenever it is full."""
+
+    def curve(x: float) -> float:
+        slots = FIRST * 2 ** math.ceil(math.log2(max(1.0, x / FIRST))) if x else 0.0
+        return (1 - TABLE) * x + TABLE * slots
+
+    return curve
+
+
+SPELLS = 5
+
+
+def _in_spells(seed: int) -> Curve:
+    """Only while one feature is in use: in spells of uneven lengths, each at a rate of its own,
+    the same again after one is reached. A spell is a third to two thirds of its turn."""
+    rng = random.Random(seed)
+    begins = list(accumulate((rng.uniform(0.5, 1.5) for _ in range(SPELLS)), initial=0.0))
+    lasts = [rng.uniform(0.33, 0.67) * (b - a) for a, b in pairwise(begins)]
+    grown = [0.0, *accumulate(rng.uniform(0.5, 1.5) for _ in lasts)]
+
+    def curve(x: float) -> float:
+        whole, part = divmod(x, 1.0)
+        at = part * begins[-1]
+        number = bisect_right(begins, at) - 1
+        done = min(1.0, (at - begins[number]) / lasts[number])
+        return whole + (grown[number] + done * (grown[number + 1] - grown[number])) / grown[-1]
+
+    return curve
+
+
+SHARES: dict[str, Callable[[int], Curve]] = {
+    "quickening": _quickening,
+    "slowing": _slowing,
+    "waves": _in_waves,
+    "lumps": _in_lumps,
+    "ratchet": _by_ratchet,
+    "doubling": _by_doubling,
+    "spells": _in_spells,
+}

@@ -1,0 +1,117 @@
+"""Leaks that follow one counter of the engine while all its counters vary independently.
+
+A service's mix of work changes: images in the morning, aborts in an outage. Each counter has a rate
+of its own that changes over time; the splits differ in how it does. The leak follows one of them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
+
+from leaklab.cases import SPENT_S, Case, Split
+from leaklab.series import MIB, Curve, Series, bursty
+from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME
+
+RATES = {
+    "requests": 5.0,
+    "aborts": 0.4,
+    "errors": 0.05,
+    "images": 1.5,
+    "audios": 0.3,
+    "prompt_tokens": 4000.0,
+    "generated_tokens": 900.0,
+    "distinct_prompts": 2.5,
+    "adapters": 0.02,
+}
+"""Mean events a second."""
+BUDGET = 512 * MIB
+STARTS = 300.0
+NOISES = (8 * MIB, 25 * MIB, 40 * MIB)
+
+
+def switching(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total whose rate is another one every now and then (log-normal, standard deviation .8)."""
+    at, rates = [0.0], []
+    while at[-1] < length:
+        rates.append(rate * rng.lognormvariate(-0.32, 0.8))
+        at.append(at[-1] + rng.uniform(0.02, 0.12) * length)
+    steps = [r * (b - a) for r, a, b in zip(rates, at, at[1:], strict=False)]
+    totals = [0.0, *accumulate(steps)]
+
+    def curve(t: float) -> float:
+        place = min(len(rates), bisect_right(at, t)) - 1
+        return totals[place] + rates[place] * (t - at[place])
+
+    return curve
+
+
+def in_shifts(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total that comes in shifts, by a timetable of its own; between them there is little."""
+    period, share = rng.uniform(0.07, 0.3) * length, rng.uniform(0.2, 0.6)
+    began, quiet = rng.random() * period, rng.uniform(0.02, 0.2)
+    shifts = bursty((1 - quiet) * rate, period, share)
+    return lambda t: quiet * rate * t + shifts(t + began) - shifts(began)
+
+
+CASCADES = (8, 30)
+"""The least and the most of them in a run."""
+
+
+def in_cascades(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total that comes in cascades at any time, of very unequal sizes: each is quick at first and
+    dies away in a time of its own. One part comes evenly, between them too."""
+    even = rng.uniform(0.05, 0.3)
+    times = [rng.uniform(-0.2, 1.0) * length for _ in range(rng.randint(*CASCADES))]
+    cascades = [
+        (at, rng.paretovariate(1.5), rng.uniform(0.01, 0.08) * length) for at in sorted(times)
+    ]
+
+    def come(t: float) -> float:
+        return sum(size * (1 - math.exp((at - t) / tau)) for at, size, tau in cascades if at < t)
+
+    before = come(0.0)
+    each = (1 - even) * rate * length / (come(length) - before)
+    return lambda t: even * rate * t + each * (come(t) - before)
+
+
+VARYING: dict[Split, Callable[[float, float, random.Random], Curve]] = {
+    Split.DEVELOPMENT: switching,
+    Split.SEEN: in_shifts,
+    Split.TEST: in_cascades,
+}
+
+
+def triggers(split: Split, seeds: int = 1) -> list[Case]:
+    """Counter x rate x seed; the fast rate is left out, for nothing varies within a minute."""
+    return [
+        _case(split, name, rate, seed)
+        for name in (*RATES, TIME)
+        for rate in SPENT_S[split]
+        if rate != "fast"
+        for seed in range(seeds)
+    ]
+
+
+def _case(split: Split, name: str, rate: str, seed: int) -> Case:
+    spent = SPENT_S[split][rate]
+    length = STARTS + 1.25 * spent
+    rng = random.Random(f"{split}/{name}/{rate}/{seed}")
+    totals = {one: VARYING[split](mean, length, rng) for one, mean in RATES.items()}
+    driver: Curve = (lambda t: t) if name == TIME else totals[name]
+    each = BUDGET / (driver(STARTS + spent) - driver(STARTS))
+    series = Series(
+        duration=length,
+        interval=min(30.0, max(1.0, round(length / 4000))),
+        leak=lambda t: each * max(0.0, driver(t) - driver(STARTS)),
+        noise=NOISES[rng.randrange(3)],
+        seed=rng.randrange(1 << 30),
+        counters={FIELDS[one]: total for one, total in totals.items()},
+    )
+    found = f"trigger-{name}-{rate}-{seed}"
+    return Case(
+        found, f"trigger {name}", split, series, "HostGrowth", STARTS, "malloc_in_use", trigger=name
+    )

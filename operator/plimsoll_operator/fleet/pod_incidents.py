@@ -1,0 +1,222 @@
+"""Incidents that only pods tell of: kills for memory, crash loops, and replicas that are gone.
+
+A supervisor tells of its engine's kill itself; the operator waits for that, and tells of the rest.
+Names are made of the pod and its restart, so that the same kill is told once whoever sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from plimsoll_api.incidents import ENDED
+from plimsoll_api.names import API_VERSION, INCIDENT_KIND
+from plimsoll_api.times import unix_seconds
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.render import names
+
+GRACE_S = 30.0
+"""So long the supervisor has to tell of a kill by itself."""
+CRASHES = 3
+REPLACE = "PodReplace"
+REQUESTED = frozenset({"Requested", "Begun"})
+
+
+@dataclass
+class Findings:
+    """``new`` incidents, ``updates`` of statuses, pods to ``evict``, when to look ``again``."""
+
+    new: list[Object] = field(default_factory=list)
+    updates: list[Object] = field(default_factory=list)
+    evict: list[str] = field(default_factory=list)
+    again_s: float | None = None
+
+
+def examine(service: Object, pods: list[Object], incidents: list[Object], now: str) -> Findings:
+    """What there is to tell. ``pods`` are all pods of the service, those on their way out too."""
+    found = Findings()
+    known = {one["metadata"]["name"]: one for one in incidents}
+    for pod in pods:
+        for container in _statuses(pod):
+            _kills(found, service, pod, container, incidents, known, now)
+            _crashes(found, service, pod, container, known, now)
+    _requests(found, pods, incidents)
+    _orphans(found, pods, incidents, now)
+    return found
+
+
+def _kills(
+    found: Findings,
+    service: Object,
+    pod: Object,
+    container: Object,
+    incidents: list[Object],
+    known: dict[str, Object],
+    now: str,
+) -> None:
+    for state in (container.get("state"), container.get("lastState")):
+        ended = (state or {}).get("terminated") or {}
+        at = str(ended.get("finishedAt"))
+        when = _time(at)
+        if ended.get("reason") != "OOMKilled" or when is None:
+            continue
+        pod_name = pod["metadata"]["name"]
+        name = f"{pod_name}-{container['name']}-oom-{int(when):x}"
+        if name in known or _reported(pod_name, container["name"], at, incidents):
+            continue
+        age = _seconds(at, now)
+        if age is not None and age < GRACE_S and container["name"] == names.ENGINE:
+            wait = min(GRACE_S, GRACE_S - age)  # a node's clock may be ahead of ours
+            found.again_s = wait if found.again_s is None else min(found.again_s, wait)
+            continue
+        limit = _limit(pod, container["name"])
+        status = {
+            "phase": "Unresolved",
+            "outcome": "ContainerRestarted",
+            "message": f"the kernel OOM-killed container {container['name']}"
+            + (f" at its memory limit of {limit}" if limit else "")
+            + "; no request could be carried over",
+            "endedAt": now,
+        }
+        found.new.append(
+            _incident(service, name, pod_name, container, "OutOfMemoryKill", at, status)
+        )
+
+
+def _crashes(
+    found: Findings, service: Object, pod: Object, container: Object, known: dict[str, Object],
+    now: str,
+) -> None:  # fmt: skip
+    pod_name = pod["metadata"]["name"]
+    name = f"{pod_name}-{container['name']}-crashes"
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    looping = (
+        waiting.get("reason") == "CrashLoopBackOff" and container.get("restartCount", 0) >= CRASHES
+    )
+    incident = known.get(name)
+    if looping and incident is None:
+        ended = (container.get("lastState") or {}).get("terminated") or {}
+        code = ended.get("exitCode")
+        status = {
+            "phase": "Confirmed",
+            "confirmedAt": now,
+            "message": f"container {container['name']} ended {container['restartCount']} times; "
+            f"the last exit code was {code}: {ended.get('reason') or 'no reason given'}",
+        }
+        begun = ended.get("finishedAt") or now
+        found.new.append(_incident(service, name, pod_name, container, "CrashLoop", begun, status))
+    elif incident is not None and container.get("ready") and _open(incident):
+        found.updates.append(_end(incident, "Resolved", "Recovered", "the container is ready", now))
+
+
+def _requests(found: Findings, pods: list[Object], incidents: list[Object]) -> None:
+    present = {pod["metadata"]["name"] for pod in pods if not _leaving(pod)}
+    wanted = {one["spec"]["pod"] for one in incidents if _open(one) and _asks_for_a_pod(one)}
+    found.evict += sorted(wanted & present)
+
+
+def _orphans(found: Findings, pods: list[Object], incidents: list[Object], now: str) -> None:
+    present = {pod["metadata"]["name"] for pod in pods}
+    for one in incidents:
+        if not _open(one) or one["spec"]["pod"] in present:
+            continue
+        age = _seconds(one["metadata"].get("creationTimestamp") or now, now)
+        if age is not None and age < GRACE_S:
+            found.again_s = GRACE_S
+        elif _asks_for_a_pod(one):
+            text = "the pod was replaced at the supervisor's request"
+            found.updates.append(_end(one, "Resolved", "PodReplaced", text, now))
+        else:
+            text = "the pod no longer exists"
+            found.updates.append(_end(one, "Unresolved", "PodGone", text, now))
+
+
+def _asks_for_a_pod(incident: Object) -> bool:
+    steps = (incident.get("status") or {}).get("timeline") or ()
+    return any(one.get("step") == REPLACE and one.get("outcome") in REQUESTED for one in steps[-1:])
+
+
+def _reported(pod: str, container: str, at: str, incidents: list[Object]) -> bool:
+    return any(
+        one["spec"]["kind"] == "OutOfMemoryKill"
+        and one["spec"]["pod"] == pod
+        and one["spec"].get("container") == container
+        and (apart := _seconds(one["spec"]["openedAt"], at)) is not None
+        and abs(apart) < 2 * GRACE_S
+        for one in incidents
+    )
+
+
+def _incident(
+    service: Object, name: str, pod: str, container: Object, kind: str, at: str,
+    status: dict[str, Any],
+) -> Object:  # fmt: skip
+    meta = service["metadata"]
+    owner = {key: service[key] for key in ("apiVersion", "kind")}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": INCIDENT_KIND,
+        "metadata": {
+            "name": name,
+            "namespace": meta["namespace"],
+            "labels": names.selector(meta["name"]),
+            "ownerReferences": [owner | {"name": meta["name"], "uid": meta["uid"]}],
+        },
+        "spec": {
+            "service": meta["name"],
+            "pod": pod,
+            "container": container["name"],
+            "epoch": f"container:{container.get('restartCount', 0)}",
+            "openedAt": at,
+            "kind": kind,
+        },
+        "status": status,
+    }
+
+
+def _end(incident: Object, phase: str, outcome: str, message: str, now: str) -> Object:
+    about = {key: incident[key] for key in ("apiVersion", "kind")}
+    name = {key: incident["metadata"][key] for key in ("name", "namespace")}
+    status = {"phase": phase, "outcome": outcome, "message": message, "endedAt": now}
+    return about | {"metadata": name, "status": status}
+
+
+def _statuses(pod: Object) -> list[Object]:
+    status = pod.get("status") or {}
+    found = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+    return [one for one in found if one["name"] in (names.ENGINE, names.SUPERVISOR)]
+
+
+def _limit(pod: Object, container: str) -> str | None:
+    spec = pod.get("spec") or {}
+    for one in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+        if one["name"] == container:
+            limit = ((one.get("resources") or {}).get("limits") or {}).get("memory")
+            return str(limit) if limit else None
+    return None
+
+
+def _open(incident: Object) -> bool:
+    return (incident.get("status") or {}).get("phase") not in ENDED
+
+
+def _leaving(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def _time(at: str) -> float | None:
+    """Unix seconds of a time as the API writes it; None where it is none, or has no zone.
+
+    An incident's times are its supervisor's: the schema's ``date-time`` lets through some that
+    cannot be compared.
+    """
+    try:
+        return unix_seconds(at)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _seconds(since: str, until: str) -> float | None:
+    """Seconds between two times, None where one of them is unknown."""
+    begin, end = _time(since), _time(until)
+    return None if begin is None or end is None else end - begin

@@ -1,0 +1,120 @@
+"""Which revision is wanted, which one runs, and which one to go back to.
+
+``status.revisions`` keeps it: ``update`` is the present spec's, ``current`` the last one that
+was rolled out completely, ``good`` those to go back to, newest first. A revision is good once it
+ran in all replicas, and no longer when most of them leak or somebody goes back from it. That is
+decided with the roll-back, not at its end: the spec may change while pods are still replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.operation import OnLeak, RunRevision
+from plimsoll_operator.fleet.suspects import Suspect
+from plimsoll_operator.kinds import Object
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a roll-out does about a bad revision. ``revision`` is the one to run; ``requested``
+    says that a person asked for the last good one, not a leak."""
+
+    revision: str
+    paused: bool = False
+    action: str = "None"
+    requested: bool = False
+
+
+MAX_GOOD = 2
+"""The spec's own revision may be one of them; then there is another one to go back to."""
+
+
+def advanced(before: Object, update: str, rolled_out: str, bad: str) -> Object:
+    """``status.revisions`` after an observation.
+
+    ``rolled_out`` is the revision that runs in all replicas, empty while a roll-out is under way;
+    ``bad`` is one that leaks or that is gone back from, empty where there is none.
+    """
+    known = dict.fromkeys([rolled_out, *good(before)])
+    kept = [one for one in known if one not in ("", bad)][:MAX_GOOD]
+    current = rolled_out or before.get("current", "")
+    previous = next((one for one in kept if one != current), "")
+    named = {"update": update, "current": current, "previous": previous}
+    return {key: value for key, value in named.items() if value} | {"good": kept}
+
+
+def good(revisions: Object) -> list[str]:
+    """Good revisions, newest first. Earlier operators wrote ``current`` and ``previous`` alone."""
+    if "good" in revisions:
+        return list(revisions["good"])
+    return [revisions[name] for name in ("current", "previous") if revisions.get(name)]
+
+
+def course(
+    service: InferenceService,
+    status: Object,
+    update: str,
+    suspect: Suspect | None,
+    known: Collection[str],
+    running: str = "",
+) -> Course:
+    """What to run. ``known`` are the revisions whose template still exists, ``running`` is the one
+    that the Deployment has.
+
+    A roll-back that was begun goes on until the spec changes: its evidence ages and goes.
+    """
+    target = last_good(status.get("revisions") or {}, update, known, running)
+    if service.spec.rollout.revision is RunRevision.LAST_GOOD:
+        if target:
+            return Course(target, action="RolledBack", requested=True)
+        return Course(update, requested=True)
+    known_suspect = (status.get("suspectRevision") or {}).get("revision") == update
+    if not known_suspect and suspect is None:
+        return Course(update)
+    match service.spec.rollout.on_leak:
+        case OnLeak.CONTINUE:
+            return Course(update, action="Reported")
+        case OnLeak.HOLD:
+            return _held(status, update)
+        case OnLeak.ROLLBACK:
+            if target:
+                return Course(target, action="RolledBack")
+            return _held(status, update)
+
+
+def last_good(revisions: Object, update: str, known: Collection[str], running: str = "") -> str:
+    """The revision to go back to from ``update``, empty where there is none.
+
+    The newest good one, unless another good one runs already: then somebody has gone back to it.
+    """
+    found = [one for one in good(revisions) if one != update and one in known]
+    return running if running in found else next(iter(found), "")
+
+
+def _held(status: Object, update: str) -> Course:
+    """A roll-out that is under way stops; one that is done is only reported."""
+    if (status.get("revisions") or {}).get("current") == update:
+        return Course(update, action="Reported")
+    return Course(update, paused=True, action="Held")
+
+
+def suspect_status(
+    suspect: Suspect | None, before: Object, update: str, action: str, changed: list[str]
+) -> dict[str, Any] | None:
+    """``status.suspectRevision``: what is known now, else what was known of the same revision."""
+    known: dict[str, Any] | None = before.get("suspectRevision")
+    if suspect is None:
+        return known | {"action": action} if known and known.get("revision") == update else None
+    return {
+        "revision": suspect.revision,
+        "leak": suspect.leak,
+        "since": suspect.since,
+        "leakingReplicas": suspect.leaking,
+        "replicas": suspect.replicas,
+        "action": action,
+        "changed": changed,
+    }

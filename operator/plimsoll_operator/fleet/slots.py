@@ -1,0 +1,163 @@
+"""The fleet's circuit breaker: at most so many services under disruptive remediation at once.
+
+A supervisor restarts nothing without a slot Lease. Where more incidents are on their way than the
+fleet may bear, the operator takes the free Leases of the services that must wait, and gives them
+back as others finish. Only services with an open incident are touched: a quiet fleet costs no
+write. The operator's hold expires like a supervisor's, so that without the operator each service's
+own limit is what holds.
+
+Leases and incidents are written in the tenants' namespaces, so neither may shut the others out:
+a holder that is dead counts for nobody, a namespace and a service count for at most their share,
+and whose incident asks for no slot waits behind those that do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from plimsoll_api.incidents import ENDED
+from plimsoll_api.supervision import MAX_SLOTS
+from plimsoll_operator.kinds import Key, Object, key_of
+from plimsoll_operator.render import names
+
+HOLDER = "plimsoll-operator"
+DURATION_S = 120
+RENEW_S = 40.0
+SHARES = 2
+"""Where several namespaces have slots, one may use a limit's half; so may one service of several.
+What a fleet of one namespace may bear is not halved."""
+
+AWAITING = "AwaitingSlot"
+"""The phase of an incident whose supervisor tries to take a slot."""
+
+ASKING, IDLE = 0, 1
+LAST = "~"
+"""Sorts after every time."""
+
+
+@dataclass
+class Turns:
+    """Leases to ``take`` (or renew), to ``give`` back, and those whose turn it is, left ``open``.
+
+    ``held`` counts slots that live supervisors hold, ``asking`` those of ``take`` that a
+    supervisor asks for.
+    """
+
+    take: list[Object] = field(default_factory=list)
+    give: list[Object] = field(default_factory=list)
+    open: list[Object] = field(default_factory=list)
+    held: int = 0
+    waiting: int = 0
+    asking: int = 0
+
+
+def turns(
+    leases: list[Object],
+    incidents: list[Object],
+    limit: int,
+    dead: Collection[str] = (),
+    overlong: Collection[str] = (),
+    last_turn: Mapping[str, float] | None = None,
+) -> Turns:
+    """Whose turn it is. ``limit`` counts held slots and those left open for a service.
+
+    ``dead`` has uids of Leases that are as good as free, ``overlong`` of those that are held and
+    count no more, ``last_turn`` when a Lease's last turn ended, by its uid. First come those whose
+    supervisor asks for a slot, then those whose last turn is longest ago, then the oldest incident
+    by the API server's clock.
+    """
+    ended = last_turn or {}
+    slots = [one for one in leases if _is_slot(one)]
+    waits = _waits(incidents)
+    fair = _Shares(slots, limit)
+    found = Turns()
+    candidates = []
+    for one in slots:
+        if holder(one) in ("", HOLDER) or one["metadata"]["uid"] in dead:
+            candidates.append(one)
+        else:
+            found.held += 1
+            if one["metadata"]["uid"] not in overlong:
+                fair.hold(_key(one))
+    waiting = [one for one in candidates if _key(one) in waits]
+    waiting.sort(
+        key=lambda one: (
+            waits[_key(one)][0],
+            ended.get(one["metadata"]["uid"], 0.0),
+            waits[_key(one)][1],
+            _key(one),
+            one["metadata"]["name"],
+        )
+    )
+    found.waiting = len(waiting)
+    for one in waiting:
+        (found.open if fair.admit(_key(one)) else found.take).append(one)
+    found.asking = sum(waits[_key(one)][0] == ASKING for one in found.take)
+    shut = {one["metadata"]["uid"] for one in found.take}
+    found.give = [
+        one for one in candidates if holder(one) == HOLDER and one["metadata"]["uid"] not in shut
+    ]
+    return found
+
+
+class _Shares:
+    """Who uses how much of the limit."""
+
+    def __init__(self, slots: list[Object], limit: int) -> None:
+        self._limit = limit
+        keys = {_key(one) for one in slots}
+        half = -(-limit // SHARES)
+        self._of_service = half if len(keys) > 1 else limit
+        self._of_namespace = half if len({key.namespace for key in keys}) > 1 else limit
+        self._services: Counter[Key] = Counter()
+        self._namespaces: Counter[str] = Counter()
+        self._used = 0
+
+    def admit(self, key: Key) -> bool:
+        """Whether the service may have one slot more; it is counted then."""
+        return self._used < self._limit and self.hold(key)
+
+    def hold(self, key: Key) -> bool:
+        """Counts a slot, unless it is beyond the share of its service or namespace."""
+        within = (
+            self._services[key] < self._of_service
+            and self._namespaces[key.namespace] < self._of_namespace
+        )
+        self._services[key] += within
+        self._namespaces[key.namespace] += within
+        self._used += within
+        return within
+
+
+def _waits(incidents: list[Object]) -> dict[Key, tuple[int, str]]:
+    """Services with an open incident: whether one of them asks for a slot, and since when the
+    oldest is there. What an incident says of its beginning is its writer's claim."""
+    found: dict[Key, tuple[int, str]] = {}
+    for incident in incidents:
+        key = key_of(incident)
+        phase = (incident.get("status") or {}).get("phase")
+        if key is None or phase in ENDED:
+            continue
+        asks, since = found.get(key, (IDLE, LAST))
+        created = incident["metadata"].get("creationTimestamp") or LAST
+        found[key] = (min(asks, ASKING if phase == AWAITING else IDLE), min(since, created))
+    return found
+
+
+def holder(lease: Object) -> str:
+    """Who has the Lease, empty where nobody."""
+    return str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+
+def _is_slot(lease: Object) -> bool:
+    """Whether it has the name of a slot: anybody may put our label on a Lease of their own."""
+    key = key_of(lease)
+    return key is not None and lease["metadata"]["name"] in names.slots(key.name, MAX_SLOTS)
+
+
+def _key(lease: Object) -> Key:
+    key = key_of(lease)
+    assert key is not None  # it is in the store under its service
+    return key

@@ -1,0 +1,197 @@
+"""Carries out the circuit breaker's decisions: takes, renews and gives back slot Leases.
+
+Leases are written by PUT with the version that was read, as supervisors write them: of two who
+want one, one loses. Times are this process's own: what a Lease says of its times is its holder's
+claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from plimsoll_api.times import rfc3339_micro
+from plimsoll_operator.fleet.slots import DURATION_S, HOLDER, RENEW_S, Turns, holder, turns
+from plimsoll_operator.kinds import INCIDENT, LEASE, Object
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, ApiError, Conflict
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+EXPIRY_S = 90.0
+"""A holder whose Lease did not change for this long is dead: a supervisor renews every 15 s and
+counts as dead for the others after 60 s."""
+
+MAX_HOLD_S = 3600.0
+"""A slot that was never free for this long is not counted any more, and is left to its holder: a
+drain, a restart and its start-up take minutes."""
+
+TURN_S = 30.0
+"""A slot that is left open for a service is taken in this time (a supervisor tries every 5 s), or
+the next one has its turn."""
+
+TRIES = 3
+MAX_LOST_RACES = 5
+"""Races for one Lease that may put off in a row what the others are given back."""
+
+
+MAX_TRANSITIONS = 2**31
+"""The field has 32 bits, with a sign."""
+
+
+class _Seen(NamedTuple):
+    """A Lease's version and whether it has a holder, each with the time since which it is so."""
+
+    version: str
+    at: float
+    taken: bool
+    since: float
+
+
+class Breaker:
+    """At most ``limit`` slots of the whole cluster are held by supervisors at once."""
+
+    def __init__(
+        self, api: Api, store: Store, limit: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api, self._store, self._limit, self._clock = api, store, limit, clock
+        self._renewed: dict[str, float] = {}
+        self._leases: dict[str, _Seen] = {}
+        self._opened: dict[str, float] = {}
+        self._last_turn: dict[str, float] = {}
+        self._lost: Counter[str] = Counter()
+        self._changes: tuple[int, ...] = ()
+        self._next = -math.inf
+        self.last = Turns()
+
+    async def run(self) -> None:
+        """Decides again and again, for ever."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.turn()
+            except (ApiError, OSError, TimeoutError) as error:
+                log.warning("circuit breaker: %s", error or repr(error))
+
+    async def turn(self) -> None:
+        """One decision, carried out; none where nothing happened and nothing is due."""
+        changes, now = self._store.changes, self._clock()
+        seen = (changes[LEASE.kind], changes[INCIDENT.kind])
+        if seen == self._changes and not self.last.take and now < self._next:
+            return
+        leases = self._store.of_kind(LEASE.kind)
+        dead, overlong = self._observe(leases, now)
+        incidents = self._store.of_kind(INCIDENT.kind)
+        self.last = turns(leases, incidents, self._limit, dead, overlong, self._last_turn)
+        self._pass_turns(now)
+        due = [one for one in self.last.take if self._due(one, now)]
+        if due:
+            log.warning(
+                "circuit breaker: %d of %d slots are in use, %d services wait",
+                self.last.held, self._limit, len(self.last.take),
+            )  # fmt: skip
+        shut = await asyncio.gather(*(self._shut(one) for one in due))
+        if not all(shut):
+            return  # a supervisor was quicker: what is open is counted anew before more is opened
+        await asyncio.gather(*(self._open(one) for one in self.last.give))
+        self._changes = seen
+
+    def _observe(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
+        """Uids of Leases whose holder is dead, and of those that are held for too long."""
+        dead: set[str] = set()
+        overlong: set[str] = set()
+        fresh, due = {}, math.inf
+        for lease in leases:
+            meta = lease["metadata"]
+            uid, version = meta["uid"], str(meta.get("resourceVersion"))
+            taken = holder(lease) not in ("", HOLDER)
+            known = self._leases.get(uid)
+            at = known.at if known and known.version == version else now
+            since = known.since if known and known.taken == taken else now
+            fresh[uid] = _Seen(version, at, taken, since)
+            if not taken:
+                continue
+            self._last_turn[uid] = now
+            for end, passed in ((at + EXPIRY_S, dead), (since + MAX_HOLD_S, overlong)):
+                if now >= end:
+                    passed.add(uid)
+                else:
+                    due = min(due, end)
+        self._leases, self._next = fresh, due
+        for per_lease in (self._last_turn, self._renewed, self._lost):
+            for uid in per_lease.keys() - fresh.keys():
+                del per_lease[uid]
+        return dead, overlong
+
+    def _pass_turns(self, now: float) -> None:
+        """Ends the turns that nobody used, where others ask for theirs."""
+        opened = {one["metadata"]["uid"] for one in self.last.open}
+        self._opened = {uid: self._opened.get(uid, now) for uid in opened}
+        if not self.last.asking:
+            return
+        for uid, since in list(self._opened.items()):
+            if now - since >= TURN_S:
+                self._last_turn[uid] = now
+                del self._opened[uid]
+
+    def _due(self, lease: Object, now: float) -> bool:
+        renewed = self._renewed.get(lease["metadata"]["uid"], -RENEW_S)
+        return holder(lease) != HOLDER or now - renewed >= RENEW_S
+
+    async def _shut(self, lease: Object) -> bool:
+        """Whether it is shut, or nobody took it; False where a supervisor was quicker.
+
+        One who writes a Lease all the time does not keep the others waiting for ever.
+        """
+        uid = lease["metadata"]["uid"]
+        for _ in range(TRIES):
+            found = await self._write(lease, HOLDER)
+            if found is None:
+                self._renewed[uid] = self._clock()
+                self._lost.pop(uid, None)
+                return True
+            if holder(found) not in ("", HOLDER):
+                self._lost[uid] += 1
+                return self._lost[uid] > MAX_LOST_RACES
+            lease = found
+        return True
+
+    async def _open(self, lease: Object) -> None:
+        await self._write(lease, "")
+        self._renewed.pop(lease["metadata"]["uid"], None)
+
+    async def _write(self, lease: Object, who: str) -> Object | None:
+        """None once ``who`` has it or nobody can have it any more, else what is there in place of
+        the version that ``lease`` is. A Lease that the API server refuses is its own affair."""
+        spec = dict(lease.get("spec") or {})
+        at = rfc3339_micro(time.time())
+        if spec.get("holderIdentity") != who:
+            spec["leaseTransitions"] = ((spec.get("leaseTransitions") or 0) + 1) % MAX_TRANSITIONS
+            spec["acquireTime"] = at
+        spec |= {
+            "holderIdentity": who,
+            "renewTime": at,
+            "leaseDurationSeconds": DURATION_S if who else 1,
+        }
+        meta = lease["metadata"]
+        self._api.writes["replace", LEASE.kind] += 1
+        try:
+            self._store.put(await self._api.replace(LEASE, lease | {"spec": spec}))
+        except Conflict:
+            found = await self._api.get(LEASE, meta["namespace"], meta["name"])
+            if found is not None:
+                self._store.put(found)
+            return found
+        except ApiError as error:
+            if not error.lasting:
+                raise
+            if error.status != 404:
+                where = f"{meta['namespace']}/{meta['name']}"
+                log.warning("circuit breaker: lease %s: %s", where, error)
+        return None

@@ -1,0 +1,63 @@
+"""The objects of a service: applied where they differ, removed where they are surplus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from plimsoll_operator.kinds import BY_KIND, Key, Object, owner_uid, ref
+from plimsoll_operator.render.compare import needs_apply, with_replicas
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, Conflict
+
+log = logging.getLogger(__name__)
+
+
+class NameConflict(Exception):
+    """An object that is somebody else's has the name of one of ours."""
+
+    def __init__(self, item: Object) -> None:
+        super().__init__(
+            f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} exists and "
+            "does not belong to this InferenceService: delete it, or rename the InferenceService"
+        )
+
+
+class OwnedObjects:
+    """Write what a plan says about the objects of a service."""
+
+    def __init__(self, api: Api, store: Store) -> None:
+        self._api, self._store = api, store
+
+    async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
+        """Make one object what it should be; return False where it already is.
+
+        ``uid`` is the service's. An object that is not ours carries no label of ours and is in no
+        watch, so a first application must find nothing: nothing is taken over.
+        :class:`NameConflict` where somebody else's object has the name.
+        """
+        kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
+        if live is not None and owner_uid(live) != uid:
+            raise NameConflict(desired)
+        if live is not None and not needs_apply(desired, live):
+            return False
+        log.info("%s: apply %s", key, " ".join(ref(desired)))
+        whole = with_replicas(desired, live, first_replicas)
+        try:
+            send = self._api.apply if live is not None else self._api.apply_new
+            self._store.put(await send(kind, whole))
+        except Conflict:
+            found = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
+            if found is not None and owner_uid(found) != uid:
+                raise NameConflict(desired) from None
+            if found is not None:
+                self._store.put(found)
+            raise  # the object that is there now may change the plan
+        return True
+
+    async def remove(self, key: Key, surplus: Sequence[Object]) -> None:
+        """Delete objects, unless they changed since they were seen: a Lease was taken."""
+        for item in surplus:
+            log.info("%s: delete %s", key, " ".join(ref(item)))
+            if await self._api.delete(BY_KIND[item["kind"]], item):
+                self._store.drop(item)

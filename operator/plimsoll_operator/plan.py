@@ -1,0 +1,140 @@
+"""The decision: from an InferenceService and what was observed to what is applied and removed.
+
+Pure: no cluster, no clock. The same observation always gives the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from plimsoll_api.incidents import ENDED
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import POD_HASH
+from plimsoll_operator.fleet import revisions
+from plimsoll_operator.fleet.revisions import Course
+from plimsoll_operator.fleet.suspects import Suspect, changes, find
+from plimsoll_operator.kinds import Object, Ref, owner_uid, ref
+from plimsoll_operator.render import Images, names, render
+from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.pod import pod_template, rendered_template
+from plimsoll_operator.render.standard import NotAllowed, check
+
+
+class InvalidSpec(ValueError):
+    """The spec cannot be rendered. The message names each field."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``desired`` in the order of application; ``surplus`` is removed afterwards. ``changed`` is
+    what a suspect revision differs in from the last good one."""
+
+    desired: list[Object]
+    surplus: list[Object]
+    course: Course
+    suspect: Suspect | None
+    changed: list[str]
+
+
+def parse(item: Object) -> InferenceService:
+    """The typed service; :class:`InvalidSpec` where it does not mean anything.
+
+    The API server refuses such specs by schema and CEL, except those stored before an upgrade.
+    """
+    without_status = {key: value for key, value in item.items() if key != "status"}
+    try:
+        return InferenceService.model_validate(without_status)
+    except ValidationError as error:
+        problems = (
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)
+        )
+        raise InvalidSpec("; ".join(problems)) from None
+
+
+def reconcile(
+    service: InferenceService,
+    owned: Mapping[Ref, Object],
+    pods: list[Object],
+    incidents: list[Object],
+    images: Images,
+    kept_incidents: int,
+    status: Object | None = None,
+    restricted: bool = True,
+) -> Plan:
+    """What there should be, and what of the service's own objects should not be there any more.
+
+    ``pods`` are those that are not on their way out, ``status`` is what the last one said,
+    ``restricted`` holds the service's ``podTemplate`` to the pod security standard.
+    """
+    before = status or {}
+    update = pod_hash(service)
+    templates = _templates(service, owned)
+    suspect = find(update, pods, incidents)
+    running = _running(service, owned)
+    course = revisions.course(service, before, update, suspect, templates, running)
+    instead = None if course.revision == update else (course.revision, templates[course.revision])
+    present = {pod["metadata"]["name"] for pod in pods}
+    held = [where.name for where, item in owned.items() if _held(item, present)]
+    pinned = templates.get(update)
+    try:
+        if restricted and service.spec.pod_template is not None:
+            check(service, pod_template(service, images), rendered_template(service, images))
+        desired = render(service, images, pinned, held, instead, course.paused)
+    except NotAllowed as error:
+        raise InvalidSpec(str(error)) from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if service.spec.pod_template is None:
+            raise
+        # Its schema is open: what is no pod template at all shows here, the rest to the server.
+        raise InvalidSpec(f"spec.podTemplate: this is not a pod template: {error}") from error
+    known_revisions = before.get("revisions") or {}
+    wanted = {ref(item) for item in desired}
+    wanted |= {
+        Ref("ControllerRevision", names.revision(service.metadata.name, revision))
+        for revision in {update, running, *revisions.good(known_revisions)}
+    }
+    surplus = [
+        item
+        for where, item in owned.items()
+        if where not in wanted
+        and owner_uid(item) == service.metadata.uid
+        and where.name not in held
+    ]
+    good = templates.get(revisions.last_good(known_revisions, update, templates, running))
+    changed = changes(good, pinned) if suspect and good and pinned else []
+    return Plan(
+        desired, surplus + _old_incidents(incidents, kept_incidents), course, suspect, changed
+    )
+
+
+def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
+    """Pod templates of the service's own revisions, by hash."""
+    prefix = names.revision(service.metadata.name, "")
+    return {
+        where.name.removeprefix(prefix): item["data"]
+        for where, item in owned.items()
+        if where.kind == "ControllerRevision" and owner_uid(item) == service.metadata.uid
+    }
+
+
+def _running(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
+    """The revision that the Deployment has, empty where there is no Deployment yet."""
+    live = owned.get(Ref("Deployment", service.metadata.name)) or {"metadata": {}}
+    return str((live["metadata"].get("annotations") or {}).get(POD_HASH, ""))
+
+
+def _held(item: Object, pods: set[str]) -> bool:
+    """A slot Lease whose holder still exists is in use, renewed or not: clocks are not compared."""
+    return item["kind"] == "Lease" and (item.get("spec") or {}).get("holderIdentity") in pods
+
+
+def _old_incidents(incidents: list[Object], kept: int) -> list[Object]:
+    """The oldest ended incidents beyond ``kept``."""
+    ended = [item for item in incidents if (item.get("status") or {}).get("phase") in ENDED]
+    ended.sort(key=lambda item: item["metadata"].get("creationTimestamp") or "")
+    return ended[: max(0, len(ended) - kept)]

@@ -1,0 +1,112 @@
+"""The probe in a pod: an init container copies it to where the engine's Python finds it.
+
+``plimsoll inject --probe`` adds it to pods that something else makes, ``spec.probe`` to the pods of
+an InferenceService.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.supervision import PROBE_DIR_ENV
+from plimsoll_operator.render.containers import LAST_WORDS
+
+Object = dict[str, Any]
+
+NAME = "plimsoll-probe"
+"""Of the init container, and of the volume that holds the code."""
+SOCKETS = "plimsoll-probe-run"
+CODE_DIR = "/opt/plimsoll-probe"
+SOCKET_DIR = "/run/plimsoll-probe"
+PATH = "PYTHONPATH"
+VOLUMES: tuple[Object, ...] = (
+    {"name": NAME, "emptyDir": {"sizeLimit": "4Mi"}},
+    {"name": SOCKETS, "emptyDir": {"sizeLimit": "1Mi"}},
+)
+RESOURCES = {
+    "requests": {"cpu": "50m", "memory": "64Mi"},
+    "limits": {"cpu": "500m", "memory": "128Mi"},
+}
+
+
+def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None = None) -> None:
+    """Add the probe to ``engine``, a container of ``pod``, to be read by ``supervisor``.
+
+    ``supervisor`` is one of the pod's init containers. ``image`` holds the probe's code; the
+    supervisor's image does too. Raises ValueError if PYTHONPATH has a ``valueFrom``, because
+    nothing can be appended to it.
+    """
+    engine["env"] = _environment(engine.get("env") or [])
+    engine["volumeMounts"] = [
+        *(engine.get("volumeMounts") or []),
+        {"name": NAME, "mountPath": CODE_DIR, "readOnly": True},
+        {"name": SOCKETS, "mountPath": SOCKET_DIR},
+    ]
+    supervisor["env"] = [*supervisor["env"], {"name": PROBE_DIR_ENV, "value": SOCKET_DIR}]
+    supervisor["volumeMounts"] = [
+        *supervisor["volumeMounts"],
+        {"name": SOCKETS, "mountPath": SOCKET_DIR, "readOnly": True},
+    ]
+    copying = {
+        "name": NAME,
+        "image": image or supervisor["image"],
+        "command": ["python", "-m", "plimsoll_probe.install", CODE_DIR],
+        "resources": RESOURCES,
+        **LAST_WORDS,
+        "securityContext": supervisor["securityContext"],
+        "volumeMounts": [{"name": NAME, "mountPath": CODE_DIR}],
+    }
+    at = pod["initContainers"].index(supervisor)
+    pod["initContainers"].insert(at, copying)
+    pod["volumes"] = [*pod["volumes"], *(dict(volume) for volume in VOLUMES)]
+
+
+def remove_probe(pod: Object, engines: list[Object]) -> None:
+    """Remove what :func:`add_probe` added to ``pod`` and to any of its ``engines``."""
+    names = {NAME, SOCKETS}
+    _drop(pod, "initContainers", {NAME})
+    _drop(pod, "volumes", names)
+    for engine in engines:
+        _drop(engine, "volumeMounts", names)
+        _drop(engine, "env", {PROBE_DIR_ENV})
+        for entry in list(engine.get("env") or []):
+            folders = _folders(str(entry.get("value") or ""))
+            if entry.get("name") == PATH and CODE_DIR in folders:
+                entry["value"] = ":".join(folder for folder in folders if folder != CODE_DIR)
+                if not entry["value"]:
+                    _drop(engine, "env", {PATH})
+
+
+def _drop(owner: Object, key: str, names: set[str]) -> None:
+    """Named items of a list; a list that becomes empty by it goes."""
+    listed = owner.get(key) or []
+    kept = [one for one in listed if one.get("name") not in names]
+    if len(kept) == len(listed):
+        return
+    if kept:
+        owner[key] = kept
+    else:
+        del owner[key]
+
+
+def _environment(env: list[Object]) -> list[Object]:
+    """``env`` with the probe's folders. What PYTHONPATH holds comes first, as it was."""
+    path = next((one for one in env if one.get("name") == PATH), None)
+    if path is not None and "valueFrom" in path:
+        raise ValueError(
+            f"{PATH} comes from valueFrom, so the probe's folder cannot be appended to it: set a"
+            " value, or turn the probe off"
+        )
+    folders = [*_folders(str((path or {}).get("value") or "")), CODE_DIR]
+    with_probe = {"name": PATH, "value": ":".join(folders)}
+    # In its place: variables after it may refer to it.
+    kept = [with_probe if one is path else one for one in env]
+    return [
+        *kept,
+        *([with_probe] if path is None else []),
+        {"name": PROBE_DIR_ENV, "value": SOCKET_DIR},
+    ]
+
+
+def _folders(value: str) -> list[str]:
+    return [folder for folder in value.split(":") if folder]

@@ -1,0 +1,203 @@
+"""What a ``podTemplate`` may ask for: the pod security standard ``restricted``, and our own bounds.
+
+Who may create an InferenceService chooses its pod template, so without bounds they could create any
+pod: one on the node's network, one with somebody else's ServiceAccount. The admission policy in
+``config/pod-template-policy.yaml`` refuses such a template when it is written; this module looks at
+the whole template, as it would be applied, where that policy is not installed or was not yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_operator.render import api_keys, names
+
+
+class NotAllowed(ValueError):
+    """The template asks for what its namespace may not. The message names each field."""
+
+
+VOLUMES = frozenset(
+    {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+)
+"""Kinds of volumes in ``restricted``."""
+
+SYSCTLS = frozenset(
+    {
+        "kernel.shm_rmid_forced",
+        "net.ipv4.ip_local_port_range",
+        "net.ipv4.ip_local_reserved_ports",
+        "net.ipv4.ip_unprivileged_port_start",
+        "net.ipv4.ping_group_range",
+        "net.ipv4.tcp_fin_timeout",
+        "net.ipv4.tcp_keepalive_intvl",
+        "net.ipv4.tcp_keepalive_probes",
+        "net.ipv4.tcp_keepalive_time",
+        "net.ipv4.tcp_rmem",
+        "net.ipv4.tcp_syncookies",
+        "net.ipv4.tcp_wmem",
+    }
+)
+"""Those that the standard calls safe."""
+
+SELINUX = frozenset(
+    {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+)
+PROFILES = frozenset({"RuntimeDefault", "Localhost"})
+CAPABILITY = "NET_BIND_SERVICE"
+
+OWN_VOLUMES = {
+    "run": {names.ENGINE, names.SUPERVISOR},
+    "token": {names.SUPERVISOR},
+    "config": {names.SUPERVISOR},
+    api_keys.VOLUME: {names.ENGINE},
+}
+"""Volumes that only some of our containers mount: the admin token is in ``run``, the token of the
+ServiceAccount in ``token``."""
+
+HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
+IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
+
+
+def check(service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]) -> None:
+    """:class:`NotAllowed` where ``template`` goes beyond the standard, or changes what is
+    ``rendered`` of the pod's identity and of the volumes with tokens."""
+    found = list(_problems(service, template, rendered))
+    if found:
+        raise NotAllowed(
+            f"{'; '.join(found[:8])}. An administrator can exempt the namespace with the "
+            "chart's podTemplate.unrestrictedNamespaces"
+        )
+
+
+def _problems(
+    service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]
+) -> Iterator[str]:
+    spec, own, at = template["spec"], rendered["spec"], "spec.podTemplate.spec"
+    for field in HOST_FIELDS:
+        if spec.get(field):
+            yield f"{at}.{field} must not be true"
+    for field in (*IDENTITY_FIELDS, "shareProcessNamespace"):
+        if spec.get(field) != own.get(field):
+            yield f"{at}.{field} is set by the operator"
+    if spec.get("ephemeralContainers"):
+        yield f"{at}.ephemeralContainers must not be set"
+    annotations = template.get("metadata", {}).get("annotations") or {}
+    for key, value in annotations.items():
+        if key.startswith("container.apparmor.security.beta.kubernetes.io/") and not (
+            value == "runtime/default" or str(value).startswith("localhost/")
+        ):
+            yield f"spec.podTemplate.metadata.annotations[{key}] must be runtime/default"
+    context = spec.get("securityContext") or {}
+    yield from _context(context, {}, f"{at}.securityContext")
+    for one in context.get("sysctls") or ():
+        if one.get("name") not in SYSCTLS:
+            yield f"{at}.securityContext.sysctls: {one.get('name')} is not a safe sysctl"
+    for kind in ("initContainers", "containers"):
+        for one in spec.get(kind) or ():
+            yield from _container(one, context, f"{at}.{kind}[{one.get('name')}]")
+    secrets = _secrets(service)
+    kept = {one["name"]: one for one in own["volumes"]}
+    for one in spec.get("volumes") or ():
+        yield from _volume(one, kept, secrets, f"{at}.volumes[{one.get('name')}]")
+    for kind in ("initContainers", "containers"):
+        ours = {one["name"]: one for one in own[kind]}
+        for one in spec.get(kind) or ():
+            where = f"{at}.{kind}[{one.get('name')}]"
+            yield from _reads(one, ours.get(one.get("name"), {}), secrets, where)
+
+
+def _container(one: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[str]:
+    context, where = one.get("securityContext") or {}, f"{at}.securityContext"
+    yield from _context(context, pod, where)
+    if context.get("privileged"):
+        yield f"{where}.privileged must not be true"
+    if context.get("allowPrivilegeEscalation") is not False:
+        yield f"{where}.allowPrivilegeEscalation must be false"
+    if context.get("procMount") not in (None, "Default"):
+        yield f"{where}.procMount must be Default"
+    capabilities = context.get("capabilities") or {}
+    if "ALL" not in (capabilities.get("drop") or ()):
+        yield f"{where}.capabilities.drop must contain ALL"
+    if set(capabilities.get("add") or ()) - {CAPABILITY}:
+        yield f"{where}.capabilities.add may only contain {CAPABILITY}"
+    for port in one.get("ports") or ():
+        if port.get("hostPort"):
+            yield f"{at}.ports: hostPort must not be set"
+    lifecycle = one.get("lifecycle") or {}
+    hooks = [one.get(f"{name}Probe") for name in ("startup", "readiness", "liveness")]
+    for hook in (*hooks, lifecycle.get("preStop"), lifecycle.get("postStart")):
+        if any((hook or {}).get(kind, {}).get("host") for kind in ("httpGet", "tcpSocket")):
+            yield f"{at}: a probe's or hook's host must not be set"
+
+
+def _context(context: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[str]:
+    """What a pod's and a container's security context have in common; ``pod`` is what a container
+    inherits, empty for the pod itself."""
+    whole = pod | {key: value for key, value in context.items() if value is not None}
+    if whole.get("runAsNonRoot") is not True:
+        yield f"{at}.runAsNonRoot must be true"
+    if whole.get("runAsUser") == 0:
+        yield f"{at}.runAsUser must not be 0"
+    if (whole.get("seccompProfile") or {}).get("type") not in PROFILES:
+        yield f"{at}.seccompProfile.type must be RuntimeDefault or Localhost"
+    if (whole.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in PROFILES:
+        yield f"{at}.appArmorProfile.type must be RuntimeDefault or Localhost"
+    labels = whole.get("seLinuxOptions") or {}
+    if labels.get("user") or labels.get("role") or labels.get("type", "") not in SELINUX:
+        yield f"{at}.seLinuxOptions must be those of a container"
+    if (whole.get("windowsOptions") or {}).get("hostProcess"):
+        yield f"{at}.windowsOptions.hostProcess must not be true"
+
+
+def _volume(one: dict[str, Any], kept: dict[str, Any], secrets: set[str], at: str) -> Iterator[str]:
+    if one.get("name") in kept and one == kept[one["name"]]:
+        return
+    if one.get("name") in OWN_VOLUMES:
+        yield f"{at} is a volume that the operator manages"
+    kinds = {key for key, value in one.items() if key != "name" and value is not None}
+    if kinds - VOLUMES:
+        yield f"{at} must be one of {', '.join(sorted(VOLUMES))}"
+    sources = (one.get("projected") or {}).get("sources") or ()
+    if any(source.get("serviceAccountToken") for source in sources):
+        yield f"{at}.projected: serviceAccountToken must not be set"
+    named = {(one.get("secret") or {}).get("secretName")}
+    named |= {(source.get("secret") or {}).get("name") for source in sources}
+    for secret in sorted(secrets & named):
+        yield f"{at}: Secret {secret} belongs to the container that the spec assigns it to"
+
+
+def _reads(
+    one: dict[str, Any], rendered: dict[str, Any], secrets: set[str], at: str
+) -> Iterator[str]:
+    """Mounts and variables by which a container that is not meant would read a credential."""
+    for mount in one.get("volumeMounts") or ():
+        allowed = OWN_VOLUMES.get(mount.get("name", ""))
+        if allowed is not None and one.get("name") not in allowed:
+            yield f"{at}.volumeMounts: {mount['name']} is only for {' and '.join(sorted(allowed))}"
+    for key in ("env", "envFrom"):
+        known = rendered.get(key) or ()
+        for variable in one.get(key) or ():
+            source = (variable.get("valueFrom") or {}).get("secretKeyRef") or variable.get(
+                "secretRef"
+            )
+            if variable not in known and (source or {}).get("name") in secrets:
+                yield f"{at}.{key}: Secret {source['name']} belongs to another container"
+
+
+def _secrets(service: InferenceService) -> set[str]:
+    """Names of the Secrets that the spec gives to one container each."""
+    source, engine = service.spec.model, service.spec.engine
+    refs = (engine.api_key_secret_ref, source.token_secret_ref, source.credentials_secret_ref)
+    return {ref.name for ref in refs if ref is not None}

@@ -1,0 +1,275 @@
+"""The API server as the operator needs it: list, get, server-side apply, delete.
+
+Objects are plain dictionaries on their way in and out. Nothing is read, changed and written back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from plimsoll_operator.kinds import EVENT, POD, Kind, Object
+from plimsoll_operator.render.names import MANAGER
+from plimsoll_operator.runtime.rate_limit import RateLimit
+
+log = logging.getLogger(__name__)
+
+PAGE = 200
+MAX_EVENTS = 50
+MATCHES_NOTHING = "1"
+"""A resource version that no object has: etcd's first revision is the cluster's own."""
+
+MAX_TRIES = 5
+MAX_WAIT_S = 10.0
+"""A server that asks for patience (429) is given this many turns of at most this length."""
+
+
+class ApiError(Exception):
+    """The API server refused. ``message`` is its own sentence, which names the field."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the same request gets the same answer until somebody changes something.
+
+        A field that a type does not have is answered with 500 by server-side apply.
+        """
+        malformed = self.message.startswith("failed to create typed patch object")
+        return malformed or self.status in (400, 403, 404, 422)
+
+
+class Conflict(ApiError):
+    """Another version of the object is there than the one that the request was made for."""
+
+
+class Api:
+    """One connection pool. Every call raises :class:`ApiError`, or OSError or TimeoutError where
+    the server does not answer within ``timeout_s``.
+
+    ``writes`` counts by verb and kind what is done for services, ``requests`` all that was sent,
+    ``refusals`` how often the server asked for patience.
+    """
+
+    def __init__(self, connection: Any, timeout_s: float, limit: RateLimit) -> None:
+        self._client, self._timeout_s, self.limit = connection, timeout_s, limit
+        self.writes: Counter[tuple[str, str]] = Counter()
+        self.requests = 0
+        self.refusals = 0
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit) -> Api:
+        """Through ``kubeconfig``, else the pod's own account, else the user's default file.
+
+        OSError where the file is missing or names no cluster.
+        """
+        settings = client.Configuration()
+        # As kubectl: Python 3.13 also demands key identifiers, which many clusters' CAs lack.
+        settings.disable_strict_ssl_verification = True
+        try:
+            if kubeconfig:
+                raise config.ConfigException("a file was named")
+            config.load_incluster_config(client_configuration=settings)
+        except config.ConfigException:
+            try:
+                await config.load_kube_config(
+                    config_file=kubeconfig, client_configuration=settings, persist_config=False
+                )
+            except config.ConfigException as error:
+                raise OSError(f"kubeconfig {kubeconfig or '(default)'}: {error}") from None
+        return cls(client.ApiClient(settings), timeout_s, limit)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+    async def pages(
+        self, kind: Kind, namespace: str | None
+    ) -> AsyncIterator[tuple[list[Object], str]]:
+        """All objects that the operator is concerned with, some hundred at a time, each time with
+        the version that the whole list is of."""
+        query = {"limit": str(PAGE)} | ({"labelSelector": kind.selector} if kind.selector else {})
+        while True:
+            page = await self._call("GET", kind.path(namespace), query)
+            # Items of a list lack these two.
+            about = {"apiVersion": page["apiVersion"], "kind": kind.kind}
+            yield [about | item for item in page["items"]], page["metadata"]["resourceVersion"]
+            token = page["metadata"].get("continue")
+            if not token:
+                return
+            query["continue"] = token
+
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the cluster has this API now."""
+        try:
+            found = await self._call("GET", kind.group_path)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return any(one["name"] == kind.plural for one in found["resources"])
+
+    async def events_of(self, namespace: str, uid: str) -> list[Object]:
+        """Warnings on the object ``uid``: some of them where there are many."""
+        of = f"involvedObject.uid={uid},type=Warning"
+        query = {"limit": str(MAX_EVENTS), "fieldSelector": of}
+        found: list[Object] = (await self._call("GET", EVENT.path(namespace), query))["items"]
+        return found
+
+    async def probe(self, kind: Kind, namespace: str | None) -> None:
+        """Reads at most one object, to know whether reading works."""
+        await self._call("GET", kind.path(namespace), {"limit": "1"})
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, None where there is none."""
+        try:
+            return await self._call("GET", kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def create(self, kind: Kind, item: Object) -> Object:
+        """A new object; :class:`Conflict` where one of its name is there."""
+        return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
+
+    async def replace(self, kind: Kind, item: Object) -> Object:
+        """The object in place of the version that it names; :class:`Conflict` where that passed."""
+        meta = item["metadata"]
+        return await self._call("PUT", kind.path(meta["namespace"], meta["name"]), body=item)
+
+    async def evict(self, namespace: str, pod: str) -> bool:
+        """Asks for the pod to go; False where a disruption budget keeps it for now."""
+        self.writes["evict", "Pod"] += 1
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": namespace},
+        }
+        try:
+            await self._call("POST", POD.path(namespace, pod, "eviction"), body=body, patient=False)
+        except ApiError as error:
+            if error.status == 404:
+                return True
+            if error.status == 429:
+                return False
+            raise
+        return True
+
+    async def apply_new(self, kind: Kind, item: Object) -> Object:
+        """As :meth:`apply`, but :class:`Conflict` where an object of that name exists already."""
+        meta = item["metadata"] | {"resourceVersion": MATCHES_NOTHING}
+        return await self.apply(kind, item | {"metadata": meta})
+
+    async def apply(self, kind: Kind, item: Object, subresource: str = "") -> Object:
+        """Server-side apply: what we name is ours from now on, the rest stays as it is.
+
+        :class:`Conflict` where ``item`` names a resource version that is not the present one.
+        """
+        meta = item["metadata"]
+        self.writes["apply", kind.kind] += 1
+        return await self._call(
+            "PATCH",
+            kind.path(meta["namespace"], meta["name"], subresource),
+            {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"},
+            yaml_of(item),
+            # With a parameter the client leaves the body as it is.
+            "application/apply-patch+yaml; charset=utf-8",
+        )
+
+    async def delete(self, kind: Kind, item: Object) -> bool:
+        """Deletes exactly what was seen; False where it changed since: a Lease was taken."""
+        meta = item["metadata"]
+        seen = {key: meta[key] for key in ("uid", "resourceVersion")}
+        self.writes["delete", kind.kind] += 1
+        try:
+            await self._call(
+                "DELETE",
+                kind.path(meta["namespace"], meta["name"]),
+                body={"preconditions": seen, "propagationPolicy": "Background"},
+            )
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            return error.status == 404
+        return True
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        patient: bool = True,
+    ) -> Object:
+        for _ in range(MAX_TRIES):
+            await self.limit.turn()
+            self.requests += 1
+            status, data, wait = await self._send(method, path, query, body, content_type)
+            if status != 429 or not patient:
+                break
+            self.refusals += 1
+            await asyncio.sleep(wait)
+        if status >= 400:
+            raise _error(status, data)
+        try:
+            found: Object = json.loads(data)
+        except ValueError as error:  # something between us and the server answered
+            raise OSError(f"{method} {path}: the answer is not JSON: {error}") from error
+        for one in (found, *(found.get("items") or ())):
+            one.get("metadata", {}).pop("managedFields", None)
+        return found
+
+    async def _send(
+        self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str
+    ) -> tuple[int, bytes, float]:
+        """Status, body and the seconds that the server asks to wait before another try."""
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        method, url, headers, body, _ = await self._client.param_serialize(
+            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        url += "?" + urlencode(query) if query else ""
+        try:
+            answer = await self._client.call_api(
+                method, url, headers, body, _request_timeout=self._timeout_s
+            )
+            data = await answer.read()
+        except aiohttp.ClientError as error:
+            raise OSError(f"{method} {path}: {error or repr(error)}") from error
+        retry_after = str((answer.headers or {}).get("Retry-After") or "1")
+        wait = float(retry_after) if retry_after.isdigit() else 1.0
+        return answer.status, data, min(wait, MAX_WAIT_S)
+
+
+def yaml_of(item: Object) -> bytes:
+    """JSON that is YAML, too: server-side apply parses it as that.
+
+    YAML knows no surrogate pairs, so characters stand for themselves; those that YAML calls not
+    printable (1.2.2, section 5.1) or takes for ends of lines are escaped.
+    """
+    text = json.dumps(item, ensure_ascii=False)
+    return _NOT_PRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+
+
+_NOT_PRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def _error(status: int, data: bytes) -> ApiError:
+    kind = Conflict if status == 409 else ApiError
+    try:
+        body = json.loads(data)
+        return kind(status, body.get("reason") or "Unknown", body.get("message") or "")
+    except (ValueError, AttributeError):
+        return kind(status, "Unknown", data[:200].decode(errors="replace"))

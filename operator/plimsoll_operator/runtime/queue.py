@@ -1,0 +1,121 @@
+"""A queue of keys: each waits once, runs once at a time, and backs off by itself when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
+
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 120.0
+
+
+def backoff(failures: int, jitter: float) -> float:
+    """Seconds until the next try after ``failures`` in a row; ``jitter`` in [0, 1) spreads them."""
+    full = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 30))
+    return full * (0.5 + 0.5 * jitter)
+
+
+class WorkQueue(Generic[K]):
+    """A key that is added while it is being handled is handled once more afterwards."""
+
+    def __init__(
+        self,
+        workers: int,
+        done: Callable[[float, float, Exception | None], None] = lambda *_: None,
+    ) -> None:
+        """``done`` is told of each turn: seconds it waited, seconds it took, how it failed."""
+        self._workers, self._done = workers, done
+        self._ready: asyncio.Queue[K] = asyncio.Queue()
+        self._waiting: dict[K, float] = {}
+        self._running: set[K] = set()
+        self._again: set[K] = set()
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._failures: Counter[K] = Counter()
+        self.handled = 0
+        self.failed = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, key: K) -> None:
+        """Handles ``key`` as soon as a worker is free. Must be called on the event loop."""
+        timer = self._timers.pop(key, None)
+        if timer:
+            timer.cancel()
+        if key in self._running:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting[key] = time.monotonic()
+            self._ready.put_nowait(key)
+
+    def add_later(self, key: K, delay_s: float) -> None:
+        """Handles ``key`` after ``delay_s``, unless it is added before."""
+        timer = self._timers.pop(key, None)
+        if timer:
+            timer.cancel()
+        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
+
+    def _due(self, key: K) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    def idle(self) -> bool:
+        """Whether nothing waits, runs or is due to come again."""
+        return not (self._waiting or self._running or self._timers)
+
+    async def run(self, handle: Callable[[K], Awaitable[None]]) -> None:
+        """Works until cancelled; what is being handled then is cancelled with it.
+
+        ``handle`` may raise anything: the key comes again later. May be called again after it
+        ended: what was being handled or due to come again then comes first.
+        """
+        for key in list(self._timers):
+            self.add(key)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._workers):
+                    group.create_task(self._work(handle))
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
+
+    async def _work(self, handle: Callable[[K], Awaitable[None]]) -> None:
+        while True:
+            key = await self._ready.get()
+            since = self._waiting.pop(key)
+            self._running.add(key)
+            began = time.monotonic()
+            failure: Exception | None = None
+            try:
+                await handle(key)
+            except asyncio.CancelledError:
+                self._again.add(key)
+                raise
+            except Exception as error:  # one service's failure is its own
+                failure = error
+                self.failed += 1
+                self._failures[key] += 1
+                delay = backoff(self._failures[key], random.random())
+                log.warning("%s: %s; again in %.1f s", key, error or repr(error), delay)
+                log.debug("", exc_info=True)
+                self.add_later(key, delay)
+            else:
+                del self._failures[key]
+            finally:
+                self.handled += 1
+                self._running.discard(key)
+                if key in self._again:
+                    self._again.discard(key)
+                    self.add(key)
+                self._done(began - since, time.monotonic() - began, failure)
+            # A reconcile that finds nothing to do waits for nothing: a thousand of them would keep
+            # probes, watches and the leader's lease waiting.
+            await asyncio.sleep(0)

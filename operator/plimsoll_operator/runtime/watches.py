@@ -1,0 +1,133 @@
+"""kopf's part: watches of every kind, which feed the store and the queue. No handler writes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import kopf
+
+from plimsoll_operator.kinds import WATCHED, Key, Kind, Object
+from plimsoll_operator.render.names import MANAGER
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.login import by_file, in_pod
+from plimsoll_operator.runtime.queue import WorkQueue
+
+SERVER_TIMEOUT_S = 300
+CLIENT_TIMEOUT_S = 330
+CHUNK = 100
+IDLE_S = 0.02
+
+
+def settings() -> kopf.OperatorSettings:
+    """Settings of kopf without events, annotations, finalizers and discovery of namespaces."""
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.posting.loggers = False
+    made.peering.standalone = True
+    made.scanning.disabled = True
+    made.watching.server_timeout = SERVER_TIMEOUT_S
+    made.watching.client_timeout = CLIENT_TIMEOUT_S
+    # Each object has a task that holds its event until it has been idle: a list of everything in
+    # small pieces, whose tasks end at once, is never held as a whole.
+    made.watching.chunk_size = CHUNK
+    made.queueing.idle_timeout = IDLE_S
+    # Handlers take microseconds: nothing is worth waiting for at the end.
+    made.queueing.exit_timeout = 0.5
+    made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
+    made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
+    made.persistence.diffbase_storage = _NoDiffs()
+    for kind in WATCHED:
+        if kind.selector:
+            made.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
+    return made
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """No handler asks what changed: copies of each object for that were a third of the work."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Nothing is kept."""
+
+
+class Watches:
+    """Registers the watches and remembers when the last event came."""
+
+    def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
+        self._store, self._queue = store, queue
+        began = time.monotonic()
+        self._last = {kind.kind: began for kind in WATCHED}
+        self._misses: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
+        self.listing = asyncio.Event()
+        """Set by a list that kopf began a watch with: what was deleted before it is in no event."""
+        self.listing.set()  # the first ones are still to come
+        self.events = 0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last event of any kind."""
+        return min(self.ages().values())
+
+    def ages(self) -> dict[str, float]:
+        """Seconds since the last event, by kind."""
+        now = time.monotonic()
+        return {kind: now - last for kind, last in self._last.items()}
+
+    def count_missed(self, kind: str, missed: int) -> None:
+        """Record a full list that showed ``missed`` changes of which there was no event."""
+        self.missed[kind] += missed
+        self._misses[kind] = self._misses[kind] + 1 if missed else 0
+
+    def stale(self, lists: int) -> list[str]:
+        """Kinds of which the last ``lists`` full lists all showed changes without an event."""
+        return sorted(kind for kind, count in self._misses.items() if count >= lists)
+
+    def registry(self, kubeconfig: str | None) -> kopf.OperatorRegistry:
+        """Handlers for all kinds, in a registry of their own."""
+        registry = kopf.OperatorRegistry()
+        for kind in WATCHED:
+            kopf.on.event(
+                group=kind.group,
+                version=kind.version,
+                plural=kind.plural,
+                id=f"{kind.plural}-seen",
+                registry=registry,
+            )(self._handler(kind))
+        kopf.on.login(registry=registry)(in_pod if kubeconfig is None else by_file)
+        return registry
+
+    def _handler(self, kind: Kind) -> Any:
+        async def seen(event: Any, **_: Any) -> None:
+            self.take(kind, event["type"], dict(event["object"]))
+
+        return seen
+
+    def take(self, kind: Kind, event: str | None, item: Object) -> None:
+        """Takes an event in; one of a list that a watch began with has no type.
+
+        What is known in just this version asks for no reconcile: it is the echo of an own write, or
+        an object of a list that repeats another.
+        """
+        self._last[kind.kind] = time.monotonic()
+        self.events += 1
+        if event is None:
+            self.listing.set()
+        version = f"{kind.group}/{kind.version}" if kind.group else kind.version
+        item |= {"apiVersion": version, "kind": kind.kind}
+        gone = event == "DELETED"
+        if not gone and self._store.knows(item):
+            return
+        meta = item["metadata"].items()
+        item["metadata"] = {name: value for name, value in meta if name != "managedFields"}
+        key = self._store.drop(item) if gone else self._store.put(item)
+        if key is not None:
+            self._queue.add(key)

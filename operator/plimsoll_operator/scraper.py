@@ -1,0 +1,193 @@
+"""Reads the supervisors' memory figures from their pods, bounded in every direction.
+
+Pods are untrusted. A scrape goes by http to the pod's own address and nowhere else: it follows no
+redirect, sends no credential and asks for no compression. A page counts only as a whole: one that
+is longer than :data:`MAX_BYTES` or takes longer than :data:`TIMEOUT_S` makes that pod's figures
+unknown. Namespaces have connections of their own, so pods that answer slowly keep no other
+namespace waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import aiohttp
+
+from plimsoll_api.names import METRICS_PORT
+from plimsoll_operator.kinds import Key, Object
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.status.figures import Figures, memory, parse
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 3.0
+MAX_CONCURRENT = 64
+MAX_PER_NAMESPACE = 8
+MAX_BYTES = 1 << 18
+"""A supervisor's page has some 30 KiB."""
+
+CHUNK = 1 << 14
+PUBLISH_S = 60.0
+"""A figure in a status moves at most this often; the first one comes at once."""
+
+HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
+
+
+class BadPage(Exception):
+    """An answer that is no page of metrics. The message says why."""
+
+
+class Scraper:
+    """``changed`` is called with each service whose published figures changed."""
+
+    def __init__(
+        self,
+        store: Store,
+        changed: Callable[[Key], None],
+        clock: Callable[[], float] = time.monotonic,
+        port: int = METRICS_PORT,
+    ) -> None:
+        self._store, self._changed, self._clock = store, changed, clock
+        self._port = port
+        self._published: dict[Key, tuple[float, dict[str, Figures]]] = {}
+        self._rounds: dict[str, asyncio.Task[None]] = {}
+        self._limit = asyncio.Semaphore(MAX_CONCURRENT)
+        self.failures = 0
+
+    def published(self, key: Key) -> dict[str, Figures] | None:
+        """Figures by pod name; None until the service was asked for the first time."""
+        found = self._published.get(key)
+        return found[1] if found else None
+
+    def forget(self, key: Key) -> None:
+        """After the service is gone."""
+        self._published.pop(key, None)
+
+    def publish(self, key: Key, fresh: dict[str, Figures]) -> None:
+        """Takes ``fresh`` for the status when it reads differently there and the time has come."""
+        now = self._clock()
+        known = self._published.get(key)
+        if known and _shown(known[1]) == _shown(fresh):
+            return
+        if known and memory(known[1]) and now - known[0] < PUBLISH_S:
+            return
+        self._published[key] = (now, fresh)
+        self._changed(key)
+
+    async def run(self, every_s: float) -> None:
+        """Scrapes for ever. A namespace whose last round still runs is left out of the next."""
+        async with self.session() as session:
+            try:
+                while True:
+                    await asyncio.sleep(every_s)
+                    self._begin_rounds(session)
+            finally:
+                for task in self._rounds.values():
+                    task.cancel()
+                await asyncio.gather(*self._rounds.values(), return_exceptions=True)
+                self._rounds.clear()
+
+    def session(self) -> aiohttp.ClientSession:
+        """A client without proxies, cookies or decompression."""
+        return aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT),
+            headers=HEADERS,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        )
+
+    def _begin_rounds(self, session: aiohttp.ClientSession) -> None:
+        by_namespace: dict[str, list[Key]] = defaultdict(list)
+        for key in self._store.services():
+            by_namespace[key.namespace].append(key)
+        for namespace, task in list(self._rounds.items()):
+            if task.done():
+                del self._rounds[namespace]
+                task.result()  # a fault of ours: the part begins again
+        for namespace, keys in by_namespace.items():
+            if namespace not in self._rounds:
+                self._rounds[namespace] = asyncio.create_task(self._round(session, keys))
+
+    async def _round(self, session: aiohttp.ClientSession, keys: list[Key]) -> None:
+        share = asyncio.Semaphore(MAX_PER_NAMESPACE)
+        await asyncio.gather(*(self._service(session, share, key) for key in keys))
+
+    async def _service(
+        self, session: aiohttp.ClientSession, share: asyncio.Semaphore, key: Key
+    ) -> None:
+        addresses = {
+            pod["metadata"]["name"]: address
+            for pod in self._store.of(key, {"Pod"})
+            if (address := address_of(pod))
+        }
+        found = await asyncio.gather(
+            *(self._one(session, share, address) for address in addresses.values())
+        )
+        figures = zip(addresses, found, strict=True)
+        self.publish(key, {pod: one for pod, one in figures if one is not None})
+
+    async def _one(
+        self, session: aiohttp.ClientSession, share: asyncio.Semaphore, address: str
+    ) -> Figures | None:
+        async with share, self._limit:
+            return await self.figures(session, address)
+
+    async def figures(self, session: aiohttp.ClientSession, address: str) -> Figures | None:
+        """Figures of the pod at ``address``; None where it does not answer with a page."""
+        try:
+            return parse(await self._page(session, address))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPage) as error:
+            self.failures += 1
+            log.debug("metrics of %s: %r", address, error)
+            return None
+
+    async def _page(self, session: aiohttp.ClientSession, address: str) -> bytes:
+        url = f"http://{address}:{self._port}/metrics"
+        async with session.get(url, allow_redirects=False) as answer:
+            if answer.status != 200:
+                raise BadPage(f"status {answer.status}")
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise BadPage("the response is compressed")
+            read = bytearray()
+            async for chunk in answer.content.iter_chunked(CHUNK):
+                read += chunk
+                if len(read) > MAX_BYTES:
+                    raise BadPage(f"longer than {MAX_BYTES} bytes")
+            return bytes(read)
+
+
+def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
+    """What a status says of ``figures``."""
+    spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
+    known = any(one.restarts_left is not None for one in figures.values())
+    return memory(figures), spent, known
+
+
+def address_of(pod: Object) -> str | None:
+    """The address of a running pod as it stands in a URL; None where it has none.
+
+    Loopback, link-local (metadata services of clouds) and multicast are no pod's address.
+    """
+    status = pod.get("status") or {}
+    if status.get("phase") != "Running":
+        return None
+    try:
+        address = ipaddress.ip_address(status.get("podIP") or "")
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address
+        return None if address.scope_id or _nobodys(inner) else f"[{address}]"
+    return None if _nobodys(address) else f"{address}"
+
+
+def _nobodys(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    local = address.is_loopback or address.is_link_local
+    return local or address.is_multicast or address.is_unspecified

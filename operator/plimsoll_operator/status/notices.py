@@ -1,0 +1,94 @@
+"""What is worth an Event on an InferenceService: pure comparison of before and after.
+
+A notice belongs to a change, so a service at rest has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from plimsoll_api.names import POD_HASH, RESTART_ID
+from plimsoll_operator.fleet.revisions import Course
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.status.causes import clean
+from plimsoll_operator.status.conditions import Failure
+
+
+@dataclass(frozen=True)
+class Notice:
+    """An Event without its object and times. ``reason`` is one word for programs."""
+
+    reason: str
+    message: str
+    type: Literal["Normal", "Warning"] = "Normal"
+
+
+def applied(live: Object | None, desired: Object, course: Course) -> list[Notice]:
+    """After a Deployment was applied over ``live``: a roll-out or a roll-back has begun."""
+    before, after = _revision(live), _revision(desired)
+    found = []
+    restart_id, had = _restart_id(desired), _restart_id(live)
+    if live is not None and restart_id != had and before != after:
+        said = (
+            f"spec.restart.id is now {clean(restart_id)!r}"
+            if restart_id
+            else "spec.restart.id was removed"
+        )
+        found.append(Notice("RestartRequested", f"{said}: replacing the pods"))
+    paused, was_paused = _paused(desired), live is not None and _paused(live)
+    if course.action == "RolledBack" and before != after:
+        found.append(_rollback(before, after, course))
+    elif live is not None and before != after:  # a new service speaks for itself
+        found.append(Notice("RolloutStarted", f"rollout from revision {before} to {after} started"))
+    if paused and not was_paused:
+        text = f"rollout of revision {after} is on hold: most of its replicas have the same leak"
+        found.append(Notice("RolloutHeld", text, "Warning"))
+    elif was_paused and not paused and before == after:
+        found.append(Notice("RolloutResumed", f"rollout of revision {after} continues"))
+    return found
+
+
+def _rollback(before: str, after: str, course: Course) -> Notice:
+    """A person's own roll-back is no warning."""
+    if course.requested:
+        text = (
+            f"rolling back from revision {before} to {after}"
+            " because spec.rollout.revision is LastGood"
+        )
+        return Notice("RollbackStarted", text)
+    text = f"rolling back from revision {before} to {after}: most replicas have the same leak"
+    return Notice("RollbackStarted", text, "Warning")
+
+
+def finished(before: Object, after: Object) -> list[Notice]:
+    """By two statuses, one after the other: a roll-out or a roll-back is complete."""
+    was, now = before.get("revisions") or {}, after.get("revisions") or {}
+    current = now.get("current")
+    if not current or current == was.get("current"):
+        return []
+    if current == now.get("update"):
+        return [Notice("RolloutFinished", f"all replicas run revision {current}")]
+    return [Notice("RollbackFinished", f"all replicas run revision {current} again")]
+
+
+def refused(failure: Failure) -> Notice:
+    """The API server's own sentence, or what is wrong with the spec."""
+    return Notice(failure.reason, failure.message, "Warning")
+
+
+def _annotation(item: Object | None, name: str) -> str:
+    meta = (item or {}).get("metadata") or {}
+    return str((meta.get("annotations") or {}).get(name, ""))
+
+
+def _revision(item: Object | None) -> str:
+    return _annotation(item, POD_HASH)
+
+
+def _restart_id(item: Object | None) -> str:
+    return _annotation(item, RESTART_ID)
+
+
+def _paused(item: Object) -> bool:
+    return bool((item.get("spec") or {}).get("paused"))

@@ -1,0 +1,154 @@
+"""``status`` as a whole, ready to be applied on the subresource."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from plimsoll_api.incidents import ENDED
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import POD_HASH, SERVICE_LABEL
+from plimsoll_operator.fleet.revisions import advanced, suspect_status
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.plan import Plan
+from plimsoll_operator.render.autoscaler import first_replicas
+from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.service import url
+from plimsoll_operator.status import conditions
+from plimsoll_operator.status.conditions import Failure, Verdict
+from plimsoll_operator.status.figures import Figures, memory
+
+RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
+
+
+def status(
+    item: Object,
+    service: InferenceService | None,
+    deployment: Object | None,
+    pods: list[Object],
+    incidents: list[Object],
+    figures: Mapping[str, Figures] | None,
+    failure: Failure | None,
+    now: str,
+    missing: Sequence[str] = (),
+    plan: Plan | None = None,
+    events: Mapping[str, Sequence[Object]] = MappingProxyType({}),
+) -> Object:
+    """The status that ``item`` should have.
+
+    ``service`` is None where the spec is invalid. ``figures`` is None until the supervisors were
+    asked for the first time: then what a status says about memory stays. ``now`` is RFC 3339,
+    ``missing`` names kinds that the cluster does not have; ``plan`` is None where there is none.
+    ``events`` are those of pods whose containers are not created, by the pod's name.
+    """
+    before: Object = item.get("status") or {}
+    generation = item["metadata"].get("generation", 0)
+    verdicts: list[Verdict] = conditions.containers(pods, events, now) + conditions.ends(pods, now)
+    if failure is None and service is not None:
+        verdicts += conditions.rollout(
+            deployment,
+            _wanted(service, deployment),
+            service.spec.supervision.max_unavailable,
+            verdicts[0].message if verdicts[0].status is False else "",
+        )
+        verdicts += conditions.completeness(service, missing)
+    if plan is not None:
+        complete = any(one.reason == "RolloutComplete" for one in verdicts)
+        verdicts += conditions.suspicion(plan.suspect, plan.course)
+        verdicts += conditions.requested(plan.course, complete)
+    if failure is not None:
+        verdicts += conditions.failed(failure)
+    if figures is not None or "conditions" not in before:
+        # Unknown from the beginning: a condition that came only now would be one more write.
+        verdicts += conditions.budgets(figures or {})
+    verdicts.append(conditions.reconciling(verdicts))
+    seen = (deployment or {}).get("status") or {}
+    after: Object = {
+        "observedGeneration": generation,
+        "replicas": seen.get("replicas", 0),
+        "readyReplicas": seen.get("readyReplicas", 0),
+        "desiredReplicas": before.get("desiredReplicas", 0)
+        if service is None
+        else _wanted(service, deployment),
+        "selector": f"{SERVICE_LABEL}={item['metadata']['name']}",
+        "conditions": _conditions(before, verdicts, generation, now),
+        **_incidents(incidents),
+    }
+    after |= _revisions(before, deployment, verdicts, plan, service)
+    if service is not None:
+        after["url"] = url(service)
+    elif "url" in before:
+        after["url"] = before["url"]
+    shown = before.get("memory") if figures is None else memory(figures)
+    return after | ({"memory": shown} if shown else {})
+
+
+def _revisions(
+    before: Object,
+    deployment: Object | None,
+    verdicts: list[Verdict],
+    plan: Plan | None,
+    service: InferenceService | None,
+) -> Object:
+    """``revisions`` and ``suspectRevision``; without a plan what was known of them."""
+    if plan is None or service is None:
+        kept = ("revisions", "suspectRevision")
+        return {key: before[key] for key in kept if key in before}
+    update = pod_hash(service)
+    annotations = ((deployment or {}).get("metadata") or {}).get("annotations") or {}
+    # Without a replica a roll-out is complete and proves nothing.
+    proven = _wanted(service, deployment) and any(
+        one.reason == "RolloutComplete" for one in verdicts
+    )
+    done = str(annotations.get(POD_HASH, "")) if proven else ""
+    bad = "" if plan.course.action == "None" else update
+    found: Object = {"revisions": advanced(before.get("revisions") or {}, update, done, bad)}
+    suspect = suspect_status(plan.suspect, before, update, plan.course.action, plan.changed)
+    return found | ({"suspectRevision": suspect} if suspect else {})
+
+
+def _wanted(service: InferenceService, deployment: Object | None) -> int:
+    """Replicas that there should be; an autoscaler says so in the Deployment."""
+    if service.spec.autoscaling is None:
+        return service.spec.replicas
+    spec = (deployment or {}).get("spec") or {}
+    return int(spec.get("replicas", first_replicas(service)))
+
+
+def _conditions(
+    before: Object, verdicts: list[Verdict], generation: int, now: str
+) -> list[dict[str, Any]]:
+    """The verdicts, with the time of the last change; what nobody judged stays as it was, and of
+    two verdicts on one condition the later counts."""
+    known: dict[str, Any] = {one["type"]: one for one in before.get("conditions") or ()}
+    for verdict in {one.type: one for one in verdicts}.values():
+        word = {True: "True", False: "False", None: "Unknown"}[verdict.status]
+        old = known.get(verdict.type)
+        same = old is not None and old["status"] == word
+        known[verdict.type] = {
+            "type": verdict.type.value,
+            "status": word,
+            "reason": verdict.reason,
+            "message": verdict.message,
+            "lastTransitionTime": old["lastTransitionTime"] if old and same else now,
+            "observedGeneration": generation,
+        }
+    return [known[type_] for type_ in sorted(known)]
+
+
+def _incidents(incidents: list[Object]) -> Object:
+    phases = [(one.get("status") or {}).get("phase") for one in incidents]
+    steps = [step for one in incidents for step in (one.get("status") or {}).get("timeline") or ()]
+    newest = max(
+        incidents,
+        key=lambda one: (one["spec"].get("openedAt") or "", one["metadata"]["name"]),
+        default=None,
+    )
+    found: Object = {
+        "restarts": sum(
+            step.get("step") in RESTARTS and step.get("outcome") == "Succeeded" for step in steps
+        ),
+        "openIncidents": sum(phase not in ENDED for phase in phases),
+    }
+    return found | ({"lastIncident": newest["metadata"]["name"]} if newest else {})

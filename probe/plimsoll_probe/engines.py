@@ -1,0 +1,223 @@
+"""What the engine's own objects say: role, key-value cache, steps, caches with their bounds.
+
+vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread whose ``self`` is the object that
+owns everything else. It is found in that thread's stack, which nothing of theirs has to be changed
+for. Every attribute may be missing in another version: then the figure is unknown.
+"""
+
+import sys
+import threading
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional
+
+LOOPS = {
+    "run_busy_loop": "EngineCore",
+    "worker_busy_loop": "Worker",
+    "event_loop_normal": "Scheduler",
+    "event_loop_overlap": "Scheduler",
+    "event_loop": "Detokenizer",
+}
+OWNERS = ("EngineCoreProc", "WorkerProc", "Scheduler", "DetokenizerManager")
+"""Each class or one derived from it."""
+MAX_FRAMES = 200
+MAX_TENSORS = 100_000
+
+
+class Owner(NamedTuple):
+    """An object of the engine that holds memory, and the role that it plays."""
+
+    role: str
+    itself: Any
+
+
+class Engine:
+    """Remembers the owner once it is found, without keeping it alive, and sizes that stay."""
+
+    def __init__(self) -> None:
+        self._role = ""
+        self._owner: Any = None
+        self._fixed: Dict[str, Dict[str, Any]] = {}
+
+    def read(self) -> Dict[str, Any]:
+        """The figures that are known; empty in a process that is no part of a known engine."""
+        owner = self._owner() if self._owner is not None else None
+        if owner is None:
+            found = find(threading.main_thread().ident)
+            if found is None:
+                return {}
+            self._role, owner = found
+            self._fixed.clear()
+            try:
+                self._owner = weakref.ref(owner)
+            except TypeError:
+                self._owner = None
+        read: Dict[str, Any] = {"role": self._role}
+        for part in (_vllm_scheduler, _sglang_scheduler):
+            try:
+                read.update(part(owner))
+            except Exception:  # noqa: BLE001, S112 - another version's attributes
+                continue
+        read["ledger"] = self._ledger(owner)
+        return read
+
+    def _ledger(self, owner: Any) -> List[Dict[str, Any]]:
+        lines: List[Dict[str, Any]] = []
+        for source in (_multimodal, _grammars, _encoder_outputs):
+            try:
+                line = source(owner)
+            except Exception:  # noqa: BLE001 - another version's attributes
+                line = None
+            if line is not None:
+                lines.append(line)
+        for name, fixed in (("weights", _weights), ("kv_cache", _kv_tensors)):
+            if name not in self._fixed:
+                try:
+                    line = fixed(owner)
+                except Exception:  # noqa: BLE001 - not there yet, or another version's
+                    line = None
+                if line is not None:
+                    self._fixed[name] = line
+        return lines + list(self._fixed.values())
+
+
+def find(thread: Optional[int]) -> Optional[Owner]:
+    """The owner in the stack of ``thread``; None where its loop does not run."""
+    frame = sys._current_frames().get(thread or 0)
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return None
+        role = LOOPS.get(frame.f_code.co_name)
+        if role is not None and frame.f_code.co_varnames[:1] == ("self",):
+            variables = frame.f_locals
+            itself = variables.get("self")
+            # Before Python 3.13 this is a copy that the frame keeps: for as long as the loop runs
+            # it would hold a batch and its tensors.
+            if type(variables) is dict:
+                variables.clear()
+            if any(base.__name__ in OWNERS for base in type(itself).__mro__):
+                return Owner(role, itself)
+        frame = frame.f_back
+    return None
+
+
+def at(start: Any, path: str) -> Any:
+    """The attribute at the end of a dotted path; None where one on the way is missing."""
+    for name in path.split("."):
+        start = getattr(start, name, None)
+        if start is None:
+            return None
+    return start
+
+
+def _vllm_scheduler(core: Any) -> Dict[str, Any]:
+    found: Dict[str, Any] = {}
+    pool = at(core, "scheduler.kv_cache_manager.block_pool")
+    if pool is not None:
+        found["kv_usage_ratio"] = float(pool.get_usage())
+        cached = pool.cached_block_hash_to_block
+        blocks = len(getattr(cached, "_cache", cached))
+        found["prefix_cache_ratio"] = min(1.0, blocks / max(1, int(pool.num_gpu_blocks)))
+    steps = getattr(core, "step_counter", None)  # with data parallelism alone
+    if isinstance(steps, int) and pool is not None:
+        found["steps_total"] = steps
+    return found
+
+
+def _sglang_scheduler(scheduler: Any) -> Dict[str, Any]:
+    found: Dict[str, Any] = {}
+    steps = getattr(scheduler, "forward_ct", None)
+    if isinstance(steps, int):
+        found["steps_total"] = steps
+    allocator = getattr(scheduler, "token_to_kv_pool_allocator", None)
+    if allocator is not None:
+        size = max(1, int(allocator.size))
+        kept = int(scheduler.tree_cache.evictable_size())
+        used = size - int(allocator.available_size()) - kept
+        found["kv_usage_ratio"] = min(1.0, max(0.0, used / size))
+        found["prefix_cache_ratio"] = min(1.0, max(0.0, kept / size))
+    return found
+
+
+def _line(owner: str, kind: str, size: Any, bound: Any = None) -> Dict[str, Any]:
+    line: Dict[str, Any] = {"owner": owner, "kind": kind, "bytes": int(size)}
+    if bound is not None:
+        line["bound"] = int(bound)
+    return line
+
+
+def _multimodal(core: Any) -> Optional[Dict[str, Any]]:
+    cache = at(core, "mm_receiver_cache._cache")
+    if cache is None:
+        return None
+    return _line("multimodal_cache", "host", cache.currsize, cache.maxsize)
+
+
+def _grammars(core: Any) -> Optional[Dict[str, Any]]:
+    compiler = at(core, "structured_output_manager.backend.compiler")
+    if compiler is None:
+        return None
+    limit = int(compiler.cache_limit_bytes)
+    bound = limit if limit >= 0 else None
+    return _line("grammar_cache", "host", compiler.get_cache_size_bytes(), bound)
+
+
+def _runner(owner: Any) -> Any:
+    """The object that runs the model, where it is in this process."""
+    for path in (
+        "worker.worker.model_runner",
+        "worker.model_runner",
+        "model_executor.driver_worker.worker.model_runner",
+        "tp_worker.model_runner",
+    ):
+        found = at(owner, path)
+        if found is not None:
+            return found
+    return None
+
+
+def _encoder_outputs(owner: Any) -> Optional[Dict[str, Any]]:
+    runner = _runner(owner)
+    cache = getattr(runner, "encoder_cache", None)
+    if not isinstance(cache, dict):
+        return None
+    tensors = list(cache.values())[:MAX_TENSORS]
+    bound = None
+    tokens = at(runner, "scheduler_config.encoder_cache_size")
+    width = getattr(runner, "inputs_embeds_size", None)
+    item = at(runner, "dtype.itemsize")
+    if tokens is not None and width is not None and item is not None:
+        bound = int(tokens) * int(width) * int(item)
+    return _line("encoder_cache", _kind(tensors), sum(int(t.nbytes) for t in tensors), bound)
+
+
+def _weights(owner: Any) -> Optional[Dict[str, Any]]:
+    model = getattr(_runner(owner), "model", None)
+    if model is None:
+        return None
+    return _fixed("weights", [*model.parameters(), *model.buffers()])
+
+
+def _kv_tensors(owner: Any) -> Optional[Dict[str, Any]]:
+    runner = _runner(owner)
+    pool = getattr(runner, "token_to_kv_pool", None)
+    if pool is not None:
+        keys, values = pool.get_kv_size_bytes()
+        return _line("kv_cache", _kind(pool.k_buffer), keys + values, keys + values)
+    tensors = getattr(runner, "kv_caches", None)
+    return _fixed("kv_cache", tensors) if isinstance(tensors, (list, tuple)) else None
+
+
+def _fixed(owner: str, tensors: Any) -> Optional[Dict[str, Any]]:
+    """Of storages, each counted once: layers share them."""
+    storages = {}
+    for tensor in list(tensors)[:MAX_TENSORS]:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = int(storage.nbytes())
+    size = sum(storages.values())
+    return _line(owner, _kind(tensors), size, size) if size else None
+
+
+def _kind(tensors: Any) -> str:
+    for tensor in tensors:
+        return "host" if tensor.device.type == "cpu" else "device"
+    return "device"

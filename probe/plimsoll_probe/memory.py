@@ -1,0 +1,143 @@
+"""Memory of this process by its own account. Sizes are bytes; what is not known is absent."""
+
+import ctypes
+import gc
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+BLOCK_BYTES = 92
+"""A block's mean size. By ``sys._debugmallocstats`` it is 92.3 bytes with vLLM 0.32's model runner
+loaded, 92.3 with its API server and 91.6 with transformers alone. A sample of the collector's
+objects says 111 to 120, because strings and numbers are not among them."""
+CHECK_BYTES, CHECKS = 16 << 20, 8
+MAX_DEVICES = 64
+
+
+class _Mallinfo2(ctypes.Structure):
+    """``struct mallinfo2`` of glibc 2.33 and later: ten sizes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def _libc(name: str, result: Any, *arguments: Any) -> Optional[Callable[..., Any]]:
+    try:
+        function = getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError):
+        return None
+    function.restype, function.argtypes = result, list(arguments)
+    return function  # type: ignore[no-any-return]
+
+
+_mallinfo2 = _libc("mallinfo2", _Mallinfo2)
+_malloc_trim = _libc("malloc_trim", ctypes.c_int, ctypes.c_size_t)
+
+
+def _held(info: Any) -> int:
+    return int(info.uordblks + info.hblkhd)
+
+
+def _counts_us() -> bool:
+    """Whether glibc's malloc is the one in use: not with jemalloc or tcmalloc preloaded."""
+    return any(_counts_once() for _ in range(CHECKS))
+
+
+def _counts_once() -> bool:
+    """Half of the block is enough: other threads free memory meanwhile, in a process that starts
+    most of all. Another allocator's block does not move glibc's account at all."""
+    if _mallinfo2 is None:
+        return False
+    before = _held(_mallinfo2())
+    block = bytearray(CHECK_BYTES)
+    return _held(_mallinfo2()) - before >= len(block) // 2
+
+
+class Allocators:
+    """``malloc`` is ``mallinfo2``; Python's objects are estimated from the number of its blocks,
+    which costs microseconds; pymalloc has no cheap account in bytes."""
+
+    def __init__(self) -> None:
+        self._glibc = _counts_us()
+
+    def read(self) -> Dict[str, int]:
+        """Return the sizes in bytes, and ``py_blocks``, a count; what is unknown is absent."""
+        blocks = sys.getallocatedblocks()
+        found = {"py_blocks": blocks, "python_objects": blocks * BLOCK_BYTES}
+        if self._glibc and _mallinfo2 is not None:
+            info = _mallinfo2()
+            found["malloc_in_use"], found["malloc_retained"] = _held(info), int(info.fordblks)
+        shared = status_bytes("RssShmem")
+        if shared is not None:
+            found["shared"] = shared
+        return found
+
+
+def collections() -> Dict[str, List[int]]:
+    """Of each generation, since the process started."""
+    stats = gc.get_stats()
+    return {key: [int(one[key]) for one in stats] for key in ("collections", "collected")}
+
+
+def cuda() -> Any:
+    """``torch.cuda`` where this process has initialised it already; importing torch or creating a
+    context is not for us."""
+    found = getattr(sys.modules.get("torch"), "cuda", None)
+    try:
+        return found if found is not None and found.is_initialized() else None
+    except Exception:  # noqa: BLE001 - torch may be half imported
+        return None
+
+
+def devices() -> List[Dict[str, Any]]:
+    """PyTorch's allocator on each device that it was used on."""
+    module = cuda()
+    found: List[Dict[str, Any]] = []
+    if module is None:
+        return found
+    for index in range(min(int(module.device_count()), MAX_DEVICES)):
+        stats = module.memory_stats(index)
+        reserved = int(stats.get("reserved_bytes.all.current", 0))
+        if not reserved and not stats.get("reserved_bytes.all.peak", 0):
+            continue
+        allocated = int(stats.get("allocated_bytes.all.current", 0))
+        device: Dict[str, Any] = {"index": index, "allocated": allocated, "reserved": reserved}
+        uuid = getattr(module.get_device_properties(index), "uuid", None)
+        if uuid is not None:
+            text = str(uuid)
+            device["uuid"] = text if text.startswith(("GPU-", "MIG-")) else "GPU-" + text
+        found.append(device)
+    return found
+
+
+def host_pinned() -> Optional[int]:
+    """What torch's caching allocator of pinned host memory holds."""
+    stats = getattr(cuda(), "host_memory_stats", None)
+    if stats is None:
+        return None
+    size = stats().get("allocated_bytes.current")
+    return None if size is None else int(size)
+
+
+def malloc_trim() -> bool:
+    """Gives malloc's free pages back; False where the libc cannot."""
+    if _malloc_trim is None:
+        return False
+    _malloc_trim(0)
+    return True
+
+
+def status_bytes(key: str) -> Optional[int]:
+    """A line of ``/proc/self/status``."""
+    try:
+        with open("/proc/self/status") as status:
+            for line in status:
+                if line.startswith(key + ":"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None

@@ -1,0 +1,19 @@
+"""Which adapter speaks to an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plimsoll_api.supervision import EngineEndpoint, EngineType
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
+
+
+def adapter_for(endpoint: EngineEndpoint, token_file: Path) -> EngineAdapter:
+    """The adapter of ``endpoint.type``; only our own protocol needs the token."""
+    if endpoint.type is EngineType.PLIMSOLL:
+        return PlimsollEngine(endpoint, token_file)
+    # Imported here: it brings a parser of metrics, which a replica of ours never needs.
+    from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
+
+    return ExternalEngine(endpoint)

@@ -1,0 +1,60 @@
+"""The verbs that every kind of engine is spoken to with.
+
+What an engine cannot do is absent from the capabilities of its status, and the ladder skips it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from plimsoll_api.admin import Diagnostic, ProcessMemory, Status
+from plimsoll_sidecar.act.adapters.termination import Ending
+from plimsoll_sidecar.govern.command import Command, Result
+from plimsoll_sidecar.signals.process.process_id import ProcessId
+
+
+class EngineAdapter(Protocol):
+    """Every call is bounded in time. The verbs return a :class:`Result` and never raise.
+
+    ``Refused`` means that nothing was begun. The same ``operation_id`` may be sent again.
+    """
+
+    def status(self) -> Status:
+        """The engine's account of itself; :class:`EngineError` where there is none."""
+
+    def serves(self) -> bool:
+        """Whether the serving port answers at all, whatever it says: the second witness of a
+        frontend that gives no status."""
+
+    def trim(self, command: Command) -> Result: ...
+
+    def drain(self, command: Command) -> Result: ...
+
+    def resume(self, epoch: str) -> None:
+        """Ends a drain that led to nothing; :class:`EngineError` where it cannot."""
+
+    def restart_worker(self, command: Command) -> Result: ...
+
+    def restart_engine(self, command: Command) -> Result: ...
+
+    def processes(self) -> list[ProcessMemory]:
+        """The engine's living processes, found without its answer; empty where there is none, or
+        none can be found. The process that the others end with is called the frontend."""
+
+    def has_ended(self) -> bool:
+        """Whether the main process has ended and left the others, also where it did so before
+        anybody saw it."""
+
+    def sweep(self) -> str:
+        """Ends processes of an engine that has ended, beside the one that followed it. Says what
+        was ended, empty where nothing was."""
+
+    def end(self, frontend: ProcessId | None) -> Ending:
+        """Ends all of the engine's processes by signals, for an engine that does not answer.
+        ``frontend`` is the main process that was known last."""
+
+    def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
+        """The text of one diagnostic; :class:`EngineError` where there is none."""
+
+    def stacks(self, command: Command) -> bytes | None:
+        """Stacks of an engine that gives no status; None where nobody can have them from here."""

@@ -1,0 +1,300 @@
+"""The adapter for engines that do not speak our protocol: vLLM, SGLang and any HTTP server.
+
+It makes a :class:`~plimsoll_api.admin.Status` from what can be seen: the processes of the engine's
+container, whether the port answers, and its metrics. The epoch is its main process: start time and
+PID, and how often its counters began anew.
+
+Known engines listen only when they are ready: until then the process is there, and starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from urllib.parse import urlsplit
+
+import msgspec
+
+from plimsoll_api.admin import (
+    Diagnostic,
+    DrainMode,
+    EngineState,
+    Load,
+    ProcessMemory,
+    Status,
+)
+from plimsoll_api.supervision import EngineEndpoint
+from plimsoll_sidecar.act.adapters.external_diagnostics import gather
+from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
+from plimsoll_sidecar.act.adapters.external_profile import PROFILES
+from plimsoll_sidecar.act.adapters.external_server import Facts
+from plimsoll_sidecar.act.adapters.owned_processes import OwnedProcesses
+from plimsoll_sidecar.act.adapters.termination import TERM_GRACE_S, Ending
+from plimsoll_sidecar.act.adapters.trim_effect import held, trim_effect
+from plimsoll_sidecar.clients.http import EngineError, HttpClient
+from plimsoll_sidecar.govern.command import Command, Outcome, Result
+from plimsoll_sidecar.signals.device.gpu_identity import GpuIdentity
+from plimsoll_sidecar.signals.probe.probes import Probes
+from plimsoll_sidecar.signals.process.engine_processes import Members, NoEngine
+from plimsoll_sidecar.signals.process.process_id import ProcessId, age_s
+from plimsoll_sidecar.signals.process.programs import parts_of
+from plimsoll_sidecar.signals.process.tcp_sockets import ESTABLISHED, LISTEN, sockets
+from plimsoll_sidecar.signals.serving.unanswered import unanswered
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 3.0
+TRIM_S = 5.0
+"""For all caches together: to empty one takes milliseconds, unless the engine hangs."""
+POLL_S = 0.5
+EXIT_GRACE_S = 30.0
+"""Beyond the drain's deadline, which a server's own shutdown timeout may use up once more."""
+QUIET_POLLS = 2
+"""Looks in a row without work before an engine counts as idle."""
+
+
+class ExternalEngine:
+    """Safe to use from several threads: what is remembered of the engine is behind a lock."""
+
+    def __init__(self, endpoint: EngineEndpoint, probes: Probes | None = None) -> None:
+        self._probes = probes or Probes.from_environment()
+        self._endpoint, self._profile = endpoint, PROFILES[endpoint.type]
+        self._port = urlsplit(endpoint.serving_url).port or 80
+        self._server = HttpClient(endpoint.serving_url)
+        self._load = ExternalLoad(
+            self._server, self._profile, waiting=lambda: unanswered(self._port)
+        )
+        self._owned = OwnedProcesses(endpoint)
+        self._lock = threading.Lock()
+        self._process: ProcessId | None = None
+        self._served = self._drained = False
+        self._facts = Facts(endpoint, self._server, self._owned)
+        self._gpus = GpuIdentity()
+        self._newest: Status | None = None
+
+    # ---- status
+
+    def status(self) -> Status:
+        with self._lock:
+            members = self._find()
+            found = self._process
+            assert found is not None
+            state = self._state()
+            if state is EngineState.SERVING:
+                self._facts.learn()
+            newest = self._load.newest() if self._served else None
+            seen = Status(
+                state=EngineState.DRAINED if self._drained else state,
+                epoch=self._epoch(found),
+                version=self._facts.version,
+                model=self._endpoint.model,
+                uptime_s=age_s(found),
+                load=newest[0] if newest else Load(),
+                report_age_s=newest[1] if newest else None,
+                load_age_s=newest[1] if newest else None,
+                processes=self._owned.listed(members),
+                devices=self._gpus.devices(found.pid, [p.pid for p in members.everyone]),
+                capabilities=self._facts.capabilities,
+            )
+            seen = self._probes.complete(seen)
+            parts = parts_of(seen.processes, self._endpoint.type)
+            self._newest = msgspec.structs.replace(seen, parts=parts)
+            return self._newest
+
+    def serves(self) -> bool:
+        return self._server.answers(self._profile.alive, ANSWER_S)
+
+    def processes(self) -> list[ProcessMemory]:
+        return self._owned.listed()
+
+    def has_ended(self) -> bool:
+        return self._owned.have_ended()
+
+    def sweep(self) -> str:
+        return self._owned.sweep()
+
+    def end(self, frontend: ProcessId | None) -> Ending:
+        return self._owned.end(frontend)
+
+    def _find(self) -> Members:
+        """The engine's processes, with a main one that serves or will; EngineError without."""
+        try:
+            members = self._owned.find()
+        except NoEngine as none:
+            raise EngineError(str(none)) from none
+        found = members.main
+        if found is None:
+            left = ", ".join(str(p.pid) for p in members.everyone[:8])
+            raise EngineError(f"the engine's main process ended, but processes {left} still run")
+        if found != self._process:
+            self._process, self._served, self._drained = found, False, False
+            self._facts.forget()
+            self._gpus.forget()
+            self._load.forget()
+        return members
+
+    def _epoch(self, found: ProcessId) -> str:
+        return f"{found.started:x}-{found.pid}:{self._load.restarts + 1}"
+
+    def _state(self) -> EngineState:
+        """Any answer says that the frontend lives; a server error that the engine behind does not.
+        Raises EngineError where something listens and does not answer, or is another engine."""
+        # Asked before the call: one that begins to listen in between is starting.
+        listens = self._served or bool(sockets(self._port, LISTEN))
+        try:
+            status, _ = self._server.call("GET", self._profile.alive, ANSWER_S)
+        except EngineError:
+            if listens:
+                raise
+            return EngineState.STARTING
+        if not self._served:
+            self._facts.meet()
+        if status < 500:
+            self._served = True
+            return EngineState.SERVING
+        return EngineState.FAILED if self._served else EngineState.STARTING
+
+    def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
+        newest = self._newest
+        seen = {process.pid: process for process in newest.processes} if newest else {}
+        processes = [seen.get(process.pid, process) for process in self._owned.listed()]
+        text = gather(kind, command, processes, self._probes)
+        if text is None:
+            kind_of = self._endpoint.type.value
+            raise EngineError(
+                f"no process of the {kind_of} engine provides the diagnostic {kind.value}"
+            )
+        return text
+
+    def stacks(self, command: Command) -> bytes | None:
+        try:
+            return self.diagnostics(Diagnostic.STACKS, command)
+        except EngineError as none:
+            log.info("%s", none)
+            return None
+
+    # ---- verbs
+
+    def trim(self, command: Command) -> Result:
+        """Empties the caches that the server can empty, and judges it by the memory that came
+        back; running requests are left alone."""
+        reason = self._fence(command)
+        if reason is not None:
+            return _answer(command, Outcome.REFUSED, reason)
+        members = self._owned.known()
+        pids = [process.pid for process in members.everyone] if members else []
+        before = held(pids)
+        asked: list[str] = []
+        deadline = time.monotonic() + TRIM_S
+        trouble: str | None = None
+        for path in self._profile.trims:
+            if trouble is None and path in self._facts.routes:
+                trouble = self._post(path, None, max(0.1, deadline - time.monotonic()))
+                asked += [path] if trouble is None else []
+        trimmed = None if trouble else self._probes.trim(idle=self._work() == 0)
+        if trimmed is not None:
+            asked.append(f"trim by {trimmed.processes} probe{'s' if trimmed.processes > 1 else ''}")
+        if not asked and trouble is None:
+            return _answer(command, Outcome.FAILED, "the engine has no cache that it can empty")
+        devices = bool(self._newest and self._newest.devices)
+        found = trim_effect(before, held(pids), trimmed.device if trimmed else None, devices)
+        summary = "; ".join(
+            filter(None, (f"{', '.join(asked) or 'nothing'}: {found.summary}", trouble))
+        )
+        failed = trouble is not None and found.outcome is not Outcome.SUCCEEDED
+        return _answer(command, Outcome.FAILED if failed else found.outcome, summary)
+
+    def drain(self, command: Command) -> Result:
+        """Waits for running requests, then pauses the engine where it can be paused.
+
+        Without metrics a request shows as a connection. What runs beyond the deadline ends with
+        the engine.
+        """
+        reason = self._fence(command)
+        if reason is not None:
+            return _answer(command, Outcome.REFUSED, reason)
+        limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
+        deadline, quiet = time.monotonic() + limit_s, 0
+        while quiet < QUIET_POLLS and time.monotonic() < deadline:
+            quiet = quiet + 1 if self._work() == 0 else 0
+            time.sleep(POLL_S)
+        left = self._work() if quiet < QUIET_POLLS else 0
+        summary = "idle" if left == 0 else f"{'unknown' if left is None else left} requests left"
+        pause = self._profile.pause
+        if pause and pause in self._facts.routes:
+            trouble = self._post(pause, self._profile.pause_body)
+            summary += f"; not paused: {trouble}" if trouble else "; paused"
+        with self._lock:
+            self._drained = True
+        return _answer(command, Outcome.SUCCEEDED, summary)
+
+    def resume(self, epoch: str) -> None:
+        if self._fence_of(epoch) is not None:
+            return  # a new process was never drained
+        resume = self._profile.resume
+        if resume and resume in self._facts.routes:
+            trouble = self._post(resume, b"{}")
+            if trouble is not None:
+                raise EngineError(trouble)
+        with self._lock:
+            self._drained = False
+
+    def restart_worker(self, command: Command) -> Result:
+        return _answer(command, Outcome.REFUSED, "this engine cannot restart its worker alone")
+
+    def restart_engine(self, command: Command) -> Result:
+        """SIGTERM, the server's own shutdown, SIGKILL after it; then the same for what it left.
+        The kubelet starts the next one. An engine that hangs has no shutdown to wait for."""
+        reason = self._fence(command)
+        with self._lock:
+            found = self._process
+        if reason is not None or found is None:
+            return _answer(command, Outcome.REFUSED, reason or "no process is known")
+        grace_s = TERM_GRACE_S if command.stalled else command.deadline_s + EXIT_GRACE_S
+        ending = self._owned.end(found, grace_s)
+        outcome = Outcome.SUCCEEDED if ending.trouble is None else Outcome.FAILED
+        return _answer(command, outcome, "; ".join(filter(None, (ending.summary, ending.trouble))))
+
+    # ---- parts
+
+    def _fence(self, command: Command) -> str | None:
+        return self._fence_of(command.epoch)
+
+    def _fence_of(self, epoch: str) -> str | None:
+        """Why nothing may be done; None while the process is the one that was decided on."""
+        with self._lock:
+            try:
+                self._find()
+                assert self._process is not None
+                now = self._epoch(self._process)
+            except EngineError as error:
+                return str(error)
+        return (
+            None
+            if now == epoch
+            else f"the engine is in epoch {now}; the command is for epoch {epoch}"
+        )
+
+    def _work(self) -> int | None:
+        """Requests under way; None where it is not known now."""
+        if not self._profile.metrics:
+            return len(sockets(self._port, ESTABLISHED))
+        with self._lock:
+            self._load.expire()
+            newest = self._load.newest()
+        if newest is None:
+            return len(sockets(self._port, ESTABLISHED))
+        return newest[0].inflight or 0
+
+    def _post(self, path: str, body: bytes | None, timeout_s: float = TRIM_S) -> str | None:
+        """None when it was done, else why not."""
+        try:
+            status, _ = self._server.call("POST", path, timeout_s, body)
+        except EngineError as error:
+            return str(error)
+        return None if status < 300 else f"POST {path}: HTTP {status}"
+
+
+def _answer(command: Command, outcome: Outcome, message: str) -> Result:
+    return Result(operation_id=command.operation_id, outcome=outcome, message=message)

@@ -1,0 +1,239 @@
+"""The adapter for our own engine: the admin protocol over the pod's loopback."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+import urllib3
+
+from plimsoll_api import admin
+from plimsoll_api.admin import (
+    Diagnostic,
+    DrainMode,
+    ErrorBody,
+    Operation,
+    OperationState,
+    ProcessMemory,
+    Status,
+)
+from plimsoll_api.supervision import EngineEndpoint
+from plimsoll_sidecar.act.adapters.owned_processes import OwnedProcesses, sweep
+from plimsoll_sidecar.act.adapters.termination import Ending
+from plimsoll_sidecar.clients import http
+from plimsoll_sidecar.clients.http import EngineError
+from plimsoll_sidecar.govern.command import Command, Outcome, Result
+from plimsoll_sidecar.signals.process.process_id import ProcessId
+
+ANSWER_S = 3.0
+"""Longest wait for one answer. Long calls answer 202 at once, so that this is generous."""
+POLL_FIRST_S, POLL_S = 0.02, 0.25
+"""Most operations end at once; between polls of a long one the pause doubles up to the second."""
+TRIM_S = 60.0
+DRAIN_GRACE_S = 15.0
+WORKER_START_S = 600.0
+"""Longest start of a worker after the old one ended: it may have to load its weights again."""
+ENGINE_EXIT_S = 60.0
+DIAGNOSTIC_S = 15.0
+
+
+_T = TypeVar("_T")
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Status, Operation, ErrorBody)
+}
+"""Made while there is one thread: msgspec works a type out at its first use, and two threads that
+do so at once (the sampler, and a command sent again after a restart) crash the process."""
+
+
+class Refused(EngineError):
+    """The engine answered that it will not; ``status`` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class PlimsollEngine:
+    """Safe to use from several threads: urllib3's pool is, and so is what is kept of processes."""
+
+    def __init__(self, endpoint: EngineEndpoint, token_file: Path) -> None:
+        self._url = endpoint.admin_url.rstrip("/") + admin.ADMIN_PREFIX
+        self._serving = http.HttpClient(endpoint.serving_url)
+        self._token_file = token_file
+        self._http = urllib3.PoolManager(maxsize=4, retries=False)
+        self._owned = OwnedProcesses(endpoint)
+
+    def status(self) -> Status:
+        return _decode(self._call("GET", "/status"), Status)
+
+    def serves(self) -> bool:
+        return self._serving.answers("/health", ANSWER_S)
+
+    def processes(self) -> list[ProcessMemory]:
+        return self._owned.listed()
+
+    def has_ended(self) -> bool:
+        return self._owned.have_ended()
+
+    def sweep(self) -> str:
+        return self._owned.sweep()
+
+    def end(self, frontend: ProcessId | None) -> Ending:
+        return self._owned.end(frontend)
+
+    def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
+        return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_S)
+
+    def stacks(self, command: Command) -> bytes | None:
+        return None  # its processes write them on a signal, to the shared directory
+
+    def resume(self, epoch: str) -> None:
+        self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
+
+    def trim(self, command: Command) -> Result:
+        body = admin.TrimRequest(operation_id=command.operation_id, expected_epoch=command.epoch)
+        return self._operate(command, "/trim", body, TRIM_S)
+
+    def drain(self, command: Command) -> Result:
+        body = admin.DrainRequest(
+            operation_id=command.operation_id,
+            expected_epoch=command.epoch,
+            mode=command.mode,
+            deadline_s=command.deadline_s,
+        )
+        return self._operate(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
+
+    def restart_worker(self, command: Command) -> Result:
+        body = self._restart(command, admin.Scope.WORKER)
+        return self._operate(command, "/restart", body, command.deadline_s + WORKER_START_S)
+
+    def restart_engine(self, command: Command) -> Result:
+        """Succeeds as soon as the accepted operation's engine is gone: the next has other ids."""
+        body = self._restart(command, admin.Scope.ENGINE)
+        limit_s = command.deadline_s + ENGINE_EXIT_S
+        before = self._owned.known()
+        result = self._operate(command, "/restart", body, limit_s, ends_engine=True)
+        if result.outcome is not Outcome.SUCCEEDED or before is None:
+            return result
+        ending = sweep(before)
+        outcome = Outcome.SUCCEEDED if ending.trouble is None else Outcome.FAILED
+        summary = (result.message, ending.summary, ending.trouble)
+        return _answer(command, outcome, "; ".join(filter(None, summary)))
+
+    def _restart(self, command: Command, scope: admin.Scope) -> admin.RestartRequest:
+        return admin.RestartRequest(
+            operation_id=command.operation_id,
+            expected_epoch=command.epoch,
+            scope=scope,
+            carry=command.mode is DrainMode.CARRY,
+            deadline_s=command.deadline_s,
+        )
+
+    def _operate(
+        self,
+        command: Command,
+        path: str,
+        body: msgspec.Struct,
+        limit_s: float,
+        ends_engine: bool = False,
+    ) -> Result:
+        """Sends an operation and follows it to its end, within ``limit_s``.
+
+        A lost answer is asked for again with the same id; an engine that started anew meanwhile
+        knows no such operation and refuses it for its epoch.
+        """
+        deadline = time.monotonic() + limit_s
+        accepted = False
+        trouble, pause = "no answer", POLL_FIRST_S
+        while time.monotonic() < deadline:
+            try:
+                if not accepted:
+                    data = self._call("POST", path, body)
+                    accepted = True
+                else:
+                    data = self._call("GET", f"/operations/{command.operation_id}")
+                operation = _decode(data, Operation)
+                if operation.state is not OperationState.RUNNING:
+                    return _result(command, operation)
+                trouble = "still running"
+            except Refused as error:
+                if error.status == 404 and accepted:
+                    accepted = False
+                    continue
+                refused = error.status == 409
+                return _answer(command, Outcome.REFUSED if refused else Outcome.FAILED, str(error))
+            except EngineError as error:
+                if accepted and ends_engine:
+                    return _answer(command, Outcome.SUCCEEDED, "the engine's process ended")
+                trouble = str(error)
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_S)
+        return _answer(
+            command, Outcome.FAILED, f"{path}: not finished within {limit_s:.0f} s: {trouble}"
+        )
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None = None,
+        timeout_s: float = ANSWER_S,
+    ) -> bytes:
+        headers = {"Authorization": f"Bearer {self._token()}"}
+        data = None
+        if body is not None:
+            data = msgspec.json.encode(body)
+            headers["Content-Type"] = "application/json"
+        deadline = time.monotonic() + timeout_s
+        try:
+            response = self._http.request(
+                method,
+                self._url + path,
+                body=data,
+                headers=headers,
+                timeout=timeout_s,
+                redirect=False,
+                preload_content=False,
+            )
+            answer = http.read(response, deadline)
+        except (urllib3.exceptions.HTTPError, OSError, http.Unusable) as error:
+            raise EngineError(f"{method} {path}: {error}") from error
+        if response.status < 300:
+            return answer
+        raise Refused(response.status, f"{method} {path}: {_reason(response.status, answer)}")
+
+    def _token(self) -> str:
+        try:
+            return self._token_file.read_text().strip()
+        except OSError as error:
+            raise EngineError(f"admin token {self._token_file}: {error.strerror}") from error
+
+
+def _decode(data: bytes, kind: type[_T]) -> _T:
+    try:
+        return cast("_T", _DECODERS[kind].decode(data))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
+
+
+def _reason(status: int, data: bytes) -> str:
+    try:
+        body: ErrorBody = _DECODERS[ErrorBody].decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return f"HTTP {status}"
+    return f"HTTP {status} {body.code}: {body.message}"
+
+
+def _answer(command: Command, outcome: Outcome, message: str) -> Result:
+    return Result(operation_id=command.operation_id, outcome=outcome, message=message)
+
+
+def _result(command: Command, operation: Operation) -> Result:
+    if operation.state is OperationState.FAILED:
+        return _answer(command, Outcome.FAILED, operation.error or "the engine gave no reason")
+    steps = ", ".join(f"{step.name} {step.duration_s:.3f} s" for step in operation.steps)
+    if operation.carried_requests is not None:
+        steps = f"{operation.carried_requests} requests carried over; {steps}"
+    return _answer(command, Outcome.SUCCEEDED, steps)

@@ -1,0 +1,76 @@
+"""A person's reset of the restart budget: in the journal by the supervisor, on the slot Leases
+at once."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_api.supervision import SupervisorConfig
+from plimsoll_sidecar.act.restart_slots import lease_counts
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
+
+TRIES = 5
+"""Against a Lease that others write at the same time."""
+PAUSE_S = 0.1
+
+
+def pod_uid(token_file: Path) -> str:
+    """The UID of this pod, which Kubernetes writes into the token that it mounts; empty where it
+    cannot be read. Not verified: it is our own token."""
+    try:
+        payload = token_file.read_text().split(".")[1]
+        claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return str(claims["kubernetes.io"]["pod"]["uid"])
+    except (OSError, ValueError, LookupError, TypeError, msgspec.MsgspecError):
+        return ""
+
+
+def clear(
+    kube: KubeClient, config: SupervisorConfig, pod: str, uid: str, whole_service: bool
+) -> str:
+    """Clears the counts on the Leases and says what was cleared and what still counts.
+
+    Raises KubeError. By default what this replica has spent; with ``whole_service`` all of it.
+    """
+    cleared, left = 0, 0
+    for name in config.slots:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{config.service.namespace}/leases/{name}"
+        cleared += _update(kube, path, lambda lease: _clear(lease, uid or pod, pod, whole_service))
+        left += _left(kube.get(path), config.supervision.restart_budget.window_s)
+    limit = config.supervision.restart_budget.count * len(config.slots)
+    whose = "of the service" if whole_service else "of this replica"
+    text = f"cleared {cleared} restarts {whose} from the slot Leases"
+    if left:
+        text += f"; {left} of {limit} restarts of other replicas still count"
+    if left >= limit:
+        text += ", so no replica may restart: plimsoll resume --service clears them too"
+    return text
+
+
+def _clear(lease: Object, uid: str, pod: str, whole_service: bool) -> int:
+    count = lease_counts.clear_replica(lease, uid, pod)
+    return count + (lease_counts.clear_service(lease) if whole_service else 0)
+
+
+def _left(lease: Object, window_s: float) -> int:
+    return len(lease_counts.service_restarts(lease, window_s, time.time()))
+
+
+def _update(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int:
+    for last in (*[False] * (TRIES - 1), True):
+        lease = kube.get(path)
+        count = change(lease)
+        try:
+            kube.put(path, lease)
+        except KubeError as error:
+            if error.status != 409 or last:
+                raise
+            time.sleep(PAUSE_S)
+        else:
+            return count
+    raise AssertionError("the last try returns or raises")

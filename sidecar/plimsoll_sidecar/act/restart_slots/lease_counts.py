@@ -1,0 +1,136 @@
+"""The restart counts that a slot Lease carries in its annotations. Pure: Leases in, Leases out.
+
+``plimsoll.dev/restarts`` counts the service's restarts, whichever replica they were of.
+``plimsoll.dev/replica-restarts`` keeps what each replica's journal counts, by the pod's UID: the
+count outlives the journal and ends with the pod. Both are written by whoever may update the Lease,
+so they are bounded, and one that cannot be read stands for a spent budget, never for zero.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
+from plimsoll_sidecar.clients.kube import Object
+from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
+
+MAX_RESTARTS = 1000
+"""Restarts read and kept of the service: ``restartBudget.count`` allows no more."""
+MAX_OF_REPLICA = 64
+"""Restarts kept of one replica, the newest."""
+MAX_KEPT_REPLICAS = 64
+"""Replicas kept on one Lease, those that restarted last. With MAX_OF_REPLICA they need less than
+96 KiB, of the 256 KiB that an object's annotations may have."""
+MAX_BYTES = 1 << 17
+
+_T = TypeVar("_T")
+
+
+class ServiceRestart(msgspec.Struct):
+    """One restart within the service: Unix seconds, and the incident it was for."""
+
+    at: float
+    incident: str
+
+
+_restarts: msgspec.json.Decoder[list[ServiceRestart]] = msgspec.json.Decoder(
+    Annotated[list[ServiceRestart], msgspec.Meta(max_length=MAX_RESTARTS)]
+)
+_replicas: msgspec.json.Decoder[dict[str, ReplicaRestarts]] = msgspec.json.Decoder(
+    Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_KEPT_REPLICAS)]
+)
+
+
+class UnreadableError(ValueError):
+    """An annotation that is no count; the message names the Lease and says what to do."""
+
+
+def service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
+    """The service's restarts on this Lease that still count. Raises UnreadableError."""
+    found = _read(lease, SERVICE_RESTARTS, _restarts, b"[]")
+    return [restart for restart in found if now - restart.at < window_s]
+
+
+def count_service(lease: Object, incident: str, window_s: float, now: float) -> None:
+    """Counts a restart, once for each incident."""
+    restarts = service_restarts(lease, window_s, now)
+    if all(restart.incident != incident for restart in restarts):
+        restarts.append(ServiceRestart(now, incident))
+    _write(lease, SERVICE_RESTARTS, restarts[-MAX_RESTARTS:])
+
+
+def of_replica(lease: Object, uid: str) -> ReplicaRestarts:
+    """What this Lease keeps of the replica. Raises UnreadableError."""
+    return _read(lease, REPLICA_RESTARTS, _replicas, b"{}").get(uid, NONE)
+
+
+def keep_replica(
+    lease: Object, uid: str, restarts: ReplicaRestarts, window_s: float, now: float
+) -> None:
+    """Replaces what the Lease keeps of one replica, and forgets others that count no more."""
+    known = _read(lease, REPLICA_RESTARTS, _replicas, b"{}")
+    known[uid] = ReplicaRestarts(restarts.at[-MAX_OF_REPLICA:], restarts.exhausted)
+    living = {
+        name: one for name, one in known.items() if one.exhausted or one.within(window_s, now)
+    }
+    newest = sorted(living, key=lambda name: (name == uid, max(living[name].at, default=0.0)))
+    _write(lease, REPLICA_RESTARTS, {name: living[name] for name in newest[-MAX_KEPT_REPLICAS:]})
+
+
+def clear_replica(lease: Object, uid: str, pod: str) -> int:
+    """Forgets a replica, and its part of the service's restarts; how many of the latter.
+
+    What cannot be read is removed as a whole: a person asked for it.
+    """
+    try:
+        known = _read(lease, REPLICA_RESTARTS, _replicas, b"{}")
+        known.pop(uid, None)
+    except UnreadableError:
+        known = {}
+    _write(lease, REPLICA_RESTARTS, known)
+    try:
+        restarts = _read(lease, SERVICE_RESTARTS, _restarts, b"[]")
+    except UnreadableError:
+        restarts = []
+    others = [one for one in restarts if one.incident.rpartition("-")[0] != pod]
+    _write(lease, SERVICE_RESTARTS, others)
+    return len(restarts) - len(others)
+
+
+def clear_service(lease: Object) -> int:
+    """Forgets all restarts of the service; how many there were, as far as they can be read."""
+    try:
+        count = len(_read(lease, SERVICE_RESTARTS, _restarts, b"[]"))
+    except UnreadableError:
+        count = 0
+    _write(lease, SERVICE_RESTARTS, [])
+    return count
+
+
+def _annotations(lease: Object) -> dict[str, str]:
+    found = lease["metadata"].get("annotations")
+    return found if isinstance(found, dict) else {}
+
+
+def _read(lease: Object, name: str, decoder: msgspec.json.Decoder[_T], empty: bytes) -> _T:
+    text = _annotations(lease).get(name, "").encode() or empty
+    try:
+        if len(text) > MAX_BYTES:
+            raise msgspec.ValidationError(f"it has more than {MAX_BYTES >> 10} KiB")
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableError(
+            f"Lease {lease['metadata']['name']}: annotation {name} cannot be read ({error}):"
+            " clear it with plimsoll resume POD --service"
+        ) from error
+
+
+def _write(lease: Object, name: str, value: object) -> None:
+    """Sets the annotation, or leaves it out where there is nothing to keep."""
+    annotations = dict(_annotations(lease))
+    annotations.pop(name, None)
+    if value:
+        annotations[name] = msgspec.json.encode(value).decode()
+    lease["metadata"]["annotations"] = annotations

@@ -1,0 +1,255 @@
+"""Restart slots: Leases that bound how many replicas of a service restart at once.
+
+The operator creates them; a supervisor takes, renews and releases them by PUT with the resource
+version it read, so that of two supervisors one always loses. A holder is expired when its Lease
+did not change for its duration *by this machine's clock*: clocks of two nodes are never compared.
+
+Restarts are counted in annotations that are written by the same PUT that takes the slot (see
+:mod:`plimsoll_sidecar.act.restart_slots.lease_counts`): nobody can restart without being counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from plimsoll_api.incidents import WaitReason
+from plimsoll_api.names import OPERATOR
+from plimsoll_api.supervision import RestartBudget
+from plimsoll_api.times import rfc3339_micro
+from plimsoll_sidecar.act.restart_slots import lease_counts
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
+from plimsoll_sidecar.govern.command import Refusal
+from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
+
+DURATION_S = 60
+"""A holder that does not renew for this long is dead: its container restarts in seconds."""
+RENEW_S = 15.0
+
+
+class Slots(Protocol):
+    """``known`` is what this replica's journal counts; whoever writes the journal sets it."""
+
+    known: ReplicaRestarts
+
+    def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
+        """None when a slot is held, else why not. ``at`` counts a restart of this replica at that
+        time, if its budget allows one; None takes a slot back that was lost."""
+
+    def held(self) -> bool:
+        """Whether the slot is still ours, renewed when it is time for it."""
+
+    def release(self) -> None:
+        """Gives back whatever this replica holds, also from before a restart of its own."""
+
+    def stored(self) -> ReplicaRestarts:
+        """What is kept of this replica outside of its journal."""
+
+    def keep(self, policy: RestartBudget) -> None:
+        """Keeps ``known`` outside of the journal, if that is new."""
+
+
+class LocalSlots:
+    """Without a cluster there is one replica, and it may always restart."""
+
+    known = NONE
+
+    def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
+        return None
+
+    def held(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+    def stored(self) -> ReplicaRestarts:
+        return NONE
+
+    def keep(self, policy: RestartBudget) -> None:
+        return None
+
+
+class LeaseSlots:
+    """All but ``held`` raise KubeError when the API server does not answer, and UnreadableError
+    for a count that cannot be read. Safe to use from several threads.
+
+    ``uid`` is that of the pod: what is kept of a replica ends with it.
+    """
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        namespace: str,
+        names: tuple[str, ...],
+        holder: str,
+        clock: Callable[[], float] = time.monotonic,
+        uid: str = "",
+    ) -> None:
+        self._kube, self._names, self._holder, self._clock = kube, names, holder, clock
+        self._uid = uid or holder
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._mine: str | None = None
+        self._renewed = 0.0
+        self._kept: ReplicaRestarts | None = None
+        self._lock = threading.RLock()
+        self.known = NONE
+
+    def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
+        with self._lock:
+            leases = self._leases()
+            for lease in leases:
+                if _holder(lease) == self._holder:
+                    return self._put(lease, leases, incident, policy, at)
+            spent = self._spent(leases, policy, at)
+            if spent is not None:
+                return spent
+            refusals = []
+            for lease in leases:
+                refusal = self._refused(lease)
+                refusal = refusal or self._put(lease, leases, incident, policy, at)
+                if refusal is None:
+                    return None
+                refusals.append(refusal)
+            if not refusals:
+                return Refusal(WaitReason.NO_SLOT, "the service has no restart slot")
+            return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
+
+    def held(self) -> bool:
+        with self._lock:
+            if self._mine is None:
+                return False
+            age = self._clock() - self._renewed
+            if age < RENEW_S:
+                return True
+            try:
+                lease = self._kube.get(f"{self._path}/{self._mine}")
+                if _holder(lease) == self._holder:
+                    lease["spec"]["renewTime"] = _now()
+                    self._kube.put(f"{self._path}/{self._mine}", lease)
+                    self._renewed = self._clock()
+                    return True
+            except KubeError as error:
+                if error.transient or error.status == 409:
+                    return age < DURATION_S
+            self._mine = None
+            return False
+
+    def release(self) -> None:
+        with self._lock:
+            for lease in self._leases():
+                if _holder(lease) == self._holder:
+                    spec = lease["spec"]
+                    spec.update(holderIdentity="", renewTime=_now(), leaseDurationSeconds=1)
+                    self._kube.put(self._url(lease), lease)
+            self._mine = None
+
+    def stored(self) -> ReplicaRestarts:
+        with self._lock:
+            found = self._stored(self._leases())
+            self._kept = found
+            return found
+
+    def keep(self, policy: RestartBudget) -> None:
+        """Writes a count that changed without a slot: a crash, a restart by hand, a reset."""
+        with self._lock:
+            known = self.known
+            if known == self._kept:
+                return
+            for number, lease in enumerate(self._leases()):
+                kept = known if number == 0 else NONE
+                if lease_counts.of_replica(lease, self._uid) != kept:
+                    lease_counts.keep_replica(lease, self._uid, kept, policy.window_s, time.time())
+                    self._kube.put(self._url(lease), lease)
+            self._kept = known
+
+    def _leases(self) -> list[Object]:
+        return [self._kube.get(f"{self._path}/{name}") for name in self._names]
+
+    def _url(self, lease: Object) -> str:
+        return f"{self._path}/{lease['metadata']['name']}"
+
+    def _stored(self, leases: list[Object]) -> ReplicaRestarts:
+        found = NONE
+        for lease in leases:
+            found = found.joined(lease_counts.of_replica(lease, self._uid))
+        return found
+
+    def _spent(
+        self, leases: list[Object], policy: RestartBudget, at: float | None
+    ) -> Refusal | None:
+        """Whether the budget of the service or of this replica forbids one more restart."""
+        now, within = time.time(), f"within {policy.window_s:.0f} s"
+        counts = [len(lease_counts.service_restarts(one, policy.window_s, now)) for one in leases]
+        limit = policy.count * len(leases)
+        if sum(counts) >= limit:
+            return Refusal(
+                WaitReason.SERVICE_RESTART_BUDGET,
+                f"the service had {sum(counts)} restarts {within}; the limit is {limit}",
+            )
+        mine = self._stored(leases).joined(self.known)
+        count = len(mine.within(policy.window_s, now))
+        if at is None or at in mine.at or not (mine.exhausted or count >= policy.count):
+            return None
+        return Refusal(
+            WaitReason.REPLICA_RESTART_BUDGET,
+            f"this replica had {count} restarts {within}; the limit is {policy.count}",
+        )
+
+    def _refused(self, lease: Object) -> Refusal | None:
+        """Why this slot is not free; None where it is."""
+        metadata, spec = lease["metadata"], lease.get("spec") or {}
+        name, version, now = metadata["name"], metadata["resourceVersion"], self._clock()
+        known, since = self._seen.get(name, ("", now))
+        if known != version:
+            self._seen[name] = (version, now)
+            since = now
+        holder = _holder(lease)
+        if not holder or now - since > (spec.get("leaseDurationSeconds") or DURATION_S):
+            return None
+        if holder == OPERATOR:
+            return Refusal(
+                WaitReason.CIRCUIT_BREAKER,
+                f"the circuit breaker holds {name}: as many replicas as the operator"
+                " allows are restarting",
+            )
+        return Refusal(WaitReason.SLOT_HELD, f"{name} is held by {holder}")
+
+    def _put(
+        self, lease: Object, leases: list[Object], incident: str, policy: RestartBudget,
+        at: float | None,
+    ) -> Refusal | None:  # fmt: skip
+        metadata, spec, now = lease["metadata"], lease.get("spec") or {}, time.time()
+        if spec.get("holderIdentity") != self._holder:
+            spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
+            spec["acquireTime"] = _now()
+        spec.update(holderIdentity=self._holder, renewTime=_now(), leaseDurationSeconds=DURATION_S)
+        lease["spec"] = spec
+        lease_counts.count_service(lease, incident, policy.window_s, now)
+        mine = self._stored(leases).joined(self.known)
+        if at is not None:
+            mine = mine.joined(ReplicaRestarts((at,)))
+        lease_counts.keep_replica(lease, self._uid, mine, policy.window_s, now)
+        try:
+            self._kube.put(self._url(lease), lease)
+        except KubeError as error:
+            if error.status == 409:
+                return Refusal(
+                    WaitReason.SLOT_CONFLICT,
+                    f"another replica took {metadata['name']} at the same moment",
+                )
+            raise
+        self._mine, self._renewed, self._kept = metadata["name"], self._clock(), None
+        return None
+
+
+def _holder(lease: Object) -> str:
+    return (lease.get("spec") or {}).get("holderIdentity") or ""
+
+
+def _now() -> str:
+    """A MicroTime as the API writes it."""
+    return rfc3339_micro(time.time())

@@ -1,0 +1,137 @@
+"""What else a growth may be, and from when on it is believed to be a leak.
+
+Each rule is a mechanism of healthy engines that looks like a leak for a while; docs/detection.md
+tells on which runs they were found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plimsoll_api.assessment import BudgetState, Segment
+from plimsoll_sidecar.detect.leak.hysteresis import Hysteresis
+from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S
+
+REACTION_S, REACTION_RATIO = 30.0, 0.8
+"""Drain, restart and warm-up of a worker: a budget of which so much is spent, and the rest sooner,
+is as good as spent."""
+CONFIRMED_RATIO = 0.8
+"""Whatever a growth may be: one that has spent this share of the budget is believed."""
+CONFIRMED_FACTOR = 2.0
+"""Before that it must become this multiple of what raised the suspicion: what an allocator keeps
+after a burst does not."""
+COLLECTION_ROUNDS = 2
+"""Full collections that a growth must outlast."""
+OUTLAST_FACTOR = 1.25
+"""A slow trend that outlasted them is believed when it became this multiple of what it was."""
+MIN_CONFIRMED_RATIO = 0.47
+"""Heat after a restart, graphs that are captured late, pools that follow the load: what is bounded
+and undeclared ends below this share of a budget that was set with thought."""
+LIFE_SHARE = 0.5
+"""A defect leaks from the begin. Growth whose present pace explains less than this share of the
+engine's life began later: most of that is work which ends, such as a batch or a profile."""
+REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
+"""What an allocator holds unused, and gives back or uses again in the end."""
+CLEAN_FACTOR, CLEAN_TAU, CLEAN_SPAN_S, CLEAN_RATIO = 50.0, 0.95, 2400.0, 0.085
+"""A trend that is straight for long, without noise and without steps, is believed earlier, if the
+budget would not last for its window."""
+MIN_FADING_RATIO, FADED = 0.65, 1.5
+"""The same for growth that gets slower, within its trend or by this factor since the begin: it
+fills something up."""
+URGENT_S, MIN_URGENT_S = 150.0, 30.0
+"""A budget that is spent sooner leaves no time for doubt, once the growth has lasted this long or
+has spent most of it: a few large requests need much memory, but for seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A suspected growth as it stands now.
+
+    ``window_s`` is the budget's, ``smooth`` the growth in bytes averaged over the last minute,
+    ``lived_s`` the time since the engine was warm and ``segment`` the memory that grew most.
+    ``keeps_pace`` says that the last seconds grew nearly as fast as the trend, ``in_long_step``
+    that one step of the engine takes unusually long.
+    """
+
+    hysteresis: Hysteresis
+    state: BudgetState
+    window_s: float
+    smooth: float
+    lived_s: float
+    segment: Segment | None
+    keeps_pace: bool
+    in_long_step: bool
+
+    @property
+    def growth(self) -> int:
+        """Unexplained bytes above the baseline, at least one."""
+        return max(1, self.state.unexplained or 0)
+
+    @property
+    def ratio(self) -> float:
+        """Share of the budget that is spent."""
+        return self.state.consumed_ratio or 0.0
+
+    @property
+    def held(self) -> float:
+        """The share of the growth that the last minute held on average: a single floor is noise."""
+        return min(1.0, self.smooth / self.growth)
+
+    @property
+    def life(self) -> float:
+        """How much of the engine's life the growth explains at its present pace: 1 for a steady
+        leak, less for what began later or quickens, more for what gets slower."""
+        return self.growth / max(1.0, self.hysteresis.trend.bytes_per_s * self.lived_s)
+
+
+def spent(now: Standing) -> bool:
+    """Whether the budget is spent, or as good as spent."""
+    exhaustion = now.state.exhaustion_s
+    near = exhaustion is not None and exhaustion <= REACTION_S and now.ratio >= REACTION_RATIO
+    return now.ratio >= 1.0 or (near and _urgent(now))
+
+
+def unconfirmed(now: Standing) -> str | None:
+    """What else the growth may be. None when it is believed, or when there is no time."""
+    hysteresis, trend = now.hysteresis, now.hysteresis.trend
+    held_ratio = now.held * now.ratio
+    if _urgent(now) or held_ratio >= CONFIRMED_RATIO:
+        return None
+    rounds = hysteresis.rounds
+    if rounds is not None and rounds < COLLECTION_ROUNDS:
+        return (
+            f"may be garbage, until {COLLECTION_ROUNDS} full collections passed ({rounds} so far)"
+        )
+    slow = rounds is not None and trend.span_s >= SLOW_SPAN_S
+    needed = (
+        OUTLAST_FACTOR * hysteresis.begun_smooth if slow else CONFIRMED_FACTOR * hysteresis.begun
+    )
+    if now.held * now.growth < needed or now.segment in REUSABLE:
+        return "may be memory that an allocator retains, unless the growth continues"
+    if trend.busier:
+        return "may be caused by rising load, unless the growth continues"
+    if now.life < LIFE_SHARE:
+        return "may be temporary work that started later, unless the growth continues"
+    enough = MIN_FADING_RATIO if trend.fades or now.life > FADED else MIN_CONFIRMED_RATIO
+    grows = now.state.bytes_per_s is not None
+    if (grows and held_ratio >= enough) or _straight(now):
+        return None
+    return "may be warm-up or a cache that still fills, unless the growth continues"
+
+
+def _urgent(now: Standing) -> bool:
+    """Whether the budget goes so fast that there is no time for doubt. What one long step needs for
+    itself is no growth yet."""
+    exhaustion = now.state.exhaustion_s
+    if exhaustion is None or exhaustion > URGENT_S or now.in_long_step:
+        return False
+    lasted = now.hysteresis.lasted_s >= MIN_URGENT_S or now.ratio >= REACTION_RATIO
+    return lasted and now.keeps_pace
+
+
+def _straight(now: Standing) -> bool:
+    """Whether the trend is too straight to end soon, and too steep for the budget."""
+    trend, exhaustion = now.hysteresis.trend, now.state.exhaustion_s
+    steep = exhaustion is not None and exhaustion <= now.window_s
+    clean = trend.confidence >= CLEAN_TAU and trend.rise >= CLEAN_FACTOR * trend.noise
+    return steep and clean and trend.span_s >= CLEAN_SPAN_S and now.ratio >= CLEAN_RATIO

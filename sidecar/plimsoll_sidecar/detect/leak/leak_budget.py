@@ -1,0 +1,252 @@
+"""One leak budget, host or device: what is consumed, how fast, and whether that is suspicious.
+
+The budget is allowed within its window, so growth is measured against the least growth within that
+window; against the memory limit it is measured from the baseline on. The worse of the two counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from plimsoll_api.assessment import BudgetState, Segment, Suspicion
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.supervision import MemoryBudget
+from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
+from plimsoll_sidecar.detect.leak.confirmation import Standing, spent, unconfirmed
+from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum
+from plimsoll_sidecar.detect.leak.hysteresis import MIN_CLEAR_S, Hysteresis
+from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
+
+SUSPECT_RATIO = 0.25
+FAST_RATIO, FAST_EXHAUSTION_S = 0.08, 120.0
+"""A budget that would be spent within two minutes is worth a word at a twelfth of it."""
+SLOW_RATIO, SLOW_CONFIDENCE = 0.06, 0.85
+"""A slow trend that spends the budget within its window is, too."""
+MIN_RISE_RATIO = SLOW_RATIO / 2
+MIN_RISE_BYTES = 2 << 20
+SMOOTH_S = 60.0
+"""Growth is averaged over this time before it clears a suspicion: a low floor alone is noise."""
+MIN_CONFIDENCE = 0.65
+PACE = 0.3
+"""A forecast is urgent only while the last seconds keep up this share of the trend's pace."""
+FLOOR_S = 5.0
+RECENT_S = 15.0
+MAX_RECENT = 64
+
+
+class LeakBudgetWatch:
+    """The state of one budget within one epoch. Without a budget it is watched, never suspected."""
+
+    def __init__(
+        self, kind: IncidentKind, budget: MemoryBudget | None, warmup_s: float, interval_s: float
+    ) -> None:
+        self.kind = kind
+        self.budget = budget
+        self.state = BudgetState()
+        self.baseline: Baseline | None = None
+        self._growth_bytes = budget.growth_bytes if budget else None
+        self._warmup_s = warmup_s
+        self._warmup = Warmup(warmup_s, self._growth_bytes, interval_s)
+        self._interval_s = interval_s
+        min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
+        self._series = Growth(interval_s, min_rise)
+        self._segments: dict[Segment, SegmentDelta] = {}
+        self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
+        self._growths: deque[tuple[float, int]] = deque(maxlen=MAX_RECENT)
+        self._window = SlidingMinimum(budget.window_s if budget else 0.0)
+        self._smooth, self._smoothed_at = 0.0, 0.0
+        self._suspected: Hysteresis | None = None
+        self._proven_at = -math.inf
+        self._in_long_step = False
+
+    def resume(self, bases: list[Point], t: float) -> None:
+        """Measure from ``bases``, which an earlier detector found in this epoch. Until a trend can
+        have shown itself again this counts as not warm: no suspicion is then no good news."""
+        if bases and self.baseline is None:
+            self.baseline = Baseline.of(bases)
+            self._warmup.served = True
+            self._window.begin(t)
+            self._smoothed_at = t
+            self._proven_at = t + MIN_CLEAR_S
+
+    def warm(self, t: float) -> bool:
+        """Whether growth is known, and that there is none would be known too."""
+        return self.baseline is not None and (self._suspected is not None or t >= self._proven_at)
+
+    def update(
+        self,
+        point: Point,
+        sizes: dict[Segment, int],
+        ready: bool | None,
+        in_long_step: bool,
+    ) -> None:
+        """Takes in a sample's total and the sizes of its segments; ``ready`` is what the engine
+        says of itself, None where it says nothing, and ``in_long_step`` that one step of it takes
+        unusually long."""
+        self._in_long_step = in_long_step
+        self._first_requests(point)
+        if self.baseline is None:
+            self.state = BudgetState(current=point.bytes)
+            warm = self._warmup.add(point, ready)
+            if self._warmup.floor is not None:
+                self._feed(point, sizes)
+            if warm:
+                self._become_warm(point)
+            return
+        if not self.baseline.settling():
+            self._feed(point, sizes)
+        self._recent.append(point)
+        while point.t - self._recent[0].t > FLOOR_S:
+            self._recent.popleft()
+        floor = min(self._recent, key=lambda p: p.bytes)
+        self.baseline.update(floor)
+        growth = self.baseline.growth
+        self._window.add(point.t, growth)
+        self._smooth += (growth - self._smooth) * min(1.0, (point.t - self._smoothed_at) / SMOOTH_S)
+        self._smoothed_at = point.t
+        self._growths.append((point.t, growth))
+        while point.t - self._growths[0][0] > RECENT_S:
+            self._growths.popleft()
+        self._judge(point, floor)
+
+    def grown(self, point: Point) -> int:
+        """Bytes at ``point`` above what there was, at this load, when the growth began to count."""
+        return (self.baseline or self._warmup).grown(point)
+
+    @property
+    def suspected_since(self) -> float | None:
+        """When the growth that is suspected now began; None where none is."""
+        return self._suspected.since if self._suspected is not None else None
+
+    def suspicion(self) -> Suspicion | None:
+        """What is suspected now. Evidence is the caller's to add."""
+        hysteresis, state = self._suspected, self.state
+        if hysteresis is None or state.consumed_ratio is None:
+            return None
+        now = self._standing(hysteresis)
+        trend = hysteresis.trend
+        return Suspicion(
+            kind=self.kind,
+            segment=now.segment,
+            confidence=round(min(1.0, max(0.0, trend.confidence)), 3),
+            consumed_ratio=round(state.consumed_ratio, 4),
+            bytes=state.unexplained or 0,
+            bytes_per_s=trend.bytes_per_s,
+            bytes_per_request=trend.bytes_per_request,
+            over_budget=spent(now),
+            unconfirmed=unconfirmed(now),
+            evidence=[
+                f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
+                f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
+            ],
+        )
+
+    # ---- one sample
+
+    def _first_requests(self, point: Point) -> None:
+        """Kernels, caches and arenas come with the first requests: warm-up begins again with them,
+        unless a growth is suspected already."""
+        first = self.baseline is not None and not self._warmup.served and bool(point.requests)
+        if first and self._suspected is None:
+            self.baseline = None
+            self._warmup = Warmup(self._warmup_s, self._growth_bytes, self._interval_s)
+
+    def _feed(self, point: Point, sizes: dict[Segment, int]) -> None:
+        self._series.add(point)
+        for segment, size in sizes.items():
+            delta = self._segments.get(segment)
+            if delta is None:
+                delta = self._segments[segment] = SegmentDelta(self._interval_s)
+            delta.add(Point(point.t, size))
+
+    def _become_warm(self, point: Point) -> None:
+        warmup = self._warmup
+        floor = warmup.floor or point
+        settled = None if warmup.climbing else warmup.settled_load(point)
+        self.baseline = Baseline(floor, settled)
+        self._window.begin(floor.t)
+        if not warmup.climbing:
+            # The climb of the warm-up is no evidence of growth after it.
+            self._series.forget_rises()
+            for delta in self._segments.values():
+                delta.forget()
+
+    def _judge(self, point: Point, floor: Point) -> None:
+        assert self.baseline is not None
+        growth, trend = self.baseline.growth, self._series.trend()
+        self.state = BudgetState(
+            current=floor.bytes,
+            baseline=self.baseline.base,
+            explained=self.baseline.explained,
+            unexplained=max(0, growth),
+            bytes_per_s=trend.bytes_per_s if trend else None,
+        )
+        if self.budget is None:
+            return
+        spent = max(0, growth - self._window.minimum())
+        left = self.budget.growth_bytes - spent
+        ratio = spent / self.budget.growth_bytes
+        limit = self.budget.limit_bytes
+        if limit is not None:
+            room = max(1, limit - self.baseline.base)
+            ratio = max(ratio, max(0, growth) / room)
+            left = min(left, limit - floor.bytes)
+        self.state.consumed_ratio = ratio
+        if trend is not None:
+            self.state.exhaustion_s = max(0.0, left / trend.bytes_per_s)
+        self._follow(point, trend, ratio)
+
+    # ---- suspicion
+
+    def _follow(self, point: Point, trend: Trend | None, ratio: float) -> None:
+        sound = trend if trend is not None and self._persistent(trend, ratio) else None
+        if self._suspected is None:
+            if sound is not None:
+                growth = self.state.unexplained or 0
+                self._suspected = Hysteresis(sound, point, self._smooth, growth)
+        elif not self._suspected.stands(point, sound, self._smooth):
+            self._suspected = None
+
+    def _standing(self, hysteresis: Hysteresis) -> Standing:
+        assert self.budget is not None
+        assert self.baseline is not None
+        return Standing(
+            hysteresis=hysteresis,
+            state=self.state,
+            window_s=self.budget.window_s,
+            smooth=self._smooth,
+            lived_s=hysteresis.looked_at - self.baseline.since,
+            segment=self._worst_segment(),
+            keeps_pace=self._keeps_pace(),
+            in_long_step=self._in_long_step,
+        )
+
+    def _keeps_pace(self) -> bool:
+        """Whether the last seconds grew nearly as fast as the trend says."""
+        rate = self.state.bytes_per_s
+        if rate is None or len(self._growths) < 2:
+            return False
+        (begin, before), (end, now) = self._growths[0], self._growths[-1]
+        return now - before >= PACE * rate * (end - begin)
+
+    def _persistent(self, trend: Trend, ratio: float) -> bool:
+        """Whether enough of the budget has gone, for how soon the rest will."""
+        assert self.budget is not None
+        exhaustion = self.state.exhaustion_s
+        need = SUSPECT_RATIO
+        if trend.confidence < MIN_CONFIDENCE:
+            return False
+        if exhaustion is not None:
+            slow = trend.confidence >= SLOW_CONFIDENCE and trend.span_s >= SLOW_SPAN_S
+            if slow and exhaustion <= self.budget.window_s:
+                need = SLOW_RATIO
+            elif exhaustion <= FAST_EXHAUSTION_S:
+                need = FAST_RATIO
+        return ratio >= need and trend.rise >= need / 2 * self.budget.growth_bytes
+
+    def _worst_segment(self) -> Segment | None:
+        """The segment that rose the most since its oldest floor that is kept."""
+        segments = self._segments
+        return max(segments, key=lambda segment: segments[segment].bytes, default=None)

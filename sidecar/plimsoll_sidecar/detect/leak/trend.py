@@ -1,0 +1,143 @@
+"""Whether memory rises over time at comparable load, and how fast: a robust trend.
+
+Theil–Sen's slope (the median over pairs of points) with Kendall's tau as its confidence, restricted
+to *conclusive* pairs. Memory follows load, so a rise is conclusive only where the load did not rise
+with it, and a fall only where the load did not fall. Steps are no trend: a burst leaves an
+allocator's high-water mark behind, and a cache is filled once; all thirds of a trend must rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+MIN_POINTS = 8
+"""With 8 points and tau 0.8 a chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
+MIN_TAU = 0.8
+"""Two equal steps reach 0.70 and three 0.79; more of them are growth to anybody."""
+NOISE_FACTOR = 4.0
+"""A rise counts from this multiple of the median deviation from the line."""
+THIRD_SHARE = 0.2
+"""The middle and the last third of a trend each bring at least this share of its rise."""
+SLOW_SPAN_S = 1200.0
+"""A trend that held for so long is a slow one."""
+MIN_CONCLUSIVE = 0.3
+"""Confidence is scaled down where a smaller share of the pairs has comparable load."""
+FADING = 0.7
+"""What fills something up brings less in the later half than this share of the earlier."""
+BUSIER_TAU, MIN_BUSIER_RATIO = 0.45, 0.5
+"""Kendall's tau of the load from which it climbs, over the pairs that differ, if enough do: a load
+that climbs slowly is comparable from each point to the next, and not in the end."""
+_LOAD_SLACK = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A floor of memory. ``declared`` is what the engine's ledger accounted for at that moment.
+
+    Bytes and seconds; ``load`` counts requests in flight, ``requests`` those of the epoch and
+    ``collections`` the full garbage collections; each is None where unknown.
+    """
+
+    t: float
+    bytes: int
+    declared: int = 0
+    load: int | None = None
+    requests: int | None = None
+    collections: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A rise over ``span_s``. ``confidence`` is between 0 and 1; ``busier`` says that the load rose
+    with it, ``fades`` that its end was slower than its begin."""
+
+    bytes_per_s: float
+    rise: float
+    span_s: float
+    confidence: float
+    noise: float
+    bytes_per_request: float | None
+    busier: bool
+    fades: bool
+
+
+def not_busier(later: int | None, earlier: int | None) -> bool:
+    """Whether load did not rise, with a slack of a tenth and one request; unknown is equal."""
+    if later is None or earlier is None:
+        return True
+    return later <= earlier * _LOAD_SLACK + 1
+
+
+def unexplained(earlier: Point, later: Point) -> int:
+    """Growth from one point to the next that the ledger does not declare.
+
+    A ledger that shrank explains nothing: its memory may have been kept by the allocator.
+    """
+    return later.bytes - earlier.bytes - max(0, later.declared - earlier.declared)
+
+
+def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
+    """The trend of points in order of time; None where there is none of at least ``min_rise``."""
+    if len(points) < MIN_POINTS:
+        return None
+    first, last = points[0], points[-1]
+    if max(p.bytes for p in points) - min(p.bytes for p in points) < min_rise:
+        return None
+    slopes, score, pairs, busier, differ = [], 0, 0, 0, 0
+    for j, later in enumerate(points):
+        for earlier in points[:j]:
+            pairs += 1
+            if earlier.load is not None and later.load is not None:
+                busier += (later.load > earlier.load) - (later.load < earlier.load)
+                differ += later.load != earlier.load
+            difference = unexplained(earlier, later)
+            rises = difference > 0
+            if rises and not not_busier(later.load, earlier.load):
+                continue
+            if difference < 0 and not not_busier(earlier.load, later.load):
+                continue
+            score += rises - (difference < 0)
+            slopes.append(difference / (later.t - earlier.t))
+    if len(slopes) < 2 * MIN_POINTS:
+        return None
+    tau, slope, span = score / len(slopes), median(slopes), last.t - first.t
+    rise = slope * span
+    if tau < MIN_TAU or rise < min_rise:
+        return None
+    levels = [unexplained(first, p) for p in points]
+    noise = _deviation(points, levels, slope)
+    begin, middle, end = _thirds(levels)
+    first_half, second_half = middle - begin, end - middle
+    if rise < NOISE_FACTOR * noise or min(first_half, second_half) < THIRD_SHARE * rise:
+        return None
+    conclusive = min(1.0, len(slopes) / pairs / MIN_CONCLUSIVE)
+    return Trend(
+        bytes_per_s=slope,
+        rise=rise,
+        span_s=span,
+        confidence=tau * conclusive,
+        noise=noise,
+        bytes_per_request=_per_request(first, last, rise),
+        busier=busier >= BUSIER_TAU * max(differ, MIN_BUSIER_RATIO * pairs),
+        fades=second_half < FADING * first_half,
+    )
+
+
+def _deviation(points: Sequence[Point], levels: Sequence[int], slope: float) -> float:
+    start = points[0].t
+    rests = [level - slope * (p.t - start) for p, level in zip(points, levels, strict=True)]
+    middle = median(rests)
+    return median(abs(rest - middle) for rest in rests)
+
+
+def _thirds(levels: Sequence[int]) -> tuple[float, float, float]:
+    third = max(1, len(levels) // 3)
+    return median(levels[:third]), median(levels[third:-third]), median(levels[-third:])
+
+
+def _per_request(first: Point, last: Point, rise: float) -> float | None:
+    if first.requests is None or last.requests is None or last.requests <= first.requests:
+        return None
+    return rise / (last.requests - first.requests)

@@ -1,0 +1,106 @@
+"""A service's own history of pauses between two signs of progress while work was under way.
+
+It speaks only for what it has seen: with more requests under way, or more prompt tokens taken in
+since the last step than ever before, a longer pause may be a long prefill or a compilation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+QUANTILE = 0.999
+MIN_GAPS = 1000
+"""A quantile of one in a thousand needs that many pauses, or steps of which each ended one."""
+MAX_GAPS = 200_000
+"""Then every count is halved: an engine that became slower is believed within a day or two."""
+GROWTH = 1.25
+SMALLEST_S = 0.1
+BINS = 48
+"""Up to 3,600 s; the last bin holds all that is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What was asked of the engine during a pause; zero where the engine does not tell."""
+
+    under_way: int = 0
+    prompt_tokens: int = 0
+
+
+class StepGaps:
+    """Counts of pauses by their length, in bins that grow by a quarter."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * BINS
+        self._total = 0
+        self._longest = 0.0
+        self._most = Demand()
+        self.steps = 0
+        self.served_s = 0.0
+
+    def add(self, seconds: float, demand: Demand, steps: int = 1, computed: bool = False) -> None:
+        """A pause that ended in progress: in the last of ``steps``, none of which took longer.
+
+        One in which the engine ``computed`` is a compilation or the like: it says nothing of how
+        long the engine is silent without it.
+        """
+        self.steps += max(1, steps)
+        self.served_s += seconds
+        self._counts[_bin(seconds)] += 1
+        self._total += 1
+        self._longest = max(self._longest, 0.0 if computed else seconds)
+        self._most = Demand(
+            max(self._most.under_way, demand.under_way),
+            max(self._most.prompt_tokens, demand.prompt_tokens),
+        )
+        if self._total > MAX_GAPS:
+            self._counts = [count // 2 for count in self._counts]
+            self._total = sum(self._counts)
+
+    def serve(self, seconds: float, steps: int) -> None:
+        """Count time in which ``steps`` were made, by pages that do not show how long each took."""
+        self.steps += max(0, steps)
+        self.served_s += seconds
+
+    def usual_s(self) -> float | None:
+        """The pause that one in a thousand exceeds (to a quarter); None before enough were seen."""
+        if self._total < MIN_GAPS:
+            return None
+        rest, seen = QUANTILE * self._total, 0
+        for number, count in enumerate(self._counts):
+            seen += count
+            if seen >= rest:
+                return min(self._longest, SMALLEST_S * GROWTH**number)
+        return self._longest
+
+    @property
+    def longest(self) -> float:
+        """The longest pause ever, in seconds."""
+        return self._longest
+
+    @property
+    def enough(self) -> bool:
+        """Whether so many pauses were seen that the longest of them says something."""
+        return self._total >= MIN_GAPS
+
+    def chance(self, seconds: float) -> float:
+        """How likely a pause of this length is by the rate of the steps so far: the predictive
+        distribution of an exponential model whose rate was learnt from them alone (Lomax)."""
+        if self.served_s <= 0.0:
+            return 1.0
+        return math.exp(-self.steps * math.log1p(seconds / self.served_s))
+
+    def covers(self, demand: Demand) -> bool:
+        """Whether as much was asked for at once before."""
+        return (
+            demand.under_way <= self._most.under_way
+            and demand.prompt_tokens <= self._most.prompt_tokens
+        )
+
+
+def _bin(seconds: float) -> int:
+    """The first bin whose upper edge is not below ``seconds``."""
+    if seconds <= SMALLEST_S:
+        return 0
+    return min(BINS - 1, math.ceil(math.log(seconds / SMALLEST_S, GROWTH) - 1e-9))

@@ -1,0 +1,102 @@
+"""Conditions that an incident must meet before something is done about it. They change nothing."""
+
+from __future__ import annotations
+
+from plimsoll_api.admin import EngineState
+from plimsoll_api.assessment import Segment
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.supervision import Action, Mode
+from plimsoll_sidecar.govern.incident import DISRUPTING, Incident
+from plimsoll_sidecar.govern.life.context import TurnContext
+from plimsoll_sidecar.govern.policy import ladder, restart_budget
+from plimsoll_sidecar.govern.state import CONFIRM_MAX_S, CONFIRM_SHARE
+
+EXHAUSTED = (
+    "the restart budget is spent; no further action until you reset it with plimsoll resume POD"
+)
+
+
+def certain(context: TurnContext, kind: IncidentKind) -> bool:
+    """Whether the absence of a suspicion means that all is well, not that nothing is known."""
+    return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
+
+
+def why_not(context: TurnContext, action: Action, incident: Incident) -> str | None:
+    reason = ladder.why_not(
+        action,
+        incident.kind,
+        _owner(incident),
+        context.policy.ladder,
+        context.engine,
+        context.policy.sweep_shared_memory,
+    )
+    if reason is None and context.policy.mode is Mode.OBSERVE:
+        return "mode is Observe"
+    if reason is None and context.state.exhausted:
+        return EXHAUSTED
+    return reason or context.hold
+
+
+def next_rung(context: TurnContext, incident: Incident) -> Action | None:
+    return ladder.next_disruptive(
+        incident.kind,
+        _owner(incident),
+        incident.tried,
+        context.policy.ladder,
+        context.engine,
+        context.policy.sweep_shared_memory,
+    )
+
+
+def due(context: TurnContext, incident: Incident) -> bool:
+    """The budget is spent, or will be before a careful drain could end."""
+    if incident.kind is IncidentKind.STALL:
+        return True
+    suspicion = context.suspicions.get(incident.kind)
+    if suspicion is None:
+        return False
+    budget = incident.budget(context.assessment)
+    left = budget.exhaustion_s if budget else None
+    return suspicion.over_budget or (left is not None and left <= context.policy.drain.deadline_s)
+
+
+def restart_budget_spent(context: TurnContext) -> bool:
+    left = restart_budget.remaining(
+        context.state.restarts, context.policy.restart_budget, context.now
+    )
+    return context.state.exhausted or left == 0
+
+
+def disturbed(context: TurnContext, incident: Incident) -> bool:
+    """Whether another incident's restart is under way. It is over with the new epoch: what is
+    left of it only looks. A pod that waits to be replaced may be helped meanwhile, for its
+    operator can be away."""
+    return any(
+        other is not incident
+        and other.phase in DISRUPTING
+        and other.rung not in (None, Action.POD_REPLACE)
+        and (
+            other.phase is not IncidentPhase.VERIFYING or other.fenced_epoch == context.state.epoch
+        )
+        for other in context.state.incidents
+    )
+
+
+def patience_s(context: TurnContext, incident: Incident) -> float:
+    """How long to watch before confirmation, in seconds since the incident opened."""
+    budget = incident.budget(context.assessment)
+    left = budget.exhaustion_s if budget else None
+    return min(CONFIRM_MAX_S, CONFIRM_SHARE * left) if left is not None else 0.0
+
+
+def engine_starts(context: TurnContext, incident: Incident) -> bool:
+    """An engine that starts is not restarted for its memory: it would never get further."""
+    starting = (EngineState.STARTING, EngineState.WARMING)
+    return incident.kind is not IncidentKind.STALL and context.engine.state in starting
+
+
+def _owner(incident: Incident) -> str | None:
+    """The role of the process that holds the memory, or the segment where none does."""
+    attribution = incident.attribution
+    orphaned = attribution.segment == Segment.SHARED_ORPHAN
+    return attribution.segment if orphaned else attribution.process

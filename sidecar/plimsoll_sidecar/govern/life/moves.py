@@ -1,0 +1,155 @@
+"""Steps that several phases share: confirm, escalate, go back, end, give a slot back."""
+
+from __future__ import annotations
+
+from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
+from plimsoll_api.supervision import Action, Mode
+from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.detect.losses.capacity_loss import SPENT_RATIO
+from plimsoll_sidecar.govern.command import Command, EventType, Verb
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.govern.life.conditions import EXHAUSTED
+from plimsoll_sidecar.govern.life.context import TurnContext
+from plimsoll_sidecar.govern.policy import maintenance_window
+from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, ROUND
+
+WITHIN_BUDGET = "no restart until the leak budget is spent or a drain would outlast it"
+
+
+def confirm(context: TurnContext, incident: Incident) -> None:
+    incident.confirmed_at = context.now
+    context.enter(incident, IncidentPhase.CONFIRMED)
+    context.tell(EventType.CONFIRMED, incident)
+
+
+def escalate(context: TurnContext, incident: Incident, message: str) -> None:
+    if incident.rung is not None:
+        incident.tried.append(incident.rung)
+    incident.rung, incident.escalated, incident.message = None, True, message
+    context.enter(incident, IncidentPhase.CONFIRMED)
+
+
+def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
+    incident.refusals += 1
+    incident.rung = None
+    if incident.refusals >= MAX_REFUSALS:
+        context.end(incident, IncidentPhase.UNRESOLVED, Reason.REFUSED, message)
+    else:
+        context.enter(incident, IncidentPhase.CONFIRMED)
+
+
+def stop_restarting(context: TurnContext, incident: Incident) -> None:
+    context.state.exhausted = True
+    context.end(incident, IncidentPhase.UNRESOLVED, Reason.RESTART_BUDGET_EXHAUSTED, EXHAUSTED)
+
+
+def ended_as_gone(context: TurnContext, incident: Incident) -> bool:
+    """Ends an incident whose suspicion stayed away for a round."""
+    if incident.escalated or incident.missed < ROUND:
+        return False
+    returned = max(0, incident.growth_at_trim - context.growth(incident))
+    if incident.trimmed and returned * 2 >= incident.growth_at_trim > 0:
+        incident.returned_bytes = returned
+        message = f"the trim returned {format_bytes(returned)}"
+        context.end(incident, IncidentPhase.RESOLVED, Reason.TRIM, message)
+    elif incident.trimmed and incident.kind is IncidentKind.CAPACITY_LOSS:
+        context.end(incident, IncidentPhase.RESOLVED, Reason.TRIM, "the trim returned the capacity")
+    else:
+        message = "no longer suspected"
+        context.end(incident, IncidentPhase.RESOLVED, Reason.CLEARED, message)
+    return True
+
+
+def diagnosed(context: TurnContext, incident: Incident) -> bool:
+    """Evidence before anything is destroyed, once an incident. True when there is no more."""
+    if incident.diagnosed or context.hold or context.policy.mode is Mode.OBSERVE:
+        return True
+    if context.free:
+        context.send(incident, Verb.DIAGNOSE, "Diagnostics")
+    return False
+
+
+def skip(context: TurnContext, incident: Incident, action: Action, reason: str) -> None:
+    outcome = StepOutcome.WOULD if reason == "mode is Observe" else StepOutcome.SKIPPED
+    incident.note(context.step(action.value, outcome, reason))
+
+
+def waits_for_window(context: TurnContext, incident: Incident) -> bool:
+    """Whether a restart can wait for the maintenance window: memory is known to last so long.
+
+    What is not known to last is not waited with.
+    """
+    opens_s = maintenance_window.opens_in(context.policy.maintenance_window, context.now)
+    left = context.lasts_s(incident)
+    if not opens_s or incident.kind is IncidentKind.STALL or left is None:
+        return False
+    if left <= opens_s + context.policy.drain.deadline_s:
+        return False
+    assert context.policy.maintenance_window is not None
+    at = maintenance_window.clock(context.policy.maintenance_window)
+    message = f"waiting for the maintenance window at {at}"
+    if incident.message != message:
+        incident.waits, incident.message = WaitReason.MAINTENANCE_WINDOW, message
+        incident.note(context.step("MaintenanceWindow", StepOutcome.SKIPPED, message))
+        context.tell(EventType.ADVANCED, incident)
+    return True
+
+
+def hold_within_budget(context: TurnContext, incident: Incident) -> None:
+    """Say what a confirmed incident waits for whose restart would cost more than it gains."""
+    message = WITHIN_BUDGET
+    if incident.kind is IncidentKind.CAPACITY_LOSS:
+        message = f"no restart until {SPENT_RATIO:.0%} of the capacity is lost"
+    if incident.message != message:
+        incident.message = message
+        context.tell(EventType.ADVANCED, incident)
+
+
+def release_slot(context: TurnContext) -> None:
+    """Gives back the slot that the state says is held."""
+    holder = context.state.slot_holder
+    assert holder is not None
+    context.state.pending = context.turn.command = Command(
+        verb=Verb.RELEASE_SLOT,
+        operation_id=f"{holder.rpartition('-')[2]}-release-slot",
+        incident=holder,
+        epoch=context.state.epoch or "",
+    )
+    context.turn.changed = True
+
+
+def give_up_trim(context: TurnContext) -> None:
+    """A trim of an engine that hangs never ends, and a stall's restart does not wait for it."""
+    pending = context.state.pending
+    if pending is None or pending.verb is not Verb.TRIM:
+        return
+    context.state.pending, context.turn.changed = None, True
+    for other in context.state.incidents:
+        for step in other.timeline:
+            if step.operation_id == pending.operation_id:
+                step.outcome, step.finished_at = StepOutcome.UNKNOWN, context.now
+                step.message = "abandoned: the engine completes no step"
+
+
+def judge_trim(context: TurnContext, incident: Incident) -> None:
+    """A trim did what memory shows a round later, whatever the engine answered."""
+    step = next((s for s in incident.timeline if measured_later(s)), None)
+    if step is None:
+        return
+    step.after_bytes = context.current(incident)
+    if step.before_bytes is None or step.after_bytes is None:
+        step.outcome = StepOutcome.UNKNOWN
+    else:
+        returned = step.before_bytes - step.after_bytes
+        enough = returned >= MIN_TRIMMED * incident.growth_at_trim
+        step.outcome = StepOutcome.SUCCEEDED if enough else StepOutcome.FAILED
+        if not enough:
+            nothing = f"too little memory came back: {format_bytes(max(0, returned))}"
+            step.message = "; ".join(filter(None, (step.message, nothing)))
+    context.tell(EventType.ADVANCED, incident)
+
+
+def measured_later(step: StepRecord) -> bool:
+    begun = step.outcome is StepOutcome.BEGUN and step.finished_at is not None
+    return begun and step.step == Action.TRIM.value

@@ -1,0 +1,121 @@
+"""Which GPUs a process has open, from ``/proc`` alone: no driver in this container, no variable.
+
+Under CDI the engine has ``NVIDIA_VISIBLE_DEVICES=void``, under DRA it has none. But
+``/proc/PID/fd`` leads to the device files that it has open, whose minor numbers
+``/proc/driver/nvidia`` explains; that folder is the same in every container. A process that uses a
+slice of a GPU (MIG) also has the slice's capability files open.
+
+This says which devices, not how much of them is used.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+PROC = Path("/proc")
+MAX_DESCRIPTORS = 65_536
+MAX_GPUS = 64
+CONTROL = (254, 255)
+"""Minor numbers of nvidia-modeset and nvidiactl."""
+FRONTENDS, CAPABILITIES = frozenset({"nvidia", "nvidia-frontend"}), "nvidia-caps"
+FRONTEND_MAJOR = 195
+"""It is the same on all machines; ``/proc/devices`` says so too, where a container shows it."""
+
+
+def devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
+    """The devices that these processes have open: ``GPU-…``, and for a slice ``MIG-GPU-…/GI/CI``
+    (GPU instance, compute instance). Empty where there are none, or none can be seen."""
+    majors = _majors(proc)
+    frontends = {major for major, name in majors.items() if name in FRONTENDS} or {FRONTEND_MAJOR}
+    caps = {major for major, name in majors.items() if name == CAPABILITIES}
+    opened = {device for pid in pids for device in _opened(proc / str(pid))}
+    minors = {minor for major, minor in opened if major in frontends and minor not in CONTROL}
+    if not minors:
+        return []
+    slices = _slices(proc, {minor for major, minor in opened if major in caps})
+    found: list[str] = []
+    for minor, uuid in sorted(_gpus(proc).items()):
+        if minor in minors:
+            found += [f"MIG-{uuid}/{part}" for part in slices.get(minor, [])] or [uuid]
+    return found
+
+
+def _opened(folder: Path) -> set[tuple[int, int]]:
+    """Major and minor numbers of NVIDIA's device files that a process has open."""
+    found: set[tuple[int, int]] = set()
+    try:
+        names = os.listdir(folder / "fd")
+    except OSError:
+        return found
+    for name in names[:MAX_DESCRIPTORS]:
+        try:
+            # Asked of a likely one alone: to ask for a file of a network that hangs would hang.
+            if not os.path.basename(os.readlink(folder / "fd" / name)).startswith("nvidia"):
+                continue
+            status = os.stat(folder / "fd" / name)
+        except OSError:
+            continue
+        if stat.S_ISCHR(status.st_mode):
+            found.add((os.major(status.st_rdev), os.minor(status.st_rdev)))
+    return found
+
+
+def _majors(proc: Path) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for line in _text(proc / "devices").splitlines():
+        number, _, name = line.strip().partition(" ")
+        if name.startswith("nvidia") and number.isdigit():
+            found[int(number)] = name
+    return found
+
+
+def _gpus(proc: Path) -> dict[int, str]:
+    """UUID by minor number."""
+    found: dict[int, str] = {}
+    folder = proc / "driver/nvidia/gpus"
+    for bus in _listed(folder)[:MAX_GPUS]:
+        fields = _fields(folder / bus / "information")
+        minor, uuid = fields.get("Device Minor", ""), fields.get("GPU UUID", "")
+        if minor.isdigit() and uuid.startswith("GPU-") and "?" not in uuid:
+            found[int(minor)] = uuid
+    return found
+
+
+def _slices(proc: Path, opened: set[int]) -> dict[int, list[str]]:
+    """``GI/CI`` of the slices whose capability files are among ``opened``, by the GPU's minor."""
+    found: dict[int, list[str]] = {}
+    folder = proc / "driver/nvidia/capabilities"
+    for gpu in _listed(folder)[:MAX_GPUS] if opened else []:
+        number = gpu.removeprefix("gpu")
+        if not number.isdigit():
+            continue
+        for gi in _listed(folder / gpu / "mig"):
+            for ci in _listed(folder / gpu / "mig" / gi):
+                fields = _fields(folder / gpu / "mig" / gi / ci / "access")
+                if fields.get("DeviceFileMinor", "") in {str(minor) for minor in opened}:
+                    part = f"{gi.removeprefix('gi')}/{ci.removeprefix('ci')}"
+                    found.setdefault(int(number), []).append(part)
+    return found
+
+
+def _fields(path: Path) -> dict[str, str]:
+    lines = (line.partition(":") for line in _text(path).splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("r", encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

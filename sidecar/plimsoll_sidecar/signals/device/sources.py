@@ -1,0 +1,78 @@
+"""What can be said of a device from outside of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from plimsoll_api.admin import DeviceMemory
+
+
+class DeviceBytes(msgspec.Struct, frozen=True):
+    """Of the whole device."""
+
+    used: int
+    total: int
+
+
+class DeviceSource(Protocol):
+    def memory(self, uuid: str) -> DeviceBytes | None:
+        """Memory of the device ``uuid`` (``GPU-…`` or ``MIG-…``); None where it is unknown."""
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing is known, for people; None where something is, or nothing was asked."""
+
+
+@runtime_checkable
+class Assigns(Protocol):
+    def assigned(self) -> list[str]:
+        """The devices that were given to this pod, in the words that ``memory`` takes."""
+
+
+NOT_ASKED = {
+    "dcgm": "no port is set (spec.supervisor.dcgmExporterPort)",
+    "amd": "no port is set (spec.supervisor.amdExporterPort)",
+}
+
+
+def outside(
+    nvml: DeviceSource, dcgm: DeviceSource | None, amd: DeviceSource | None
+) -> dict[str, DeviceSource]:
+    """By name, the best first."""
+    found = {"nvml": nvml, "dcgm": dcgm, "amd": amd}
+    return {name: source for name, source in found.items() if source is not None}
+
+
+def assigned(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
+    """What the first exporter that names pods says was given to this one."""
+    for source in sources:
+        names = source.assigned() if isinstance(source, Assigns) else []
+        if names:
+            return [DeviceMemory(index=index, uuid=name) for index, name in enumerate(names)]
+    return []
+
+
+def reasons(
+    sources: Mapping[str, DeviceSource], in_use: str | None, devices: list[str]
+) -> list[str]:
+    """Why each source that is not in use tells nothing. ``devices`` are the engine's, as far as
+    they could be named."""
+    found: list[str] = []
+    if not devices and in_use is None:
+        found.append("no variable, open file or exporter names a device of the engine")
+    for name in ("nvml", "dcgm", "amd"):
+        source = sources.get(name)
+        if name == in_use:
+            continue
+        if source is None:
+            found.append(f"{name}: {NOT_ASKED.get(name, 'not tried')}")
+            continue
+        unknown = [device for device in devices if source.memory(device) is None]
+        if source.error is not None:
+            found.append(f"{name}: {source.error}")
+        elif unknown:
+            found.append(f"{name}: has no memory of {', '.join(unknown[:4])}")
+    return found

@@ -1,0 +1,174 @@
+"""Memory of the engine's control group, version 1 or 2.
+
+In a pod the engine is in another container: its group is what *its* ``/sys/fs/cgroup`` shows,
+reached through ``/proc/PID/root`` (same UID). Outside of a container the path in
+``/proc/PID/cgroup`` leads there. A group that the engine shares with the supervisor says nothing
+about the engine and counts as unknown. So does whatever else is missing.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60
+"""Version 1 writes ``no limit`` as the largest multiple of a page, near 2**63."""
+
+
+class CgroupMemory(msgspec.Struct, frozen=True):
+    """Bytes; ``oom_kills`` counts processes that the kernel killed in the group, ``ooms`` how often
+    it ran out of memory, ``throttled`` how often it was held back above ``memory.high``.
+
+    ``stalled_some_s`` and ``stalled_full_s`` are its pressure stall information: how long some or
+    all of its tasks waited for memory, since the group began. Version 1 has none of these three.
+
+    ``swap`` is what the group has in swap and not in memory as well. The kernel does not say which
+    kind of page it was; nearly all of it is anonymous.
+    """
+
+    current: int | None = None
+    anon: int | None = None
+    shmem: int | None = None
+    file: int | None = None
+    slab: int | None = None
+    swap: int | None = None
+    limit: int | None = None
+    oom_kills: int | None = None
+    ooms: int | None = None
+    throttled: int | None = None
+    stalled_some_s: float | None = None
+    stalled_full_s: float | None = None
+
+
+class Cgroup:
+    """The memory files of one process's group."""
+
+    def __init__(self, folder: Path, version: int) -> None:
+        self.folder = folder
+        self.version = version
+
+    @classmethod
+    def of(cls, pid: int) -> Cgroup | None:
+        """The group of ``pid``, None where it cannot be found or is the supervisor's own."""
+        theirs, ours = membership(pid), membership(os.getpid())
+        if theirs is None:
+            return None
+        version, path = theirs
+        in_container = _another_root(pid)
+        if in_container is None or (not in_container and theirs == ours):
+            return None
+        root = Path(f"/proc/{pid}/root{ROOT}") if in_container else ROOT
+        if version == 1:
+            root = root / "memory"
+        folder = root if in_container else root / path.lstrip("/")
+        group = cls(folder, version)
+        return group if group.read().current is not None else None
+
+    def read(self) -> CgroupMemory:
+        return _version1(self.folder) if self.version == 1 else _version2(self.folder)
+
+
+def membership(pid: int) -> tuple[int, str] | None:
+    """The version of the memory controller and the path of the process's group in it."""
+    try:
+        lines = os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()).split("\n")
+    except OSError:
+        return None
+    unified: tuple[int, str] | None = None
+    for line in filter(None, lines):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            return 1, path
+        if controllers == "":
+            unified = (2, path)
+    return unified
+
+
+def _another_root(pid: int) -> bool | None:
+    """Whether the process has another root file system; None where that may not be seen."""
+    try:
+        theirs, ours = os.stat(f"/proc/{pid}/root/"), os.stat("/")
+    except OSError:
+        return None
+    return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
+
+
+def _version2(folder: Path) -> CgroupMemory:
+    stat, events = _table(folder / "memory.stat"), _table(folder / "memory.events")
+    stalled = _pressure(folder / "memory.pressure")
+    return CgroupMemory(
+        current=_number(folder / "memory.current"),
+        anon=stat.get("anon"),
+        shmem=stat.get("shmem"),
+        file=stat.get("file"),
+        slab=stat.get("slab"),
+        # A page that was read back keeps its place in swap, and counts in both.
+        swap=_less(_number(folder / "memory.swap.current"), stat.get("swapcached", 0)),
+        limit=_number(folder / "memory.max"),
+        oom_kills=events.get("oom_kill"),
+        ooms=events.get("oom"),
+        throttled=events.get("high"),
+        stalled_some_s=stalled.get("some"),
+        stalled_full_s=stalled.get("full"),
+    )
+
+
+def _version1(folder: Path) -> CgroupMemory:
+    """``total_*`` includes groups below; ``cache`` is file and shared memory together."""
+    stat = _table(folder / "memory.stat")
+    cache, shmem = stat.get("total_cache"), stat.get("total_shmem")
+    limit = _number(folder / "memory.limit_in_bytes")
+    current = _number(folder / "memory.usage_in_bytes")
+    return CgroupMemory(
+        current=current,
+        anon=stat.get("total_rss"),
+        shmem=shmem,
+        file=cache - shmem if cache is not None and shmem is not None else None,
+        swap=_less(_number(folder / "memory.memsw.usage_in_bytes"), current),
+        limit=limit if limit is not None and limit < UNLIMITED else None,
+        oom_kills=_table(folder / "memory.oom_control").get("oom_kill"),
+    )
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _less(whole: int | None, part: int | None) -> int | None:
+    """A difference of two files that are not read at the same instant is never negative."""
+    return None if whole is None or part is None else max(0, whole - part)
+
+
+def _table(path: Path) -> dict[str, int]:
+    table: dict[str, int] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return table
+    for line in lines:
+        key, _, value = line.partition(" ")
+        if value.isdigit():
+            table[key] = int(value)
+    return table
+
+
+def _pressure(path: Path) -> dict[str, float]:
+    """``total`` of each line in seconds; none where the kernel was built or started without PSI."""
+    found: dict[str, float] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        share, _, values = line.partition(" ")
+        total = values.rpartition("total=")[2]
+        if total.isdigit():
+            found[share] = int(total) / 1e6
+    return found

@@ -1,0 +1,214 @@
+"""Resident memory of the engine's processes, from ``/proc/PID/status``.
+
+Readable across UIDs, and cheap: tens of microseconds a process. A process that vanishes while it is
+read, or whose PID another process has by then, makes the answer unknown for this sample, never
+smaller. Files are read as bytes: a process may give itself a name in any encoding, or none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_api.admin import ProcessMemory, Role
+from plimsoll_api.trace import Host, RoleRss
+from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
+
+MAX_PROCESSES = 256
+"""An engine has a handful; a fork bomb beside it must not stop the sampler. Beyond it the sum is
+unknown."""
+TRIES = 3
+"""To read the children of a process whose threads come and go."""
+
+
+class Resident(msgspec.Struct, frozen=True):
+    """Bytes of one process, by kind of page."""
+
+    anon: int
+    file: int
+    shmem: int
+    swap: int | None = None
+    """Anonymous memory in swap; None where the kernel does not say."""
+
+    @property
+    def total(self) -> int:
+        return self.anon + self.file + self.shmem
+
+
+class Processes:
+    """The processes of one engine: those that it names, and their descendants.
+
+    What the engine named last is remembered with its start times, so that it can be read while the
+    engine does not answer, and a PID that was given to another process is not taken for it.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[ProcessId, ProcessMemory] = {}
+
+    def name(self, processes: Iterable[ProcessMemory]) -> None:
+        """Takes over what the engine says. A PID of our own comes from another PID namespace."""
+        own = _ancestors(os.getpid())
+        named: dict[ProcessId, ProcessMemory] = {}
+        for process in processes:
+            identity = identify(process.pid) if process.pid not in own else None
+            if identity is not None:
+                named[identity] = process
+        self._named = named
+
+    @property
+    def first(self) -> ProcessId | None:
+        """A living process of the engine; the frontend where it is known."""
+        alive = [p for p in self._named if identify(p.pid) == p]
+        alive.sort(key=lambda p: self._named[p].role is not Role.FRONTEND)
+        return alive[0] if alive else None
+
+    @property
+    def frontend_lives(self) -> bool | None:
+        """Whether the process that the others end with is alive; None where none was named."""
+        frontends = [p for p, one in self._named.items() if one.role is Role.FRONTEND]
+        return any(identify(p.pid) == p for p in frontends) if frontends else None
+
+    def read(self) -> Host:
+        """Sums over all processes; everything unknown when one of them could not be read."""
+        living = self._living()
+        if living is None:
+            return Host()
+        if not living:
+            return Host(processes=0 if self._named else None)
+        read = {pid: identify(pid) for pid in living} | {p.pid: p for p in self._named}
+        sizes = {pid: resident(pid) for pid in living}
+        changed = any(identify(pid) != read[pid] for pid in living)
+        if changed or any(size is None for size in sizes.values()):
+            return Host(processes=len(sizes))
+        known = {pid: size for pid, size in sizes.items() if size is not None}
+        return Host(
+            rss_anon=sum(size.anon for size in known.values()),
+            rss_file=sum(size.file for size in known.values()),
+            rss_shmem=sum(size.shmem for size in known.values()),
+            swap=total(size.swap for size in known.values()),
+            processes=len(known),
+            by_process=[
+                RoleRss(living[pid].label, size.anon, size.shmem, size.swap)
+                for pid, size in known.items()
+            ],
+        )
+
+    def names(self) -> dict[int, str]:
+        """What the living processes are called, by PID; empty where not all of them are known."""
+        return {pid: process.label for pid, process in (self._living() or {}).items()}
+
+    def helpers_cpu_s(self) -> float | None:
+        """Processor time of all but the frontend, with that of children that ended; of everything
+        where there is only the frontend. None where it cannot be read."""
+        living = self._living()
+        if living is None:
+            return None
+        helpers = [pid for pid, p in living.items() if p.role is not Role.FRONTEND] or list(living)
+        spent = [cpu_s(pid) for pid in helpers]
+        return sum(s for s in spent if s is not None) if any(spent) else None
+
+    def _living(self) -> dict[int, ProcessMemory] | None:
+        """The processes by PID; None where not all of them can be known."""
+        named = {p.pid: one for p, one in self._named.items() if identify(p.pid) == p}
+        found = dict(named)
+        waiting = list(named)
+        while waiting:
+            started = children(waiting.pop())
+            if started is None or len(found) + len(started) > MAX_PROCESSES:
+                return None
+            for child in started:
+                # A zombie has no memory, and stays for as long as its parent does not care.
+                if child not in found and identify(child) is not None:
+                    found[child] = ProcessMemory(Role.OTHER, child)
+                    waiting.append(child)
+        return found
+
+
+def resident(pid: int) -> Resident | None:
+    """The process's memory now; None where there is no such process, or only a zombie."""
+    values: dict[bytes, int] = {}
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith((b"Rss", b"VmSwap:")):
+                    key, size = line.split()[:2]
+                    values[key] = int(size) * 1024
+    except (OSError, ValueError):
+        return None
+    try:
+        return Resident(
+            values[b"RssAnon:"], values[b"RssFile:"], values[b"RssShmem:"], values.get(b"VmSwap:")
+        )
+    except KeyError:
+        return None
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """The sum, unknown if any part of it is."""
+    result = 0
+    for size in sizes:
+        if size is None:
+            return None
+        result += size
+    return result
+
+
+def cpu_s(pid: int) -> float | None:
+    """Seconds that the process and its ended children have computed; None where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+
+
+def children(pid: int) -> list[int] | None:
+    """Direct children, those that any of the process's threads started. Empty where it has ended,
+    or the kernel does not say; None where its threads changed while they were read."""
+    folder = f"/proc/{pid}/task"
+    for _ in range(TRIES):
+        found: list[int] = []
+        try:
+            tasks = os.listdir(folder)
+        except OSError:
+            return found
+        for task in tasks:
+            try:
+                found += map(int, Path(f"{folder}/{task}/children").read_bytes().split())
+            except (OSError, ValueError):
+                if os.path.exists(f"{folder}/{task}"):
+                    return found
+                break  # its children have gone over to another thread, maybe to one read before
+        else:
+            return found
+    return None
+
+
+def proportional(pid: int) -> dict[str, int] | None:
+    """``smaps_rollup`` in bytes by its own field names, such as ``Pss`` and ``Private_Dirty``.
+
+    Only on request: the kernel holds the process's memory map locked while it walks every page,
+    which stalls an engine with a large heap. Needs the same UID; None where it cannot be read.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii", "replace").splitlines()[1:]
+        return {
+            key.rstrip(":"): int(size) * 1024 for key, size, *_ in (line.split() for line in lines)
+        }
+    except (OSError, ValueError):
+        return None
+
+
+def _ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            pid = int(stat.rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return found

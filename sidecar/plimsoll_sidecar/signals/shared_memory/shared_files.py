@@ -1,0 +1,228 @@
+"""Which files of a tmpfs, and which SysV segments, some living process maps or has open.
+
+A file of ``/dev/shm`` outlives the process that made it, its container as well where the pod brings
+the tmpfs: it then counts for no process, and nobody frees it. Devices and inodes in
+``/proc/PID/maps`` and ``/proc/PID/fd`` say who holds one. All of it is cheap enough for once a
+minute, and bounded. What is too much to read, or may not be read, is unknown:
+:class:`UnknownError` says why.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+PROC = Path("/proc")
+MAX_FILES = 4096
+MAX_DEPTH = 8
+MAX_PROCESSES = 512
+MAX_DESCRIPTORS = 65_536
+MAX_MAPS = 16 << 20
+"""Bytes of one process's maps: a large engine has a tenth of it."""
+BLOCK = 512
+HOST_IPC = 0xEFFFFFFF
+"""Inode of the machine's own IPC namespace (PROC_IPC_INIT_INO): its segments are everybody's."""
+PRIVATE = 0o077
+
+FileId = tuple[int, int]
+"""Device and inode."""
+
+
+class UnknownError(Exception):
+    """It cannot be said who holds shared memory; the message says why."""
+
+
+class SharedFile(msgspec.Struct, frozen=True):
+    """One file of a tmpfs. ``bytes`` are its blocks, swapped ones included; ``written_at`` is Unix
+    seconds. ``private`` says that no other user may open it."""
+
+    path: str
+    id: FileId
+    bytes: int
+    written_at: float
+    uid: int
+    private: bool
+
+
+class Holders(msgspec.Struct, frozen=True):
+    """The files that living processes hold. ``strangers`` says that processes of other users, who
+    could open what is not private, cannot be read."""
+
+    files: frozenset[FileId]
+    strangers: bool
+
+    def may_hold(self, file: SharedFile) -> bool:
+        """Whether the file is held, or cannot be shown not to be."""
+        return file.id in self.files or (self.strangers and not file.private)
+
+
+def files(root: Path) -> list[SharedFile]:
+    """Return every file below ``root``, on its own file system.
+
+    Raises :class:`UnknownError` if they are too many or cannot be listed.
+    """
+    try:
+        device = os.lstat(root).st_dev
+        found: list[SharedFile] = []
+        for entry in _walk(str(root), device, 0):
+            if len(found) >= MAX_FILES:
+                raise UnknownError(f"{root} holds more than {MAX_FILES} files")
+            found.append(entry)
+    except OSError as error:
+        raise UnknownError(f"{error.filename or root}: {error.strerror}") from None
+    # Two names of one file have its blocks but once.
+    return list({file.id: file for file in found}.values())
+
+
+def file_at(path: str) -> SharedFile | None:
+    """The regular file that has this name now; None where there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return _file(path, found) if stat.S_ISREG(found.st_mode) else None
+
+
+def holders(listed: Iterable[SharedFile], proc: Path = PROC) -> Holders:
+    """Return who holds which of these files now.
+
+    Raises :class:`UnknownError` if a process could hold one unseen.
+    """
+    wanted = {file.id for file in listed}
+    if not wanted:
+        return Holders(frozenset(), False)
+    held: set[FileId] = set()
+    strangers = False
+    try:
+        pids = [name for name in os.listdir(proc) if name.isdigit()]
+    except OSError as error:
+        raise UnknownError(f"{proc}: {error.strerror}") from None
+    if len(pids) > MAX_PROCESSES:
+        raise UnknownError(f"the pod has more than {MAX_PROCESSES} processes")
+    for pid in pids:
+        folder = proc / pid
+        try:
+            held |= _mapped(folder, wanted) | _opened(folder, wanted)
+        except PermissionError:
+            owner = _stranger(folder)
+            if owner == 0:  # who may open anything
+                raise UnknownError(f"process {pid} of root cannot be read") from None
+            strangers = strangers or owner is not None
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UnknownError(f"process {pid}: {reason}") from None
+    return Holders(frozenset(held), strangers)
+
+
+def segments(least_age_s: float, now: float, proc: Path = PROC) -> int:
+    """Return the bytes of SysV segments that no process has attached for ``least_age_s``.
+
+    ``now`` is Unix seconds. Raises :class:`UnknownError` if they are too many or not this pod's
+    own, or the kernel does not list them. A kernel without SysV segments has none.
+    """
+    table = proc / "sysvipc/shm"
+    try:
+        if os.stat(proc / "self/ns/ipc").st_ino == HOST_IPC:
+            raise UnknownError("the pod shares the IPC namespace of its node")
+        with table.open() as lines:
+            rows = list(itertools.islice(lines, MAX_FILES + 2))
+        if len(rows) > MAX_FILES + 1:
+            raise UnknownError(f"the pod has more than {MAX_FILES} SysV segments")
+        names = rows[0].split()
+        total = 0
+        for line in rows[1:]:
+            row = dict(zip(names, map(int, line.split()), strict=False))
+            changed = max(row["dtime"], row["ctime"])
+            if row["nattch"] == 0 and now - changed >= least_age_s:
+                total += row["rss"] + row["swap"]
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise UnknownError(f"{table}: {getattr(error, 'strerror', None) or error!r}") from None
+    return total
+
+
+def _walk(folder: str, device: int, depth: int) -> Iterator[SharedFile]:
+    if depth > MAX_DEPTH:
+        raise UnknownError(f"{folder} is more than {MAX_DEPTH} folders deep")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if found.st_dev != device:
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                yield from _walk(entry.path, device, depth + 1)
+            elif stat.S_ISREG(found.st_mode):
+                yield _file(entry.path, found)
+
+
+def _file(path: str, found: os.stat_result) -> SharedFile:
+    return SharedFile(
+        path=path,
+        id=(found.st_dev, found.st_ino),
+        bytes=found.st_blocks * BLOCK,
+        written_at=max(found.st_mtime, found.st_ctime),
+        uid=found.st_uid,
+        private=not found.st_mode & PRIVATE,
+    )
+
+
+def _mapped(folder: Path, wanted: set[FileId]) -> set[FileId]:
+    with (folder / "maps").open("rb") as maps:
+        text = maps.read(MAX_MAPS + 1)
+    if len(text) > MAX_MAPS:
+        raise UnknownError(f"process {folder.name} has more than {MAX_MAPS >> 20} MiB of mappings")
+    found: set[FileId] = set()
+    for device in {device for device, _ in wanted}:
+        # A path that looks like it counts as well: then one file more is held, never one less.
+        name = b"%02x:%02x" % (os.major(device), os.minor(device))
+        found |= {(device, int(inode)) for inode in re.findall(b" " + name + rb" (\d+) ", text)}
+    return found & wanted
+
+
+def _opened(folder: Path, wanted: set[FileId]) -> set[FileId]:
+    inodes = {inode for _, inode in wanted}
+    names = os.listdir(folder / "fd")
+    if len(names) > MAX_DESCRIPTORS:
+        raise UnknownError(f"process {folder.name} has more than {MAX_DESCRIPTORS} open files")
+    found: set[FileId] = set()
+    for name in names:
+        try:
+            # To ask for a file of a network that hangs would hang, too: only likely ones are.
+            if _inode(folder, name) not in {None, *inodes}:
+                continue
+            status = os.stat(folder / "fd" / name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # closed meanwhile
+        found.add((status.st_dev, status.st_ino))
+    return found & wanted
+
+
+def _inode(folder: Path, name: str) -> int | None:
+    """The inode of an open file; None where the kernel, before 5.14, does not say."""
+    for line in (folder / "fdinfo" / name).read_text().splitlines():
+        if line.startswith("ino:"):
+            return int(line.split()[1])
+    return None
+
+
+def _stranger(folder: Path) -> int | None:
+    """The owner of a process that may not be read; None for the pod's sandbox, which opens nothing,
+    and for a process that has ended."""
+    try:
+        if folder.name == "1" and (folder / "comm").read_text().strip() == "pause":
+            return None
+        return folder.stat().st_uid
+    except OSError:
+        return None

@@ -1,0 +1,216 @@
+"""What people read when something happens: conditions with a cause, and Events. On a real API
+server, whose scheduler and Deployment controller do their part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+SELECTOR = "plimsoll.dev/service=tiny"
+SLOW_S = 150.0
+"""Each look takes half a dozen kubectls, seconds each on a busy machine."""
+
+
+def events(kubectl: Any, reason: str) -> list[dict[str, Any]]:
+    """Events of one reason on the service."""
+    uid = kubectl.get("plinf", "tiny")["metadata"]["uid"]
+    found = kubectl.list("events")
+    return [
+        one for one in found if one["involvedObject"].get("uid") == uid and one["reason"] == reason
+    ]
+
+
+def progress(kubectl: Any, eventually: Any) -> None:
+    """Plays the kubelet until the roll-out is complete."""
+
+    def complete() -> bool:
+        kubectl.play_kubelet("tiny")
+        item = kubectl.get("plinf", "tiny")
+        found = {one["type"]: one for one in item["status"]["conditions"]}["Progressing"]
+        seen = found["observedGeneration"] == item["metadata"]["generation"]
+        return bool(seen and found["reason"] in ("RolloutComplete", "RolledBackOnRequest"))
+
+    eventually(complete, SLOW_S)
+
+
+def arguments(kubectl: Any) -> str:
+    template = kubectl.get("deployment", "tiny")["spec"]["template"]
+    return str(template["spec"]["containers"][0]["command"])
+
+
+def test_a_roll_out_that_serves_stays_ready_and_is_told_in_events(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    operator = start()
+    # The list of variables may hold one HOME only: the manifest's takes the place of ours.
+    manifest["spec"]["engine"]["env"] = [{"name": "HOME", "value": "/tmp"}]
+    kubectl.apply(manifest)
+    eventually(lambda: kubectl.list("pods", SELECTOR))
+    progress(kubectl, eventually)
+    since = kubectl.condition("tiny", "Ready")["lastTransitionTime"]
+    eventually(lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") > since)
+    eventually(lambda: len(events(kubectl, "RolloutFinished")) == 1)
+    assert events(kubectl, "RolloutStarted") == [], "a new service is told by itself"
+
+    kubectl.patch("plinf", "tiny", {"spec": {"restart": {"id": "on Sunday"}}})
+    eventually(lambda: kubectl.condition("tiny", "Reconciling")["status"] == "True")
+    assert kubectl.condition("tiny", "Ready")["status"] == "True"
+    progress(kubectl, eventually)
+    kubectl("wait", "plinf", "tiny", "--for=condition=Progressing=False", "--timeout=60s")
+    ready = kubectl.condition("tiny", "Ready")
+    assert (ready["status"], ready["lastTransitionTime"]) == ("True", since), "it never changed"
+    assert kubectl.condition("tiny", "Reconciling")["status"] == "False"
+    eventually(lambda: len(events(kubectl, "RolloutFinished")) == 2)
+    assert len(events(kubectl, "RolloutStarted")) == 1
+    (asked,) = events(kubectl, "RestartRequested")
+    assert "'on Sunday'" in asked["message"]
+    assert asked["source"]["component"] == "plimsoll-operator"
+    described = kubectl("describe", "plinf", "tiny")
+    assert "RestartRequested" in described
+
+    eventually(lambda: operator.metric("plimsoll_operator_queue_length") == 0)
+    before = operator.metric("plimsoll_operator_writes_total")
+    done = operator.metric("plimsoll_operator_reconciles_total")
+    # Pods' events bring reconciles, and none of them has anything to write.
+    kubectl.play_kubelet("tiny", "10.9.9.9")
+    eventually(lambda: operator.metric("plimsoll_operator_reconciles_total") > done)
+    eventually(lambda: operator.metric("plimsoll_operator_queue_length") == 0)
+    assert operator.metric("plimsoll_operator_writes_total") == before
+
+
+def test_a_spec_that_changes_during_a_roll_back_does_not_bring_the_bad_one_back(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start()
+    kubectl.apply(manifest)
+    eventually(lambda: kubectl.list("pods", SELECTOR))
+    progress(kubectl, eventually)
+    good = arguments(kubectl)
+    args = manifest["spec"]["engine"]["args"]
+    manifest["spec"]["engine"]["args"] = [*args, "--max-num-seqs=6"]
+    kubectl.apply(manifest)
+    eventually(lambda: "--max-num-seqs=6" in arguments(kubectl))
+    progress(kubectl, eventually)
+
+    kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"revision": "LastGood"}}})
+    eventually(lambda: arguments(kubectl) == good)
+    # Nobody plays the kubelet: the pods of the roll-back are not ready yet.
+    manifest["spec"]["engine"]["args"] = [*args, "--max-num-seqs=7"]
+    manifest["spec"]["rollout"] = {"revision": "LastGood"}
+    kubectl.apply(manifest)
+    generation = kubectl.get("plinf", "tiny")["metadata"]["generation"]
+    eventually(lambda: kubectl.get("plinf", "tiny")["status"]["observedGeneration"] == generation)
+    assert arguments(kubectl) == good
+    progress(kubectl, eventually)
+    assert arguments(kubectl) == good
+    (begun,) = events(kubectl, "RollbackStarted")
+    assert begun["type"] == "Normal"
+    assert eventually(lambda: events(kubectl, "RollbackFinished"))
+
+    kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"revision": "Spec"}}})
+    eventually(lambda: "--max-num-seqs=7" in arguments(kubectl))
+
+
+def test_a_refused_apply_is_told_in_the_api_servers_words(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start()
+    extra = {
+        "name": "extra",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    manifest["spec"]["podTemplate"] = {"spec": {"containers": [extra]}}
+    kubectl.apply(manifest)
+    (refused,) = eventually(lambda: events(kubectl, "ApplyFailed"))
+    assert refused["type"] == "Warning"
+    assert "containers[1].image" in refused["message"]
+
+
+def stuck(kubectl: Any) -> dict[str, Any]:
+    """The service's pod as the kubelet leaves it while it cannot mount a volume."""
+    (pod,) = kubectl.list("pods", SELECTOR)
+    waiting = {"waiting": {"reason": "PodInitializing"}}
+
+    def seen(name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "ready": False,
+            "restartCount": 0,
+            "image": "x",
+            "imageID": "",
+            "state": waiting,
+        }
+
+    placed = {
+        "type": "PodScheduled",
+        "status": "True",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    status = {
+        "phase": "Pending",
+        "conditions": [placed],
+        "containerStatuses": [seen("engine")],
+        "initContainerStatuses": [seen("supervisor")],
+    }
+    kubectl.patch("pod", pod["metadata"]["name"], {"status": status}, "--subresource=status")
+    return dict(pod)
+
+
+def test_why_a_container_cannot_start_stands_in_the_condition(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start()
+    kubectl.apply(manifest)
+    eventually(lambda: kubectl.condition("tiny", "EngineReady").get("reason") == "Unschedulable")
+    said = kubectl.condition("tiny", "EngineReady")["message"]
+    assert "nodes" in said
+
+    (pod,) = kubectl.list("pods", SELECTOR)
+    message = 'MountVolume.SetUp failed for volume "keys" : secret "clients" not found'
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    about = {key: pod[key] for key in ("apiVersion", "kind")}
+    meta = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "tiny.mount"},
+        "involvedObject": about | meta,
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": message,
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "source": {"component": "kubelet"},
+    }
+    kubectl("create", "-f", "-", stdin=json.dumps(event))
+    stuck(kubectl)
+    eventually(lambda: kubectl.condition("tiny", "EngineReady")["reason"] == "FailedMount")
+    assert message in kubectl.condition("tiny", "EngineReady")["message"]
+
+    kubectl.play_kubelet("tiny")
+    eventually(lambda: kubectl.condition("tiny", "EngineReady")["status"] == "True")
+
+
+@pytest.mark.parametrize("field", ["engine", "supervisor"])
+def test_the_end_of_a_failing_containers_log_is_kept(
+    kubectl: Any,
+    start: Callable[..., Any],
+    manifest: dict[str, Any],
+    eventually: Any,
+    field: str,
+) -> None:
+    start()
+    kubectl.apply(manifest)
+    (pod,) = eventually(lambda: kubectl.list("pods", SELECTOR))
+    containers = [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
+    (found,) = [one for one in containers if one["name"] == field]
+    assert found["terminationMessagePolicy"] == "FallbackToLogsOnError"

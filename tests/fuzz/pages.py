@@ -1,0 +1,219 @@
+"""What engines, supervisors and exporters answer when they are asked for their figures."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_api.supervision import (
+    EngineEndpoint,
+    EngineType,
+    MemoryBudget,
+    MemoryPolicy,
+    Mode,
+    Supervision,
+)
+from plimsoll_operator.status import figures
+from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
+from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
+from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
+from plimsoll_sidecar.clients.http import HttpClient
+from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.govern.command import EngineView
+from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.signals.device.dcgm import Dcgm
+from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.sampler import Sampler, known_signals
+from tests.fuzz.watched import Target
+
+LARGE = 1 << 20
+NUMBERS = (
+    "+Inf", "-Inf", "NaN", "1e308", "1e999", "-1", "0x10", "1_0", "18446744073709551616",
+    "0.0000001", "\xa0", "{", "}", '"', "\\\\", "# HELP ", "# EOF", " 1 1700000000\n",
+)  # fmt: skip
+MEMORY = MemoryPolicy(
+    host=MemoryBudget(growth_bytes=64 << 20, window_s=3600),
+    device=MemoryBudget(growth_bytes=64 << 20, window_s=3600),
+    warmup_s=0.0,
+)
+UUID = "GPU-1"
+
+
+def make(name: str, folder: Path) -> Target:
+    return {
+        "operator-page": _operator,
+        "engine-page": _external,
+        "exporter-page": _exporter,
+        "status": _status,
+    }[name](folder)
+
+
+class Page(HttpClient):
+    """A server that answers every call with ``content``."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.content = b""
+
+    def call(
+        self, method: str, path: str, timeout_s: float, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        return 200, self.content
+
+
+def _operator(folder: Path) -> Target:
+    """The operator and a supervisor's page. No page has any error to declare."""
+
+    def run(data: bytes) -> None:
+        found = figures.parse(data)
+        msgspec.json.encode(figures.memory({"pod-0": found}))
+
+    ratio = 'plimsoll_memory_budget_consumed_ratio{kind="host"} '
+    left = "plimsoll_restart_budget_remaining "
+    large = lambda: (  # noqa: E731
+        (ratio + "1\n").encode() * (LARGE // 60),
+        ratio.encode() + b"1" * LARGE,
+        left.encode() + b"9" * LARGE,
+        left.encode() + b"{" * LARGE,
+        b"\n" * LARGE,
+    )
+    return Target(run, (*NUMBERS, ratio.replace('"', '"'), left), large)
+
+
+def _external(folder: Path) -> Target:
+    """A supervisor and an external engine's page, to the end of what is made of it."""
+    page = Page()
+
+    def run(data: bytes) -> None:
+        page.content = data
+        for profile in (VLLM, SGLANG):
+            found = ExternalLoad(page, profile).newest()
+            if found is not None:
+                msgspec.json.encode(found[0])
+                _judge_load(found[0])
+
+    names = sorted({n for d in (VLLM, SGLANG) for names in d.metrics.values() for n in names})
+    return Target(run, (*NUMBERS, *(n.replace('"', '"') + " " for n in names)), _large_pages)
+
+
+def _judge_load(load: msgspec.Struct) -> None:
+    from plimsoll_api.trace import Sample, SampleLoad
+
+    fields = {name: getattr(load, name) for name in SampleLoad.__struct_fields__}
+    detector = Detector(MEMORY, 10.0, 1.0)
+    for t in range(3):
+        sample = Sample(t=float(t), epoch=1, load=SampleLoad(**fields))
+        msgspec.json.encode(detector.update(sample).suspicions)
+
+
+def _large_pages() -> tuple[bytes, ...]:
+    name = VLLM.metrics["running"][0].encode()
+    return (
+        (name + b"{" + b'a="b",' * 5 + b"} 1\n") * (LARGE // 60),
+        name + b"{" + b'a="b",' * (LARGE // 6),
+        name + b'{a="' + b"\\" * LARGE,
+        name + b" " * LARGE,
+        (name + b'{a="') * (LARGE // 40),
+        name + b" " + b"9" * LARGE,
+    )
+
+
+def _exporter(folder: Path) -> Target:
+    """A supervisor and the node's DCGM exporter."""
+    page = Page()
+
+    def run(data: bytes) -> None:
+        page.content = data
+        dcgm = Dcgm("http://127.0.0.1:1")
+        dcgm._page._server = page
+        found = dcgm.memory(UUID)
+        if found is not None:
+            assert found.used.bit_length() <= 63, found
+            assert found.total.bit_length() <= 63, found
+
+    words = tuple(f'DCGM_FI_DEV_FB_{n}{{UUID="{UUID}"}} ' for n in ("USED", "FREE", "RESERVED"))
+    line = f'DCGM_FI_DEV_FB_USED{{UUID="{UUID}"}} '.encode()
+    return Target(
+        run, (*NUMBERS, *words), lambda: ((line + b"1\n") * (LARGE // 50), line + b"9" * LARGE)
+    )
+
+
+class Answering(PlimsollEngine):
+    """An engine that answers every call with the bytes that it was given."""
+
+    def __init__(self, folder: Path) -> None:
+        endpoint = EngineEndpoint(
+            type=EngineType.PLIMSOLL,
+            admin_url="http://127.0.0.1:1",
+            serving_url="http://127.0.0.1:1",
+        )
+        super().__init__(endpoint, folder / "no-token")
+        self.answer = b""
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None = None,
+        timeout_s: float = 0.0,
+    ) -> bytes:
+        return self.answer
+
+    def serves(self) -> bool:
+        return True
+
+
+def _status(folder: Path) -> Target:
+    """Answers of an engine to its supervisor, one a line: each is sampled, judged and shown."""
+    engine = Answering(folder)
+
+    def run(data: bytes) -> None:
+        clock = _clock()
+        sampler = Sampler(engine, clock)
+        detector = Detector(MEMORY, 10.0, 1.0)
+        governor = Governor(Supervision(mode=Mode.RECOVER), MEMORY, replica="pod-0")
+        metrics = Metrics(CgroupMemory)
+        metrics.budgets(MEMORY)
+        for line in data.splitlines()[:8]:
+            engine.answer = line
+            sample = sampler.sample()
+            assessment = detector.update(sample)
+            status = sampler.status
+            view = EngineView(
+                epoch=status.epoch if status else None,
+                state=status.state if status else None,
+                capabilities=frozenset(status.capabilities) if status else frozenset(),
+                replaceable=True,
+            )
+            turn = governor.advance(assessment, view, sample.t, [])
+            metrics.observe(assessment, known_signals(sample), 0.001)
+            metrics.text()
+            msgspec.json.encode([sample, [event.incident for event in turn.events]])
+
+    fields = (
+        "state", "serving", "epoch", "aa:1", "version", "model", "uptime_s", "report_age_s", "load",
+        "running", "waiting", "inflight", "steps_total", "requests_total", "processes", "role",
+        "worker", "frontend", "pid", "malloc_in_use", "malloc_retained", "python_objects",
+        "devices", "index", "uuid", "used", "total", "torch_allocated", "torch_reserved", "ledger",
+        "owner", "kind", "host", "device", "bytes", "bound", "capabilities", "restart_worker",
+        "kv_usage_ratio", "kv_lost_ratio", "injections", "worker_starts",
+    )  # fmt: skip
+    words = (*(f'"{field}"' for field in fields), "9007199254740992", "9007199254740993")
+    large = lambda: (  # noqa: E731
+        b'{"processes":[' + b'{"role":"worker","pid":1},' * (LARGE // 30),
+        b'{"state":' + b"[" * LARGE,
+        b'{"unknown":' + b"[" * LARGE,
+        b"\n" * LARGE,
+    )
+    return Target(run, (*NUMBERS, *words), large)
+
+
+def _clock() -> Callable[[], float]:
+    """One second from each reading to the next, from now on."""
+    ticks = itertools.count(time.monotonic(), 1.0)
+    return lambda: next(ticks)

@@ -1,0 +1,76 @@
+"""Faults of frontend and worker in the real processes, and what a worker restart returns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from plimsoll_sidecar.signals.process.open_files import nearest
+
+REQUESTS = 9
+SEGMENT = 64 << 10
+FAULTS = (
+    f"metric_labels;descriptor_growth;shared_orphan:bytes_per_request={SEGMENT};slice_kept;"
+    "cache_fills:text_bytes=16Ki"
+)
+
+
+def orphans(worker: int) -> list[Path]:
+    return sorted(Path("/dev/shm").glob(f"plimsoll-fault-{worker}-*"))
+
+
+def pipes(pid: int) -> int:
+    count = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed in between
+            count += "pipe:" in str(link.readlink())
+    return count
+
+
+def series(engine: Any) -> int:
+    lines = engine.get("/metrics")[1].splitlines()
+    return sum(
+        line.startswith("plimsoll_engine_request_generation_tokens_total{") for line in lines
+    )
+
+
+def seen(pid: int) -> int:
+    """The open files of the engine's process, as the supervisor counts them."""
+    files = nearest({pid: "frontend"})
+    assert files is not None
+    return files.open
+
+
+def test_faults_of_real_processes(start_engine: Any) -> None:
+    engine = start_engine(inject=FAULTS).wait_ready()
+    names = {fault.partition(":")[0] for fault in FAULTS.split(";")}
+    assert set(engine.status()["injections"]) == names
+    frontend, worker = engine.process.pid, engine.worker_pid()
+    open_before = pipes(frontend)
+    try:
+        for number in range(REQUESTS):
+            engine.stream(number, 4, False)
+        assert len(orphans(worker)) == REQUESTS
+        assert sum(path.stat().st_blocks * 512 for path in orphans(worker)) == REQUESTS * SEGMENT
+        assert pipes(frontend) - open_before == REQUESTS
+        # Connections come and go, so that the count before says nothing.
+        engine.until(lambda: seen(frontend) == len(os.listdir(f"/proc/{frontend}/fd")), "all seen")
+        assert series(engine) == REQUESTS
+        engine.until(lambda: engine.admin("GET", "/audit")[1]["idle"], "rest")
+        findings = engine.admin("GET", "/audit")[1]["findings"]
+        assert [finding["rule"] for finding in findings] == ["ledger_within_bounds"]
+        assert "grammar_cache holds" in findings[0]["detail"]
+
+        engine.begin("restart", "cure", carry=True, deadline_s=30.0)
+        assert engine.finish("cure", 120)["state"] == "succeeded"
+        assert engine.worker_pid() != worker
+        assert len(orphans(worker)) == REQUESTS, "nobody holds them, and nobody removes them"
+        engine.stream(REQUESTS, 4, False)
+        assert orphans(engine.worker_pid()) == [], "the next worker is healthy"
+        assert series(engine) == REQUESTS + 1, "the frontend's faults last as long as it does"
+        engine.clean()
+    finally:
+        for path in orphans(worker):
+            path.unlink()

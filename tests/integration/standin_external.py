@@ -1,0 +1,163 @@
+"""Servers that stand in for vLLM, SGLang and an unknown engine: only for tests of the adapters.
+
+Routes, methods and metric names are those that the engines document. ``--leak-mib-s`` touches
+memory for good while the file ``--sick`` exists. SIGTERM ends the server as it ends uvicorn, and
+removes that file, so that the next process is well. Calls that do something are lines of ``--log``;
+that of SIGTERM says whether ``--gate`` was there. ``--helpers`` are processes beside the main one,
+which nothing ends but a signal of their own, as vLLM's and SGLang's, and each ``--title`` is one
+more that has it; the main one listens once ``--hold`` is gone. The first ``--busy`` questions for
+its version are errors. ``--cache-mib`` is what a trim gives back.
+"""
+
+import argparse
+import json
+import os
+import signal
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+VLLM = {"/health": "GET", "/version": "GET", "/v1/models": "GET", "/metrics": "GET"}
+DEV = {"/reset_prefix_cache": "POST", "/reset_mm_cache": "POST", "/sleep": "POST"}
+PAUSE = {"/pause": "POST", "/resume": "POST"}
+SGLANG = {
+    "/v1/models": "GET",
+    "/metrics": "GET",
+    "/server_info": "GET",
+    "/flush_cache": "POST",
+    "/pause_generation": "POST",
+    "/continue_generation": "POST",
+    "/release_memory_occupation": "POST",
+}
+ROUTES = {
+    "vllm": VLLM,
+    "vllm-pause": VLLM | PAUSE,
+    "vllm-dev": VLLM | PAUSE | DEV,
+    "sglang": SGLANG,
+    "sglang-old": {name.replace("/server", "/get_server"): SGLANG[name] for name in SGLANG},
+    "custom": {},
+}
+
+
+class Engine:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.kind, self.log = arguments.kind, Path(arguments.log)
+        self.running, self.busy, self.asked = arguments.running, arguments.busy, 0
+        self.cache = b"\1" * (arguments.cache_mib << 20)
+        self.sick = Path(arguments.sick)
+        self.began = time.monotonic()
+        self.held: list[bytearray] = []
+        if arguments.leak_mib_s and self.sick.exists():
+            threading.Thread(target=self.leak, args=(arguments.leak_mib_s,), daemon=True).start()
+
+    def leak(self, rate: float) -> None:
+        while True:
+            self.held.append(bytearray(b"\1" * int(rate * (1 << 20) / 10)))
+            time.sleep(0.1)
+
+    def note(self, line: str) -> None:
+        with self.log.open("a") as out:
+            out.write(f"{os.getpid()} {line}\n")
+
+    def metrics(self) -> str:
+        steps = int((time.monotonic() - self.began) * 50)
+        if self.kind.startswith("vllm"):
+            label = '{engine="0",model_name="m"}'
+            return (
+                f"# TYPE vllm:num_requests_running gauge\n"
+                f"vllm:num_requests_running{label} {self.running}.0\n"
+                f"vllm:num_requests_waiting{label} 0.0\n"
+                f"vllm:kv_cache_usage_perc{label} {self.running / 4}\n"
+                f"vllm:generation_tokens_total{label} {steps}.0\n"
+                f"vllm:generation_tokens_created{label} 1.7e+09\n"
+                f"vllm:iteration_tokens_total_count{label} {steps}.0\n"
+            )
+        label = '{model_name="m"}'
+        return (
+            f"sglang:num_running_reqs{label} {self.running}.0\n"
+            f"sglang:num_queue_reqs{label} 0.0\n"
+            f"sglang:token_usage{label} {self.running / 4}\n"
+        )
+
+
+def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self, status: int, text: str = "") -> None:
+            data = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def any_method(self) -> None:
+            path = self.path.partition("?")[0]
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            method = ROUTES[engine.kind].get(path)
+            if method is None:
+                self.answer(404)
+            elif method != self.command:
+                self.answer(405)
+            elif path == "/metrics":
+                self.answer(200, engine.metrics())
+            elif path.endswith(("/version", "/server_info", "/get_server_info")):
+                # SGLang's comes from its scheduler, which may be busy: here it is at first.
+                engine.asked += 1
+                busy = engine.asked <= engine.busy
+                text = json.dumps({"version": "0.5.23", "internal_states": [{}]})
+                self.answer(500 if busy else 200, text)
+            else:
+                if method == "POST":
+                    engine.note(self.path)
+                    engine.cache = b""
+                self.answer(200, "{}")
+
+        do_GET = do_POST = do_OPTIONS = any_method
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    return Handler
+
+
+def main() -> None:
+    parse = argparse.ArgumentParser()
+    parse.add_argument("--kind", choices=list(ROUTES), required=True)
+    parse.add_argument("--port", type=int, required=True)
+    parse.add_argument("--log", required=True)
+    parse.add_argument("--sick", default="/nonexistent")
+    parse.add_argument("--gate", type=Path, default=Path("/nonexistent"))
+    parse.add_argument("--leak-mib-s", type=float, default=0.0)
+    parse.add_argument("--running", type=int, default=0)
+    parse.add_argument("--helpers", type=int, default=0)
+    parse.add_argument("--cache-mib", type=int, default=0)
+    parse.add_argument("--busy", type=int, default=0)
+    parse.add_argument("--title", action="append", default=[])
+    parse.add_argument("--hold", type=Path, default=Path("/nonexistent"))
+    arguments, _ = parse.parse_known_args()
+    for title in ["sleep"] * arguments.helpers + arguments.title:
+        if os.fork() == 0:
+            # vLLM's write their titles over their environment: nothing in it tells whose they are.
+            os.execve("/bin/sleep", [title, "600"], {})
+    while arguments.hold.exists():
+        time.sleep(0.02)
+    engine = Engine(arguments)
+
+    def terminate(number: int, frame: object) -> None:
+        gated = arguments.gate.exists()
+        engine.note("SIGTERM unready" if gated else "SIGTERM")
+        engine.sick.unlink(missing_ok=True)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, terminate)
+    ThreadingHTTPServer.allow_reuse_address = True
+    ThreadingHTTPServer.daemon_threads = True
+    server = ThreadingHTTPServer(("127.0.0.1", arguments.port), handler(engine))
+    print("serving", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

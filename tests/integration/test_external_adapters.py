@@ -1,0 +1,293 @@
+"""The adapters of vLLM, SGLang and an unknown engine, against servers that keep their routes."""
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from plimsoll_api.action_answer import ActionAnswer
+from plimsoll_api.admin import Capability, DrainMode, EngineState
+from plimsoll_api.supervision import (
+    EngineEndpoint,
+    EngineType,
+    ServiceRef,
+    SupervisorConfig,
+    encode,
+)
+from plimsoll_sidecar.act.adapters import external_server
+from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
+from plimsoll_sidecar.clients.http import EngineError, HttpClient
+from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+from plimsoll_sidecar.signals.sampler import Sampler
+from tests.lab.certs import Authority
+
+BASE = {Capability.DRAIN, Capability.RESTART_ENGINE}
+
+
+class Rig:
+    """Stand-ins at one port, one after the other, and their adapter."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.log = folder / "log"
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, kind: str, *arguments: str) -> int:
+        command = [sys.executable, str(Path(__file__).parent / "standin_external.py")]
+        command += [f"--kind={kind}", f"--port={self.port}", f"--log={self.log}", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serving\n"
+        return process.pid
+
+    def adapter(self, kind: EngineType) -> ExternalEngine:
+        url = f"http://127.0.0.1:{self.port}"
+        return ExternalEngine(EngineEndpoint(type=kind, admin_url=url, serving_url=url, model="m"))
+
+    @property
+    def calls(self) -> list[str]:
+        if not self.log.exists():
+            return []
+        return [line.split(" ", 1)[1] for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    one = Rig(tmp_path)
+    yield one
+    for process in one.processes:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def command(epoch: str, verb: Verb, deadline_s: float = 1.0) -> Command:
+    return Command(
+        verb=verb,
+        operation_id=f"i-{verb.value}",
+        incident="i",
+        epoch=epoch,
+        mode=DrainMode.FINISH,
+        deadline_s=deadline_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "trims", "drained"),
+    [
+        ("vllm", EngineType.VLLM, [], []),
+        ("vllm-pause", EngineType.VLLM, [], ["/pause"]),
+        ("vllm-dev", EngineType.VLLM, ["/reset_prefix_cache", "/reset_mm_cache"], ["/pause"]),
+        ("sglang", EngineType.SGLANG, ["/flush_cache"], ["/pause_generation"]),
+        ("custom", EngineType.CUSTOM, [], []),
+    ],
+)
+def test_only_what_the_server_has_is_offered_and_called(
+    rig: Rig, kind: str, engine: EngineType, trims: list[str], drained: list[str]
+) -> None:
+    pid = rig.start(kind, "--cache-mib=32")
+    adapter = rig.adapter(engine)
+    status = adapter.status()
+    assert status.state is EngineState.SERVING
+    assert [process.pid for process in status.processes] == [pid]
+    assert set(status.capabilities) == BASE | ({Capability.TRIM} if trims else set())
+    assert rig.calls == [], "to ask what it can do does nothing"
+    if trims:
+        trim = command(status.epoch, Verb.TRIM)
+        result = adapter.trim(trim)
+        assert result.outcome is Outcome.SUCCEEDED, result
+        assert "gave back 32" in result.message
+        assert rig.calls == trims
+        again = adapter.trim(trim)
+        assert again.outcome is Outcome.FAILED, "the server says 200, and nothing came back"
+        assert rig.calls == [*trims, *trims]
+    result = adapter.drain(command(status.epoch, Verb.DRAIN, 5.0))
+    assert (result.outcome, result.message.split(";")[0]) == (Outcome.SUCCEEDED, "idle")
+    assert [call.partition("?")[0] for call in rig.calls[2 * len(trims) :]] == drained
+    assert adapter.status().state is EngineState.DRAINED
+    adapter.resume(status.epoch)
+    assert adapter.status().state is EngineState.SERVING
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "version"),
+    [
+        ("vllm", EngineType.VLLM, "0.5.23"),
+        ("sglang", EngineType.SGLANG, "0.5.23"),
+        ("sglang-old", EngineType.SGLANG, "0.5.23"),
+        ("custom", EngineType.CUSTOM, ""),
+    ],
+)
+def test_the_version_is_the_server_s_own(
+    rig: Rig, kind: str, engine: EngineType, version: str
+) -> None:
+    rig.start(kind)
+    assert rig.adapter(engine).status().version == version
+
+
+def test_a_version_that_was_not_told_is_asked_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.start("vllm", "--busy=1")
+    adapter = rig.adapter(EngineType.VLLM)
+    assert adapter.status().version == ""
+    assert adapter.status().version == "", "not at every sample"
+    monkeypatch.setattr(external_server, "VERSION_AGAIN_S", 0.0)
+    rig.processes[0].kill()
+    rig.processes[0].wait(10)
+    rig.start("vllm", "--busy=1")
+    assert [adapter.status().version for _ in range(2)] == ["", "0.5.23"]
+
+
+def test_a_restart_is_fenced_by_the_process(rig: Rig) -> None:
+    rig.start("vllm")
+    adapter = rig.adapter(EngineType.VLLM)
+    before = adapter.status().epoch
+    restart = command(before, Verb.RESTART_ENGINE)
+    assert adapter.restart_engine(restart).outcome is Outcome.SUCCEEDED
+    assert rig.processes[0].wait(5) == 0
+    assert adapter.restart_engine(restart).outcome is Outcome.REFUSED, "nobody serves"
+    with pytest.raises(EngineError, match=str(rig.port)):
+        adapter.status()
+    rig.start("vllm")
+    for again in (adapter, rig.adapter(EngineType.VLLM)):  # the second: a supervisor that restarted
+        result = again.restart_engine(restart)
+        assert result.outcome is Outcome.REFUSED
+        assert before in result.message
+    assert rig.processes[1].poll() is None
+    assert adapter.status().epoch != before
+
+
+def test_a_person_restarts_an_engine_that_has_no_worker(rig: Rig, tmp_path: Path) -> None:
+    rig.start("vllm")
+    endpoint = rig.adapter(EngineType.VLLM)._endpoint
+    config = SupervisorConfig(service=ServiceRef(name="s"), engine=endpoint)
+    (tmp_path / "supervisor.json").write_bytes(encode(config))
+
+    def ask(*arguments: str) -> ActionAnswer:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "plimsoll_sidecar.ask", *arguments),
+                *(f"--config={tmp_path}/supervisor.json", f"--run-dir={tmp_path}"),
+                f"--state-dir={tmp_path}",
+            ],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        return msgspec.json.decode(done.stdout, type=ActionAnswer)
+
+    seen = ask("status")
+    assert seen.capabilities == ["drain", "restart_engine"]
+    assert seen.epoch == rig.adapter(EngineType.VLLM).status().epoch, "every process says the same"
+    assert ask("restart", f"--expected-epoch={seen.epoch}").outcome == "Succeeded"
+    assert rig.processes[0].wait(5) == 0
+
+
+class Bad(BaseHTTPRequestHandler):
+    """/huge never ends, /drip ends after a minute, anything else is no HTTP."""
+
+    def do_GET(self) -> None:
+        if self.path not in ("/huge", "/drip"):
+            self.wfile.write(b"\x00garbage\r\n")
+            return
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(600):
+                self.wfile.write(b"a" * (1 << 20) if self.path == "/huge" else b"a")
+                time.sleep(0.1 if self.path == "/drip" else 0.0)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("/huge", "more than 4 MiB"), ("/drip", "did not end in time"), ("/metrics", "GET /metrics")],
+)
+def test_an_answer_that_is_none_is_an_error_in_time(path: str, message: str) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Bad)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    begin = time.monotonic()
+    try:
+        with pytest.raises(EngineError, match=message):
+            HttpClient(f"http://127.0.0.1:{server.server_port}").call("GET", path, 1.0)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert time.monotonic() - begin < 5.0
+
+
+class Well(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"well")
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
+def test_an_engine_that_serves_tls_alone_is_understood(tmp_path: Path) -> None:
+    """As vLLM and SGLang do with --ssl-certfile; the certificate names the Service."""
+    Authority(tmp_path).serving("engine", "engine", ["engine.default.svc"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "engine.crt", tmp_path / "engine.key")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Well)
+    server.daemon_threads = True
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        client = HttpClient(f"https://127.0.0.1:{server.server_port}")
+        assert client.call("GET", "/health", 2.0) == (200, b"well")
+        assert client.answers("/health", 2.0)
+        with pytest.raises(EngineError):
+            HttpClient(f"http://127.0.0.1:{server.server_port}").call("GET", "/health", 2.0)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_drain_waits_for_work_no_longer_than_its_deadline(rig: Rig) -> None:
+    rig.start("vllm", "--running=3")
+    adapter = rig.adapter(EngineType.VLLM)
+    epoch = adapter.status().epoch
+    begin = time.monotonic()
+    result = adapter.drain(command(epoch, Verb.DRAIN, 1.5))
+    assert "3 requests left" in result.message
+    assert 1.4 < time.monotonic() - begin < 4.0
+
+
+def test_a_connection_is_work_where_there_are_no_metrics(rig: Rig) -> None:
+    rig.start("custom")
+    adapter = rig.adapter(EngineType.CUSTOM)
+    epoch = adapter.status().epoch
+    with socket.create_connection(("127.0.0.1", rig.port)):
+        result = adapter.drain(command(epoch, Verb.DRAIN, 1.0))
+        assert "1 requests left" in result.message
+    assert adapter.drain(command(epoch, Verb.DRAIN, 5.0)).message == "idle"
+
+
+def test_a_sample_of_an_external_engine_knows_load_and_memory_and_no_ledger(rig: Rig) -> None:
+    rig.start("vllm", "--running=2")
+    sample = Sampler(rig.adapter(EngineType.VLLM)).sample()
+    assert sample.scrape_ok
+    assert (sample.load.running, sample.load.waiting, sample.load.kv_usage_ratio) == (2, 0, 0.5)
+    assert sample.load.steps_total is not None
+    assert sample.host.rss_anon is not None
+    assert sample.ledger is None
+    assert sample.device == []

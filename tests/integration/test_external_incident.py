@@ -1,0 +1,136 @@
+"""A leak beside an external engine, from its first bytes to the new process that does not leak."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api import supervision
+from plimsoll_api.incident_record import Reason
+from plimsoll_api.incidents import IncidentPhase
+from plimsoll_api.supervision import (
+    Action,
+    Drain,
+    EngineEndpoint,
+    EngineType,
+    MemoryBudget,
+    MemoryPolicy,
+    Mode,
+    ServiceRef,
+    Supervision,
+    SupervisorConfig,
+)
+from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.record.journal import Journal
+
+HERE = Path(__file__).parent
+LIMIT_S = 90.0
+
+
+class Pod:
+    """An engine that is started again whenever it ends, as the kubelet does, and its supervisor.
+    ``environment`` is added to that of both."""
+
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+        self.folder, self.log = folder, folder / "log"
+        self._environment = os.environ | {"POD_NAME": "external-0"} | (environment or {})
+        self.state_dir, self.sick = folder / "state", folder / "sick"
+        self.state_dir.mkdir()
+        self.sick.touch()
+        self.ports = [_free_port() for _ in range(2)]
+        self._ending = threading.Event()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._kubelet = threading.Thread(target=self._keep, daemon=True)
+
+    def start(self) -> None:
+        self._kubelet.start()
+        url = f"http://127.0.0.1:{self.ports[0]}"
+        config = SupervisorConfig(
+            service=ServiceRef(name="external"),
+            engine=EngineEndpoint(type=EngineType.VLLM, admin_url=url, serving_url=url),
+            memory=MemoryPolicy(
+                host=MemoryBudget(growth_bytes=64 << 20, window_s=3600.0), warmup_s=1.0
+            ),
+            supervision=Supervision(mode=Mode.RECOVER, drain=Drain(deadline_s=5.0)),
+            sample_interval_s=0.25,
+        )
+        path = self.folder / "supervisor.json"
+        path.write_bytes(supervision.encode(config))
+        command = [sys.executable, str(HERE / "supervise_external.py"), f"--config={path}"]
+        command += [f"--run-dir={self.folder}", f"--state-dir={self.state_dir}"]
+        command += [f"--metrics-port={self.ports[1]}", "--host=127.0.0.1"]
+        with (self.folder / "supervisor.log").open("wb") as log:
+            self._processes.append(subprocess.Popen(command, env=self._environment, stderr=log))
+
+    def _keep(self) -> None:
+        command = [sys.executable, str(HERE / "standin_external.py"), "--kind=vllm"]
+        command += [f"--port={self.ports[0]}", f"--log={self.log}", "--leak-mib-s=8"]
+        command += [f"--sick={self.sick}", f"--gate={self.state_dir / readiness.NAME}"]
+        while not self._ending.is_set():
+            engine = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=self._environment)
+            self._processes.append(engine)
+            while engine.poll() is None and not self._ending.wait(0.1):
+                pass
+
+    def end(self) -> None:
+        self._ending.set()
+        self._kubelet.join(10)
+        for process in self._processes:
+            process.kill()
+            process.wait(10)
+
+    def ended(self) -> Incident | None:
+        if not (self.state_dir / "journal.sqlite").exists():
+            return None
+        journal = Journal(self.state_dir / "journal.sqlite")
+        try:
+            return next((one for one in journal.recent(10) if one.ended), None)
+        finally:
+            journal.close()
+
+    def ended_incident(self) -> tuple[Incident, str]:
+        """The first incident that ends, within the limit, and the supervisor's log."""
+        deadline = time.monotonic() + LIMIT_S
+        while (incident := self.ended()) is None and time.monotonic() < deadline:
+            time.sleep(0.5)
+        log = (self.folder / "supervisor.log").read_text()
+        assert incident is not None, log
+        return incident, log
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    one = Pod(tmp_path)
+    yield one
+    one.end()
+
+
+def test_a_leaking_engine_is_drained_ended_and_found_well(pod: Pod) -> None:
+    pod.start()
+    incident, told = pod.ended_incident()
+    assert (incident.phase, incident.reason) == (IncidentPhase.RESOLVED, Reason.ENGINE_RESTART), (
+        told
+    )
+    steps = {step.step: step.message for step in incident.timeline}
+    assert "Drain" in steps
+    assert steps[Action.TRIM.value] == "the engine does not support it"
+    assert steps[Action.ENGINE_RESTART.value].endswith("of SIGTERM")
+    assert incident.returned_bytes is not None
+    assert incident.returned_bytes > 48 << 20
+    assert [line.split(" ", 1)[1] for line in pod.log.read_text().splitlines()] == [
+        "SIGTERM unready"
+    ], "one restart, and no new connection could come before it"
+    assert readiness.is_ready(str(pod.state_dir))

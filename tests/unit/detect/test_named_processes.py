@@ -1,0 +1,58 @@
+"""What is suspected of an engine that is not ours names its process as that engine does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from leaklab.series import MIB, Series, steady
+from plimsoll_api.admin import Parts
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.trace import RoleRss, Sample
+
+Judge = Callable[..., Any]
+
+KNOWN = Parts("APIServer", "EngineCore", "Worker")
+
+
+class External(Series):
+    parts = KNOWN
+
+    def samples(self) -> Iterator[Sample]:
+        for sample in super().samples():
+            sample.parts, sample.ledger = self.parts, None
+            for one in sample.host.by_process or []:
+                one.role = {"worker": "EngineCore", "frontend": "APIServer"}[one.role]
+            (sample.host.by_process or []).append(RoleRss("other", 50 * MIB))
+            yield sample
+
+
+class Untitled(External):
+    parts = Parts("APIServer")
+
+
+def test_the_process_that_grew_has_the_engine_s_name(judge: Judge) -> None:
+    leak = External(duration=900, leak=steady(1 * MIB, 100), segment="anonymous_other")
+    assert judge(leak).first[IncidentKind.HOST_GROWTH][1].process == "EngineCore"
+
+
+@pytest.mark.parametrize(("made", "process"), [(External, "Worker"), (Untitled, None)])
+def test_device_memory_is_the_process_s_that_runs_the_model(
+    judge: Judge, made: type[External], process: str | None
+) -> None:
+    leak = made(duration=900, leak=steady(2 * MIB, 100), device=True, segment="non_torch")
+    assert judge(leak).first[IncidentKind.DEVICE_GROWTH][1].process == process
+
+
+@pytest.mark.parametrize(("made", "process"), [(External, "EngineCore"), (Untitled, None)])
+def test_a_stall_is_of_the_process_that_makes_the_steps(
+    judge: Judge, made: type[External], process: str | None
+) -> None:
+    assert judge(made(duration=200, frozen_at=100)).first[IncidentKind.STALL][1].process == process
+
+
+def test_a_frontend_that_answers_nobody_has_its_name(judge: Judge) -> None:
+    hung = judge(External(duration=300, unresponsive=lambda t: t >= 100))
+    assert hung.first[IncidentKind.STALL][1].process == "APIServer"

@@ -1,0 +1,50 @@
+"""Which segment grew: its floors at the begin and now, whatever lies between."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll_sidecar.detect.leak.growth import BUCKETS, WIDTHS_S, SegmentDelta
+from plimsoll_sidecar.detect.leak.trend import Point
+
+MIB = 1 << 20
+
+
+def risen(sizes: list[int], interval_s: float = 1.0) -> int:
+    rise = SegmentDelta(interval_s)
+    for number, size in enumerate(sizes):
+        rise.add(Point(number * interval_s, size))
+    return rise.bytes
+
+
+def test_nothing_is_known_before_the_first_bucket_is_full() -> None:
+    assert risen([]) == risen([5 * MIB]) == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 8 * MIB), min_size=120, max_size=200), st.integers(1, 512))
+def test_growth_shows_through_noise(noise: list[int], mib: int) -> None:
+    grown = [size + (mib * MIB if number >= 60 else 0) for number, size in enumerate(noise)]
+    assert abs(risen(grown) - mib * MIB) <= 8 * MIB
+
+
+def test_it_is_counted_from_the_floor_of_the_widest_bucket_that_is_full() -> None:
+    spikes = [100 * MIB if number % 7 else 60 * MIB for number in range(1000)]
+    assert risen([*spikes, 90 * MIB, 90 * MIB]) == 30 * MIB
+
+
+def test_what_was_before_is_forgotten() -> None:
+    rise = SegmentDelta(1.0)
+    for t in range(100):
+        rise.add(Point(float(t), t * MIB))
+    rise.forget()
+    assert rise.bytes == 0
+    for t in range(100, 110):
+        rise.add(Point(float(t), 200 * MIB))
+    assert rise.bytes == 0
+
+
+def test_a_run_of_weeks_is_measured_over_the_last_of_them() -> None:
+    widest = WIDTHS_S[-1]
+    assert risen([n * MIB for n in range(3 * BUCKETS)], widest) == (BUCKETS - 1) * MIB

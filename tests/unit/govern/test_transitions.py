@@ -1,0 +1,47 @@
+"""An incident's phases as a table (``govern/life/transitions.py`` and ``phases.py``)."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.govern.life.phases import PHASES
+from plimsoll_sidecar.govern.life.transitions import FOLLOWS, IllegalPhaseChange, move
+
+
+def incident(phase: IncidentPhase) -> Incident:
+    return Incident(
+        name="pod-1", kind=IncidentKind.HOST_GROWTH, epoch="a:1", opened_at=1.0, phase=phase
+    )
+
+
+def test_every_phase_has_a_function_and_a_row() -> None:
+    assert set(PHASES) == set(FOLLOWS) == set(IncidentPhase)
+
+
+def test_every_phase_but_the_ended_ones_leads_to_an_end() -> None:
+    for phase in IncidentPhase:
+        reached, waiting = {phase}, [phase]
+        while waiting:
+            waiting += (new := FOLLOWS[waiting.pop()] - reached)
+            reached |= new
+        assert reached & set(ENDED)
+        assert phase not in ENDED or not FOLLOWS[phase]
+
+
+@pytest.mark.parametrize("phase", IncidentPhase)
+def test_a_phase_that_cannot_follow_is_refused_and_changes_nothing(phase: IncidentPhase) -> None:
+    for other in set(IncidentPhase) - FOLLOWS[phase] - {phase}:
+        one = incident(phase)
+        with pytest.raises(IllegalPhaseChange, match=f"is {phase} and cannot become {other}"):
+            move(one, other, 5.0)
+        assert (one.phase, one.phase_since) == (phase, 0.0)
+
+
+def test_the_same_phase_again_keeps_its_begin() -> None:
+    one = incident(IncidentPhase.TRIMMING)
+    move(one, IncidentPhase.TRIMMING, 5.0)
+    assert one.phase_since == 0.0
+    move(one, IncidentPhase.CONFIRMED, 6.0)
+    assert (one.phase, one.phase_since) == (IncidentPhase.CONFIRMED, 6.0)

@@ -1,0 +1,130 @@
+"""A part that fails begins again, and ends the operator only where nothing works without it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import cast
+
+import pytest
+
+from plimsoll_operator import main
+from plimsoll_operator.kinds import SERVICE, Object
+from plimsoll_operator.runtime.background import MAX_DELAY_S, MAX_FAILURES, RECOVERED_S, Background
+from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.election import DURATION_S, Election
+from plimsoll_operator.runtime.rate_limit import RateLimit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+def background(clock: Clock) -> Background:
+    return Background(clock.sleep, lambda: clock.now)
+
+
+def test_a_needed_part_is_tried_again_with_back_off_before_it_ends_the_operator() -> None:
+    clock = Clock()
+
+    async def part() -> None:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    made = background(clock)
+    with pytest.raises(OverflowError):
+        asyncio.run(made.keep("resync", part))
+    assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
+    assert made.failures == {"resync": MAX_FAILURES}
+
+
+def test_a_part_that_is_not_needed_never_ends_the_operator() -> None:
+    clock, runs = Clock(), 0
+
+    async def part() -> None:
+        nonlocal runs
+        runs += 1
+        if runs > 50:
+            raise asyncio.CancelledError
+        raise ValueError("a pod's page")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(background(clock).keep("scrape", part, needed=False))
+    assert clock.slept[-1] == MAX_DELAY_S
+
+
+def test_a_part_that_had_recovered_is_counted_from_zero() -> None:
+    clock, runs = Clock(), 0
+
+    async def part() -> None:
+        nonlocal runs
+        runs += 1
+        clock.now += RECOVERED_S
+        if runs > 3 * MAX_FAILURES:
+            raise asyncio.CancelledError
+        raise ValueError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(background(clock).keep("canary", part))
+    assert set(clock.slept) == {1.0}
+
+
+def test_a_part_that_ends_by_itself_has_failed() -> None:
+    clock = Clock()
+
+    async def part() -> None:
+        return None
+
+    with pytest.raises(RuntimeError, match="ended unexpectedly"):
+        asyncio.run(background(clock).keep("resync", part))
+
+
+@pytest.mark.parametrize("answer", [b"<html>a proxy</html>", b"", b"\xff\xfe"])
+def test_an_answer_that_is_no_json_is_one_that_the_server_did_not_give(answer: bytes) -> None:
+    async def send(*_: object) -> tuple[int, bytes, float]:
+        return 200, answer, 1.0
+
+    api = Api(None, 1.0, RateLimit(10.0, 10))
+    api._send = send  # type: ignore[assignment,method-assign]
+    with pytest.raises(OSError, match="is not JSON"):
+        asyncio.run(api.probe(SERVICE, None))
+
+
+def test_a_standby_whose_canary_ends_does_not_end_well() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def dead() -> None:
+        raise ValueError("a canary")
+
+    async def run() -> bool:
+        return await main._first(asyncio.Event(), never(), dead())
+
+    with pytest.raises(ValueError, match="a canary"):
+        asyncio.run(run())
+
+
+def test_a_leader_that_is_dead_expires_whatever_its_lease_says_of_its_duration() -> None:
+    clock, writes = Clock(), []
+    spec = {"holderIdentity": "gone", "leaseDurationSeconds": 2**31 - 1}
+    lease = {"metadata": {"name": "l", "resourceVersion": "7"}, "spec": spec}
+
+    class Leases:
+        async def get(self, *_: object) -> Object:
+            return copy.deepcopy(lease)
+
+        async def replace(self, _: object, item: Object) -> None:
+            writes.append(item["spec"]["holderIdentity"])
+
+    election = Election(
+        cast(Api, Leases()), "ns", "l", "me", clock=lambda: clock.now, sleep=clock.sleep
+    )
+    asyncio.run(asyncio.wait_for(election.acquire(), 10))
+    assert writes == ["me"]
+    assert DURATION_S < clock.now < 2 * DURATION_S

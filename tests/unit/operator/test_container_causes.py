@@ -1,0 +1,240 @@
+"""Why a container is not ready, and whether it ends again and again: by what kubelets write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_operator.status import conditions
+from plimsoll_operator.status.causes import MAX_TEXT, again_s, cause, clean, last_lines
+from plimsoll_operator.status.crashes import BACKOFF_RESET_S, SETTLE_S, any_looping
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(second: float) -> str:
+    return (START + timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(since: float, until: float, code: int = 1, **more: Any) -> dict[str, Any]:
+    times = {"startedAt": at(since), "finishedAt": at(until)}
+    return {"terminated": {"exitCode": code, "reason": "Error"} | times | more}
+
+
+def container(name: str = "engine", **status: Any) -> dict[str, Any]:
+    return {"name": name, "ready": False, "restartCount": 0} | status
+
+
+def pod(
+    engine: dict[str, Any] | None = None, *inits: dict[str, Any], scheduled: Any = None
+) -> dict[str, Any]:
+    well = container("supervisor", ready=True, started=True, state={"running": {}})
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(0)}
+    return {
+        "metadata": {"name": "qwen-1", "uid": "u", "creationTimestamp": at(0)},
+        "spec": {},
+        "status": {
+            "conditions": [placed | (scheduled or {})],
+            "containerStatuses": [engine] if engine else [],
+            "initContainerStatuses": [*(inits or (well,))] if engine else [],
+        },
+    }
+
+
+PULL = 'failed to resolve "registry.example/engine:9": not found'
+CREATING = waiting("PodInitializing")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "said"),
+    [
+        (
+            pod(scheduled={"status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}),
+            "Unschedulable",
+            "0/3 nodes",
+        ),
+        (pod(container(state=waiting("ErrImagePull", PULL))), "ImagePullBackOff", PULL),
+        (
+            pod(
+                container(
+                    state=waiting(
+                        "ImagePullBackOff", f'Back-off pulling image "x": ErrImagePull: {PULL}'
+                    )
+                )
+            ),
+            "ImagePullBackOff",
+            PULL,
+        ),
+        (
+            pod(container(state=waiting("CreateContainerConfigError", 'secret "s" not found'))),
+            "CreateContainerConfigError",
+            'secret "s" not found',
+        ),
+        (
+            pod(
+                container(
+                    state=waiting("CrashLoopBackOff", "back-off 5m0s restarting"),
+                    lastState=ended(0, 3, 2, message="error: --model /m: config.json is missing\n"),
+                    restartCount=4,
+                )
+            ),
+            "ContainerExited",
+            "exit code 2 (error: --model /m: config.json is missing)",
+        ),
+        (
+            pod(container(state=ended(0, 3, 137, reason="OOMKilled"))),
+            "OOMKilled",
+            "OOMKilled",
+        ),
+        (
+            pod(
+                container(state=CREATING),
+                container(
+                    "model-download",
+                    state=waiting("CrashLoopBackOff"),
+                    lastState=ended(0, 1, 1, message="hf://a/b: 401 Unauthorized"),
+                    restartCount=2,
+                ),
+                container("supervisor", state=CREATING),
+            ),
+            "ContainerExited",
+            "model-download: ended: exit code 1 (hf://a/b: 401 Unauthorized)",
+        ),
+        (
+            pod(
+                container(state=CREATING),
+                container("supervisor", state=waiting("ImagePullBackOff", "no such image")),
+            ),
+            "ImagePullBackOff",
+            "supervisor: ImagePullBackOff (no such image)",
+        ),
+    ],
+)
+def test_the_cause_stands_in_the_condition(found: Any, reason: str, said: str) -> None:
+    verdict = conditions.containers([found], {}, at(60))[0]
+    assert (verdict.type, verdict.status, verdict.reason) == ("EngineReady", False, reason)
+    assert said in verdict.message
+    assert verdict.message.startswith("qwen-1: ")
+
+
+def test_a_container_that_only_starts_blocks_nothing() -> None:
+    running = pod(container(state={"running": {"startedAt": at(0)}}))
+    verdict = conditions.containers([running], {}, at(9))[0]
+    assert (verdict.reason, verdict.message) == ("ContainersNotReady", "qwen-1: running, not ready")
+
+
+def test_what_blocks_comes_before_what_only_starts() -> None:
+    starts = pod(container(state={"running": {"startedAt": at(0)}}))
+    blocked = pod(container(state=waiting("CreateContainerConfigError", "no secret")))
+    blocked["metadata"] = {"name": "qwen-2"}
+    verdict = conditions.containers([starts, blocked], {}, at(9))[0]
+    assert verdict.reason == "CreateContainerConfigError"
+    assert verdict.message.startswith("qwen-2")
+
+
+def event(reason: str, message: str, last: float = 100) -> dict[str, Any]:
+    return {"metadata": {}, "reason": reason, "message": message, "lastTimestamp": at(last)}
+
+
+MOUNT = 'MountVolume.SetUp failed for volume "keys" : secret "clients" not found'
+TIMED_OUT = "Unable to attach or mount volumes: unmounted volumes=[keys]: timed out"
+
+
+def test_a_volume_that_cannot_be_mounted_is_told_by_its_events() -> None:
+    stuck = pod(container(state=CREATING), container("supervisor", state=CREATING))
+    assert again_s([stuck], at(4)) == 6.0, "the kubelet gets some seconds first"
+    assert again_s([stuck], at(40)) is None
+    old = event("FailedMount", "AAA was solved long ago", last=-1000)
+    said = [event("FailedMount", TIMED_OUT), event("FailedMount", MOUNT, 90), old]
+    found = cause(stuck, "engine", said)
+    assert found is not None
+    assert (found.reason, found.message) == ("FailedMount", f"FailedMount ({MOUNT})")
+    assert cause(stuck, "engine", said[::-1]) == found, "in whatever order they come"
+    foreign = [event("Unhealthy", "x"), event("FailedMount", "")]
+    assert cause(stuck, "engine", foreign) == cause(stuck, "engine")
+
+
+def crashing(run_s: float, pause_s: float, times: int) -> list[tuple[float, dict[str, Any]]]:
+    """The statuses of a container that runs for ``run_s`` and waits ``pause_s``, at their times."""
+    found, now = [], 0.0
+    last: dict[str, Any] = {}
+    for count in range(times):
+        running = {"running": {"startedAt": at(now)}}
+        for share in (0.0, 0.5, 1.0):
+            seen = container(state=running, lastState=last, restartCount=count)
+            found.append((now + share * run_s, seen))
+        last = ended(now, now + run_s)
+        now += run_s
+        found.append((now, container(state=last, restartCount=count)))
+        wait = waiting("CrashLoopBackOff")
+        found.append((now, container(state=wait, lastState=last, restartCount=count)))
+        now += pause_s
+    return found
+
+
+@pytest.mark.parametrize(("run_s", "pause_s"), [(0, 10), (2, 300), (60, 20), (400, 10)])
+def test_crash_looping_does_not_flap(run_s: float, pause_s: float) -> None:
+    verdicts = [any_looping(pod(one), at(now)) for now, one in crashing(run_s, pause_s, 6)]
+    first = verdicts.index(True)
+    assert all(verdicts[first:]), "once it loops it does so between restarts, too"
+    assert 1 < first < 12, "one end is no loop, the second is"
+
+
+def test_a_container_that_outlives_its_last_run_has_recovered() -> None:
+    back = container(
+        ready=True,
+        state={"running": {"startedAt": at(100)}},
+        lastState=ended(0, 2),
+        restartCount=5,
+    )
+    assert any_looping(pod(back), at(100 + SETTLE_S - 1))
+    assert again_s([pod(back)], at(100 + SETTLE_S - 7)) == 7.0, "somebody looks then"
+    assert not any_looping(pod(back), at(100 + SETTLE_S))
+    assert again_s([pod(back)], at(100 + SETTLE_S)) is None
+
+
+def test_an_end_after_a_long_run_stands_for_itself() -> None:
+    """A planned restart of an engine, however many there were before."""
+    restarted = container(
+        state={"running": {"startedAt": at(9001)}}, lastState=ended(0, 9000, 0), restartCount=9
+    )
+    assert not any_looping(pod(restarted), at(9002))
+
+
+def test_an_engine_that_ends_after_a_long_start_loops_all_the_same() -> None:
+    run_s = 2 * BACKOFF_RESET_S
+    looping = pod(
+        container(
+            state={"running": {"startedAt": at(5000)}}, lastState=ended(0, run_s), restartCount=3
+        )
+    )
+    assert not any_looping(looping, at(5001))
+    probe = {"periodSeconds": 2, "failureThreshold": 700}
+    looping["spec"] = {"containers": [{"name": "engine", "startupProbe": probe}]}
+    assert any_looping(looping, at(5001))
+
+
+@given(st.text(max_size=5000), st.sampled_from([clean, last_lines]))
+def test_what_a_pod_says_is_one_bounded_printable_line(
+    text: str, cleaned: Callable[[str], str]
+) -> None:
+    found = cleaned(text)
+    assert len(found) <= MAX_TEXT
+    assert found.isprintable()
+    assert found == found.strip()
+
+
+def test_of_a_log_the_end_is_kept_and_of_a_sentence_the_beginning() -> None:
+    assert last_lines("a\nb\nc\n\nd\n") == "b | c | d"
+    assert last_lines("x" * 999 + "end").endswith("xend")
+    assert clean("spec.x: " + "y" * 999).startswith("spec.x: y")
+    assert clean("\x1b[31mred\x1b[0m \u202eevil\x00") == "red evil"

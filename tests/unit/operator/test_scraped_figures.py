@@ -1,0 +1,110 @@
+"""Whatever a pod answers to a scrape becomes figures within bounds, or unknown."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_operator.scraper import MAX_BYTES, address_of
+from plimsoll_operator.status.figures import MAX_RATIO, MAX_RESTARTS, Figures, memory, parse
+
+RATIO = b'plimsoll_memory_budget_consumed_ratio{kind="host"} '
+LEFT = b"plimsoll_restart_budget_remaining "
+INT64 = 2**63
+
+NUMBERS = st.one_of(
+    st.floats().map(lambda value: repr(value).encode()),
+    st.integers().map(lambda value: b"%d" % value),
+    st.sampled_from([b"+Inf", b"-Inf", b"NaN", b"1e999", b"1_0", b"0x10", b"", b"9" * 5000]),
+    st.binary(max_size=40),
+)
+LINES = st.one_of(
+    st.builds(
+        bytes.__add__, st.sampled_from([RATIO, LEFT, RATIO.replace(b"host", b"device")]), NUMBERS
+    ),
+    st.builds(
+        lambda labels, value: b"plimsoll_memory_budget_consumed_ratio{" + labels + b"} " + value,
+        st.binary(max_size=60),
+        NUMBERS,
+    ),
+    st.binary(max_size=200),
+)
+PAGES = st.one_of(
+    st.lists(LINES, max_size=20).map(b"\n".join),
+    st.binary(max_size=2000),
+    st.text(max_size=500).map(lambda text: text.encode("utf-16")),
+)
+
+
+@given(PAGES)
+def test_figures_of_any_page_fit_a_status(page: bytes) -> None:
+    found = parse(page)
+    for ratio in (found.host, found.device):
+        assert ratio is None or 0 <= ratio <= MAX_RATIO
+    assert found.restarts_left is None or 0 <= found.restarts_left <= MAX_RESTARTS
+    shown = memory({"pod": found})
+    for field in ("hostConsumedPercent", "deviceConsumedPercent"):
+        value = shown.get(field, 0)
+        assert isinstance(value, int)
+        assert 0 <= value < INT64
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"+Inf", b"-Inf", b"NaN", b"1e999", b"-0.5", b"1e10", b"9" * 5000, b"1_000", "٣".encode()],
+)
+def test_a_value_that_no_supervisor_writes_is_unknown(value: bytes) -> None:
+    assert parse(RATIO + value + b"\n" + LEFT + value) == Figures()
+
+
+def test_half_a_restart_is_unknown_and_the_last_sample_counts() -> None:
+    assert parse(LEFT + b"2.5") == Figures()
+    assert parse(RATIO + b"0.5\n" + RATIO + b"+Inf") == Figures()
+    assert parse(RATIO + b"+Inf\n" + RATIO + b"0.5\r\n") == Figures(host=0.5)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        RATIO + b"1\n",
+        b"plimsoll_memory_budget_consumed_ratio{" * 3,
+        b'plimsoll_memory_budget_consumed_ratio{kind="host",' + b" " * 500,
+        b"plimsoll_restart_budget_remaining" + b" " * 100 + b"\n",
+        b"\n",
+        b"x",
+    ],
+)
+def test_the_longest_page_takes_milliseconds(unit: bytes) -> None:
+    page = (unit * (MAX_BYTES // len(unit) + 1))[:MAX_BYTES]
+    began = time.process_time()
+    parse(page)
+    assert time.process_time() - began < 0.25  # quadratic time would take minutes
+
+
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("fd00::1", "[fd00::1]"),
+        ("127.0.0.1", None),
+        ("::1", None),
+        ("::ffff:127.0.0.1", None),
+        ("169.254.169.254", None),
+        ("fe80::1%eth0", None),
+        ("fd00::1%25eth0", None),
+        ("0.0.0.0", None),
+        ("224.0.0.1", None),
+        ("evil.example/x?", None),
+        ("10.1.2.3:80@evil", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_only_a_pods_own_address_is_asked(address: Any, asked: str | None) -> None:
+    assert address_of({"status": {"phase": "Running", "podIP": address}}) == asked
+    assert address_of({"status": {"phase": "Pending", "podIP": address}}) is None
+    assert address_of({}) is None

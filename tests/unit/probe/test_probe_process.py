@@ -1,0 +1,259 @@
+"""The probe in processes of its own: what it answers, to whom, and that it stays out of the way."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import plimsoll_probe
+from plimsoll_api.supervision import PROBE_DIR_ENV
+from plimsoll_probe.install import install
+
+PACKAGE = Path(plimsoll_probe.__file__).parent
+WAIT = "print('up', flush=True); import sys; sys.stdin.readline()"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """What the init container leaves in the engine's container."""
+    (tmp_path / "sockets").mkdir()
+    install(tmp_path / "library")
+    return tmp_path / "library"
+
+
+def environment(library: Path, **more: str) -> dict[str, str]:
+    own = {"PYTHONPATH": str(library), PROBE_DIR_ENV: str(library.parent / "sockets")}
+    return {"PATH": os.environ["PATH"]} | own | more
+
+
+@contextmanager
+def python(library: Path, program: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python that has run ``program`` up to its first line, and waits for a line itself."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment(library, **more),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def send(path: Path, data: bytes) -> bytes:
+    """The whole answer to ``data``."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(str(path))
+        peer.sendall(data)
+        answer = b""
+        while piece := peer.recv(1 << 16):
+            answer += piece
+        return answer
+
+
+def ask(path: Path, **request: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(send(path, json.dumps(request).encode() + b"\n"))
+    return found
+
+
+def test_a_process_accounts_for_its_memory(library: Path) -> None:
+    program = "held = bytearray(64 << 20); many = [[i] for i in range(300_000)]; " + WAIT
+    sockets = library.parent / "sockets"
+    with python(library, WAIT) as empty, python(library, program) as full:
+        assert first_line(empty) == first_line(full) == "up"
+        before = ask(sockets / f"{empty.pid}.sock", do="report")
+        after = ask(sockets / f"{full.pid}.sock", do="report")
+    assert after["pid"] == full.pid
+    assert after["malloc_in_use"] - before["malloc_in_use"] >= 64 << 20
+    assert after["py_blocks"] - before["py_blocks"] >= 300_000
+    assert after["python_objects"] > before["python_objects"]
+    assert len(after["gc"]["collections"]) == 3
+    assert after["devices"] == []
+    assert after["engine"] == {}
+
+
+def test_diagnostics_and_trim(library: Path) -> None:
+    program = (
+        "def stuck():\n    print('up', flush=True)\n    sys.stdin.readline()\nimport sys\nstuck()"
+    )
+    with python(library, program) as process:
+        assert first_line(process) == "up"
+        path = library.parent / "sockets" / f"{process.pid}.sock"
+        stacks = ask(path, do="stacks")["text"]
+        assert "in stuck" in stacks
+        assert "[MainThread]" in stacks
+        assert "tracked objects" in ask(path, do="gc")["text"]
+        assert "not initialised" in ask(path, do="torch")["text"]
+        trimmed = ask(path, do="trim", idle=True)
+        assert trimmed["steps"][0] == "gc.collect"
+        assert "empty_cache" not in trimmed["steps"], "torch is not loaded and must not be"
+        assert trimmed["before"] > 0
+        assert ask(path, do="tracemalloc", step="diff")["text"].startswith("not tracing")
+        assert ask(path, do="tracemalloc", step="start")["text"] == "started"
+        assert "grown" in ask(path, do="tracemalloc", step="diff")["text"]
+        assert ask(path, do="tracemalloc", step="stop")["text"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"\n", "JSONDecodeError"),
+        (b"\xff\xfe\n", "UnicodeDecodeError"),
+        (b"[1]\n", "a request is a JSON object"),
+        (b'{"do": "reboot"}\n', "unknown request"),
+        (b'{"do": ["report"]}\n', "unknown request"),
+        (b"[" * 4000 + b"\n", "RecursionError"),
+        (b"x" * 5000, None),
+        (b'{"do": "report"}\n{"do": "report"}\n', "JSONDecodeError"),
+    ],
+)
+def test_garbage_is_refused_and_the_next_one_is_answered(
+    library: Path, data: bytes, answer: str | None
+) -> None:
+    with python(library, WAIT) as process:
+        assert first_line(process) == "up"
+        path = library.parent / "sockets" / f"{process.pid}.sock"
+        try:
+            told = send(path, data)
+        except ConnectionError:  # it closes with what was sent unread
+            told = b""
+        assert (answer is None) == (told == b"")
+        if answer is not None:
+            assert answer in json.loads(told)["error"]
+        assert ask(path, do="report")["pid"] == process.pid
+        assert process.poll() is None
+
+
+def test_a_silent_peer_does_not_keep_others_out_for_long(library: Path) -> None:
+    with python(library, WAIT) as process, socket.socket(socket.AF_UNIX) as silent:
+        assert first_line(process) == "up"
+        path = library.parent / "sockets" / f"{process.pid}.sock"
+        silent.connect(str(path))
+        assert ask(path, do="report")["pid"] == process.pid
+
+
+def test_a_fork_listens_too_and_a_killed_ones_socket_goes(library: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    sys.stdin.readline()\n"
+        "    os._exit(0)\n"
+        "print(child, flush=True)\n"
+        "os.waitpid(child, 0)\n"
+        "print('reaped', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    sockets = library.parent / "sockets"
+    with python(library, program) as process:
+        child = int(first_line(process))
+        # The child opens its socket within fork(), before it goes on; the parent may be ahead.
+        for pid in (process.pid, child):
+            path = sockets / f"{pid}.sock"
+            while True:
+                try:
+                    assert ask(path, do="report")["pid"] == pid
+                    break
+                except (ConnectionRefusedError, FileNotFoundError):
+                    assert process.poll() is None
+                    time.sleep(0.01)
+        os.kill(child, 9)
+        assert first_line(process) == "reaped"
+        assert (sockets / f"{child}.sock").exists()
+        with python(library, WAIT) as other:
+            assert first_line(other) == "up"
+            assert not (sockets / f"{child}.sock").exists()
+            assert (sockets / f"{process.pid}.sock").exists()
+
+
+def test_a_spawned_python_has_its_own(library: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {WAIT!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    with python(library, program) as process:
+        child = int(first_line(process))
+        path = library.parent / "sockets" / f"{child}.sock"
+        assert ask(path, do="report")["pid"] == child
+
+
+@pytest.mark.parametrize("off", ["off", "OFF", "0", "false"])
+def test_off_by_one_variable(library: Path, off: str) -> None:
+    program = "import threading; print(threading.active_count(), flush=True)"
+    with python(library, program, PLIMSOLL_PROBE=off) as process:
+        assert first_line(process) == "1"
+    assert list((library.parent / "sockets").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_used_is_no_trouble(library: Path) -> None:
+    with python(library, "print('up', flush=True)", **{PROBE_DIR_ENV: "/proc/none"}) as process:
+        assert first_line(process) == "up"
+        assert process.wait(30) == 0
+
+
+def test_another_sitecustomize_still_runs(library: Path) -> None:
+    other = library.parent / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import sys; sys.other = 'ran'")
+    paths = f"{library}:{other}"
+    with python(library, "import sys; print(sys.other, flush=True)", PYTHONPATH=paths) as process:
+        assert first_line(process) == "ran"
+
+
+def test_the_entry_points_start_it_where_another_sitecustomize_comes_first(library: Path) -> None:
+    other = library.parent / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("")
+    program = (
+        "from importlib.metadata import entry_points\n"
+        "import threading\n"
+        "groups = ['vllm.general_plugins', 'sglang.srt.plugins']\n"
+        "found = [one for group in groups for one in entry_points(group=group)]\n"
+        "print(threading.active_count(), len(found), flush=True)\n"
+        "for one in found: one.load()()\n"
+        "print(threading.active_count(), flush=True)\n"
+    )
+    with python(library, program, PYTHONPATH=f"{other}:{library}") as process:
+        assert first_line(process) == "1 2"
+        assert first_line(process) == "2", "both start one thread together"
+
+
+def test_it_needs_python_3_10_and_the_standard_library_alone() -> None:
+    for file in PACKAGE.glob("*.py"):
+        tree = ast.parse(file.read_text(), feature_version=(3, 10))
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                top = name.split(".")[0]
+                assert top in sys.stdlib_module_names | {"plimsoll_probe"}, (file, name)
+
+
+def test_both_sides_name_the_same_folder() -> None:
+    assert plimsoll_probe.DIRECTORY == PROBE_DIR_ENV

@@ -1,0 +1,67 @@
+"""How often a process makes a new report."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from plimsoll_probe.answers import SHARE, Reports
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def costing(monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> list[float]:
+    """Reports that take so many seconds each; the costs that are left."""
+
+    def make(_: Reports) -> dict[str, Any]:
+        return {"pid": os.getpid(), "cost_s": costs.pop(0)}
+
+    monkeypatch.setattr(Reports, "_make", make)
+    return costs
+
+
+def test_the_first_report_does_not_delay_the_next(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    left = costing(monkeypatch, [0.3, 0.004, 0.004])
+    reports = Reports()
+    reports.report()
+    clock[0] += 1.0
+    assert reports.report()["cost_s"] == 0.004
+    clock[0] += 0.004 / SHARE - 0.1
+    assert reports.report()["age_s"] == pytest.approx(0.004 / SHARE - 0.1)
+    assert len(left) == 1
+    clock[0] += 0.2
+    assert reports.report()["age_s"] == 0.0
+    assert left == []
+
+
+def test_reports_that_are_always_dear_keep_to_their_share(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    left = costing(monkeypatch, [0.02] * 1000)
+    reports = Reports()
+    for _ in range(600):
+        reports.report()
+        clock[0] += 1.0
+    assert (1000 - len(left)) * 0.02 <= 600 * SHARE + 2 * 0.02
+
+
+def test_one_dear_report_among_cheap_ones_sets_no_pause(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    costing(monkeypatch, [0.001, 0.001, 0.5, 0.001])
+    reports = Reports()
+    costs = []
+    for _ in range(4):
+        costs.append(reports.report()["cost_s"])
+        clock[0] += 1.0
+    assert costs == [0.001, 0.001, 0.5, 0.001]

@@ -1,0 +1,76 @@
+"""The thread that brings incidents to Kubernetes survives whatever one attempt meets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.supervision import ServiceRef
+from plimsoll_sidecar.clients.kube import KubeClient
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.record import publisher
+from plimsoll_sidecar.record.publisher import Publisher
+
+DEEP = b'{"metadata":' + b"[" * 100_000
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[bytes]]]:
+    """An API server's address, and the answers that it still gives before good ones."""
+    bad: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PATCH(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = bad.pop() if bad else b'{"metadata": {"uid": "1"}}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_PATCH
+
+        def log_message(self, *arguments: object) -> None:
+            """Quiet."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}", bad
+    http.shutdown()
+    http.server_close()
+    thread.join(10)
+
+
+def test_a_token_that_is_no_text_and_answers_that_are_none_end_nothing(
+    tmp_path: Path, server: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "BACK_OFF_S", 0.01)
+    monkeypatch.setattr(publisher, "BACK_OFF_MAX_S", 0.05)
+    url, bad = server
+    token = tmp_path / "token"
+    token.write_bytes(b"\xff\xfe")
+    bad += [DEEP, b'{"metadata": 5}', b"[]", b'{"metadata": null}']
+    publishing = Publisher(KubeClient(url, token), ServiceRef(name="s", uid="1"), "pod-0")
+    publishing.start()
+    try:
+        publishing.offer(
+            1, Incident(name="pod-0-1", kind=IncidentKind.STALL, epoch="a:1", opened_at=1.0)
+        )
+        deadline = time.monotonic() + 30
+        while publishing.failures < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        token.write_text("good")
+        while (arrived := publishing.acknowledged()) == []:
+            assert time.monotonic() < deadline, "the thread has ended"
+            time.sleep(0.01)
+        assert arrived == [("pod-0-1", 1)]
+    finally:
+        publishing.stop(5.0)

@@ -1,0 +1,226 @@
+"""What is read out of the metrics pages of engines that are not ours."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, load_of
+from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
+from plimsoll_sidecar.signals.serving.prometheus_text import reader
+
+VLLM_PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+vllm:num_requests_running{engine="1",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 4.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1.2e+03
+vllm:prompt_tokens_created{engine="0",model_name="m"} 1.7e+09
+vllm:generation_tokens_total{engine="0",model_name="m"} 900.0
+vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 7.0
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0
+vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="m"} 5.0
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 77.0
+vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 2100.0
+"""
+SGLANG_PAGE = b"""sglang:num_running_reqs{model_name="m"} 1.0
+sglang:num_queue_reqs{model_name="m"} 0.0
+sglang:token_usage{model_name="m"} 0.5
+sglang:prompt_tokens_total{model_name="m"} 10.0
+sglang:generation_tokens_total{model_name="m"} 20.0
+"""
+
+
+def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
+    load = load_of(reader(VLLM.names)(VLLM_PAGE), VLLM)
+    assert load is not None
+    assert (load.running, load.waiting, load.kv_usage_ratio) == (5, 4, 0.25)
+    assert (load.prompt_tokens_total, load.generation_tokens_total) == (1200, 900)
+    assert (load.requests_total, load.aborted_total, load.steps_total) == (8, 1, 77)
+    assert load.preemptions_total is None, "what the page lacks is unknown"
+
+
+def test_sglang_tokens_say_nothing_of_progress_without_steps() -> None:
+    read = reader(SGLANG.names)
+    load = load_of(read(SGLANG_PAGE), SGLANG)
+    assert load is not None
+    assert (load.running, load.waiting, load.kv_usage_ratio) == (1, 0, 0.5)
+    assert load.generation_tokens_total is None
+    steps = b"sglang:time_to_first_token_seconds_count 2\n"
+    steps += b"sglang:inter_token_latency_seconds_count 40\n"
+    load = load_of(read(SGLANG_PAGE + steps), SGLANG)
+    assert load is not None
+    assert (load.steps_total, load.generation_tokens_total) == (42, 20)
+
+
+PASSES = b"""sglang:cuda_graph_passes_total{mode="prefill_none",model_name="m"} 5.0
+sglang:cuda_graph_passes_total{mode="decode_cuda_graph",model_name="m"} %d.0
+sglang:time_to_first_token_seconds_count{model_name="m"} 5.0
+"""
+
+
+def test_sglang_s_steps_are_its_forward_passes() -> None:
+    """Answers of less than 50 tokens, unless streamed, leave no latency between two tokens."""
+    load = load_of(reader(SGLANG.names)(SGLANG_PAGE + PASSES % 95), SGLANG)
+    assert load is not None
+    assert (load.steps_total, load.generation_tokens_total) == (100, 20)
+
+
+def test_sglang_s_requests_count_once_while_it_serves() -> None:
+    """Where no step was known, those at the door were added to those that ran."""
+    now = [0.0]
+    door = b'sglang:http_requests_active{endpoint="/generate",method="POST"} %d.0\n'
+    pages = [SGLANG_PAGE + PASSES % (90 + at) + door % (at % 2) for at in range(6)]
+    load = ExternalLoad(Pages(*pages), SGLANG, lambda: now[0])  # type: ignore[arg-type]
+    for _ in pages:
+        newest = load.newest()
+        assert newest is not None
+        assert newest[0].inflight == newest[0].running == 1
+        now[0] += 2.0
+
+
+def test_what_is_no_number_is_unknown_and_labels_may_hold_anything() -> None:
+    read = reader(["a_total", 'a_total{x="y"}'])
+    assert read(b'a_total{x="} 5"} 1\na_total{x="y",z="\\n"} 2 1700000000\n') == {
+        "a_total": 3.0,
+        'a_total{x="y"}': 2.0,
+    }
+    assert read(b'a_total{x="y"} 2 # {trace="1"} 0.5\n')["a_total"] == 2.0, "no exemplar"
+    assert read(b"a_total NaN\n") == {}
+    assert read(b'a_total{x="w"} 1\na_total{x="y"} +Inf\n') == {}
+    assert read(b"a_total_created 1\nba_total 2\n# a_total 3\n") == {}
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_read_without_an_error(page: bytes) -> None:
+    assert set(reader(["a"])(page + b"\na 1\n")) <= {"a"}
+
+
+class Pages:
+    """A server whose pages are given; None is no answer."""
+
+    def __init__(self, *pages: bytes | None) -> None:
+        self.pages = list(pages)
+
+    def call(
+        self, method: str, path: str, timeout_s: float, body: object = None
+    ) -> tuple[int, bytes]:
+        if path != "/metrics":
+            return 404, b""
+        page = self.pages.pop(0)
+        return (503, b"") if page is None else (200, page)
+
+
+def test_a_failed_scrape_is_no_information_and_a_fall_is_a_restart() -> None:
+    lower = VLLM_PAGE.replace(b"} 900.0", b"} 3.0")
+    now = [0.0]
+    pages = Pages(VLLM_PAGE, None, VLLM_PAGE, lower, lower)
+    load = ExternalLoad(pages, VLLM, lambda: now[0])  # type: ignore[arg-type]
+    assert load.newest() is not None
+    now[0] = 1.5
+    newest = load.newest()
+    assert newest is not None, "between two pages the last one counts"
+    assert newest[1] == 1.5
+    now[0] = 2.0
+    assert load.newest() is None
+    now[0] = 4.0
+    assert load.newest() is not None
+    assert load.restarts == 0, "a page that failed is no fall to zero"
+    for at in (6.0, 8.0):
+        now[0] = at
+        assert load.newest() is not None
+        assert load.restarts == 1
+
+
+class Door(Pages):
+    """A server that counts requests where they enter."""
+
+    entered = 0
+
+    def call(
+        self, method: str, path: str, timeout_s: float, body: object = None
+    ) -> tuple[int, bytes]:
+        if path == "/load":
+            return 200, b'{"server_load": %d}' % self.entered
+        return super().call(method, path, timeout_s, body)
+
+
+IDLE = VLLM_PAGE.replace(b"} 2.0", b"} 0").replace(b"} 3.0", b"} 0").replace(b"} 4.0", b"} 0")
+
+
+def test_requests_are_counted_at_the_door_of_an_engine_that_hangs_idle() -> None:
+    door, now = Door(*[IDLE] * 3), [0.0]
+    load = ExternalLoad(door, VLLM, lambda: now[0])  # type: ignore[arg-type]
+    seen = []
+    for at, entered in ((0.0, 1), (2.0, 4), (3.0, 4)):
+        door.entered, now[0] = entered, at
+        newest = load.newest()
+        assert newest is not None
+        seen.append((newest[0].running, newest[0].inflight))
+    assert seen == [(0, 0), (0, 3), (0, 3)], "one that the server lost before is no work"
+
+
+def test_a_connection_that_waits_for_its_answer_is_work_without_a_count() -> None:
+    now = [0.0]
+    load = ExternalLoad(Pages(IDLE), VLLM, lambda: now[0], lambda: 2)  # type: ignore[arg-type]
+    newest = load.newest()
+    assert newest is not None
+    assert newest[0].inflight == 2
+
+
+def test_sglang_counts_its_requests_without_our_own() -> None:
+    page = SGLANG_PAGE.replace(b'reqs{model_name="m"} 1.0', b"reqs{} 0")
+    page += b'sglang:http_requests_active{endpoint="/metrics",method="GET"} 1.0\n'
+    busy = page + b'sglang:http_requests_active{endpoint="/generate",method="POST"} 2.0\n'
+    now = [0.0]
+    load = ExternalLoad(Pages(page, busy), SGLANG, lambda: now[0])  # type: ignore[arg-type]
+    newest = load.newest()
+    assert newest is not None
+    assert newest[0].inflight == 0
+    now[0] = 2.0
+    newest = load.newest()
+    assert newest is not None
+    assert newest[0].inflight == 2
+
+
+def aborts(profile: EngineProfile, *pages: bytes) -> list[int | None]:
+    """What is counted after each page."""
+    now, told = [0.0], []
+    load = ExternalLoad(Pages(*pages), profile, lambda: now[0])  # type: ignore[arg-type]
+    for _ in pages:
+        newest = load.newest()
+        assert newest is not None
+        told.append(newest[0].aborted_total)
+        now[0] += 2.0
+    return told
+
+
+def vllm(begun: int, ended: int, running: int, waiting: int = 0, counted: int = 0) -> bytes:
+    return b"""vllm:num_requests_running{engine="0"} %d
+vllm:num_requests_waiting{engine="0"} %d
+vllm:num_preemptions_total{engine="0"} 1
+vllm:request_success_total{engine="0",finished_reason="stop"} %d
+vllm:request_success_total{engine="0",finished_reason="abort"} %d
+vllm:time_to_first_token_seconds_count{engine="0"} %d
+""" % (running, waiting, ended, counted, begun)
+
+
+def test_vllm_s_aborts_are_what_began_and_neither_ended_nor_runs() -> None:
+    """Its own counter of them stays at zero when clients leave."""
+    pages = [vllm(10, 6, 4), vllm(20, 10, 4), vllm(20, 10, 4), vllm(25, 10, 4), vllm(30, 21, 3)]
+    assert aborts(VLLM, *pages) == [0, 0, 6, 6, 6], "what two pages say is certain"
+    assert aborts(VLLM, *[vllm(20, 10, 0, waiting=9)] * 2) == [9, 9], "one waits again"
+    assert aborts(VLLM, *[vllm(20, 17, 0, counted=5)] * 2) == [5, 5], "a version that counts them"
+
+
+def test_the_aborts_of_another_start_begin_at_zero() -> None:
+    pages = [vllm(20, 10, 0), vllm(20, 10, 0), vllm(2, 2, 0), vllm(3, 2, 0), vllm(3, 2, 0)]
+    assert aborts(VLLM, *pages)[1:] == [10, 0, 0, 1]
+
+
+def test_sglang_s_aborts_are_none_before_the_first_and_unknown_without_a_counter() -> None:
+    served = SGLANG_PAGE + b'sglang:http_requests_active{endpoint="/metrics"} 1.0\n'
+    aborted = served + b'sglang:num_aborted_requests_total{model_name="m"} 3.0\n'
+    assert aborts(SGLANG, SGLANG_PAGE, served, aborted) == [None, 0, 3]
+    assert aborts(VLLM, VLLM_PAGE) == [1], "without a count of first tokens, its own"

@@ -1,0 +1,105 @@
+"""Open files of real processes against their limits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api.trace import OpenFiles
+from plimsoll_sidecar.signals.process import open_files
+from plimsoll_sidecar.signals.process.open_files import OpenFilesReader, nearest
+
+OPENS = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+count = len(os.listdir("/proc/self/fd")) - 1  # less the one that lists
+kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(int(sys.argv[1]) - count)]
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holders() -> Iterator[dict[int, int]]:
+    """PIDs of processes, and how many files each of them has open, of 128."""
+    counts = (20, 110)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPENS, str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for count in counts
+    ]
+    for one in started:
+        assert one.stdout is not None
+        assert one.stdout.readline()
+    yield {one.pid: count for one, count in zip(started, counts, strict=True)}
+    for one in started:
+        one.kill()
+        one.communicate(timeout=10)
+
+
+def test_the_process_that_is_nearest_to_its_limit(holders: dict[int, int]) -> None:
+    names = {pid: f"p{count}" for pid, count in holders.items()}
+    assert nearest(names) == OpenFiles("p110", 110, 128)
+    few = {pid: name for pid, name in names.items() if name == "p20"}
+    assert nearest(few | {2**22: "ended"}) == OpenFiles("p20", 20, 128)
+
+
+def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    folder = tmp_path / "7"
+    assert nearest({}) is None
+    assert nearest({7: "engine"}, tmp_path) is None
+    (folder / "fd").mkdir(parents=True)
+    for name in range(4):
+        (folder / "fd" / str(name)).touch()
+    limits = folder / "limits"
+    for text, limit in (
+        ("Max open files            16                 4096                 files\n", 16),
+        ("Max open files            unlimited            unlimited            files\n", None),
+        ("Max open files            0                    0                    files\n", None),
+        ("Max open files\n", None),
+        ("Max processes             5                    5                    processes\n", None),
+    ):
+        limits.write_text(
+            "Limit                     Soft Limit           Hard Limit  Units\n" + text
+        )
+        found = nearest({7: "engine"}, tmp_path)
+        assert (found.limit if found else None) == limit
+
+
+def test_more_than_can_be_counted_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a kernel that tells no number: there the folder has no size."""
+    listed = tmp_path / "fd"
+    listed.mkdir()
+    for name in range(4):
+        (listed / str(name)).touch()
+    sizeless = type(tmp_path.stat())
+    monkeypatch.setattr(
+        Path, "stat", lambda path, **_: sizeless((0,) * 10) if path.name == "fd" else None
+    )
+    assert open_files._open(tmp_path) == 4
+    monkeypatch.setattr(open_files, "MAX_COUNTED", 3)
+    assert open_files._open(tmp_path) is None
+
+
+def test_it_is_read_at_intervals() -> None:
+    now, asked = 0.0, 0
+
+    def names() -> dict[int, str]:
+        nonlocal asked
+        asked += 1
+        return {}
+
+    reader = OpenFilesReader(lambda: now)
+    for second in range(31):
+        now = float(second)
+        assert reader.read(names) is None
+    assert asked == 3

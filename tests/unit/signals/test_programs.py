@@ -1,0 +1,76 @@
+"""A command line is an engine's by its program alone: paths and arguments name anything."""
+
+import pytest
+
+from plimsoll_api.supervision import EngineType
+from plimsoll_sidecar.signals.process.process_table import Container
+from plimsoll_sidecar.signals.process.programs import (
+    default_port,
+    has_title,
+    is_engine,
+    is_part,
+    may_serve,
+)
+
+VLLM, SGLANG = EngineType.VLLM, EngineType.SGLANG
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("/opt/venv/bin/python /opt/venv/bin/vllm serve m --port 8000", VLLM),
+        ("python3 -m vllm.entrypoints.openai.api_server --model m", VLLM),
+        ("python -u -m sglang.launch_server --model-path m", SGLANG),
+        ("vllm serve m", VLLM),
+    ],
+)
+def test_engines(line: str, kind: EngineType) -> None:
+    assert is_engine(line.split(), kind)
+    assert not is_engine(line.split(), VLLM if kind is SGLANG else SGLANG)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python -m pytest tests/gpu/test_vllm.py",
+        "make -C /src/vllm serve",
+        "pip install vllm",
+        "vim vllm",
+        "python proxy.py --backend vllm",
+        "bash -c vllm serve m",
+        "envoy -c /etc/vllm",
+        "python /src/vllm/setup.py build",
+    ],
+)
+def test_what_only_names_one(line: str) -> None:
+    words = line.split()
+    assert not is_part(words, VLLM)
+    assert not is_engine(words, VLLM)
+
+
+def test_helpers_are_parts_of_an_engine_and_never_one() -> None:
+    for title in ("VLLM::EngineCore", "VLLM::Worker_TP0"):
+        assert is_part([title], VLLM)
+        assert not is_engine([title], VLLM)
+    assert is_part(["sglang::scheduler"], SGLANG)
+    tracker = ["python", "-B", "-c", "from multiprocessing.resource_tracker import main;main(5)"]
+    assert is_part(tracker, VLLM)
+    assert not has_title(tracker, VLLM), "any program's"
+
+
+def test_ports() -> None:
+    assert may_serve(["vllm", "serve", "m", "--port", "81"], 81, None)
+    assert not may_serve(["vllm", "serve", "m", "--port", "81"], 82, 82)
+    assert may_serve(["vllm", "serve", "m", "--port=82"], 82, None)
+    assert not may_serve(["vllm", "serve", "m"], 81, default_port(VLLM))
+    assert may_serve(["vllm", "serve", "m"], 8000, default_port(VLLM))
+    assert may_serve(["vllm", "serve", "m", "--port", "$PORT"], 81, None)
+
+
+def test_two_sessions_of_one_machine_are_no_containers() -> None:
+    mine = Container("/user.slice/session-1.scope", 5)
+    assert not Container("/user.slice/session-2.scope", 5).is_other_than(mine)
+    pod = Container("/kubepods/pod1/engine", 7)
+    assert pod.is_other_than(mine)
+    assert pod.holds(Container("/kubepods/pod1/engine", None)), "one whose mounts may not be read"
+    assert not pod.holds(Container("/kubepods/pod1/proxy", 7))
