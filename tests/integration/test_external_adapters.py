@@ -1,6 +1,8 @@
 """The adapters of vLLM, SGLang and an unknown engine, against servers that keep their routes."""
 
 import contextlib
+import os
+import secrets
 import socket
 import ssl
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode, EngineState
 from plimsoll_api.supervision import (
+    CONTAINER_ENV,
     EngineEndpoint,
     EngineType,
     ServiceRef,
@@ -34,9 +37,11 @@ BASE = {Capability.DRAIN, Capability.RESTART_ENGINE}
 
 
 class Rig:
-    """Stand-ins at one port, one after the other, and their adapter."""
+    """Stand-ins at one port, one after the other, and their adapter. They have a container's name,
+    because an adapter without one takes what other tests left in a container for its engine."""
 
     def __init__(self, folder: Path) -> None:
+        self.container = f"engine-{secrets.token_hex(4)}"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -46,7 +51,8 @@ class Rig:
     def start(self, kind: str, *arguments: str) -> int:
         command = [sys.executable, str(Path(__file__).parent / "standin_external.py")]
         command += [f"--kind={kind}", f"--port={self.port}", f"--log={self.log}", *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        environment = os.environ | {CONTAINER_ENV: self.container}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         self.processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "serving\n"
@@ -54,7 +60,7 @@ class Rig:
 
     def adapter(self, kind: EngineType) -> ExternalEngine:
         url = f"http://127.0.0.1:{self.port}"
-        return ExternalEngine(EngineEndpoint(type=kind, admin_url=url, serving_url=url, model="m"))
+        return ExternalEngine(EngineEndpoint(kind, url, url, "m", container=self.container))
 
     @property
     def calls(self) -> list[str]:
@@ -160,7 +166,7 @@ def test_a_restart_is_fenced_by_the_process(rig: Rig) -> None:
     assert adapter.restart_engine(restart).outcome is Outcome.SUCCEEDED
     assert rig.processes[0].wait(5) == 0
     assert adapter.restart_engine(restart).outcome is Outcome.REFUSED, "nobody serves"
-    with pytest.raises(EngineError, match=str(rig.port)):
+    with pytest.raises(EngineError, match=f"{rig.container} has no running process"):
         adapter.status()
     rig.start("vllm")
     for again in (adapter, rig.adapter(EngineType.VLLM)):  # the second: a supervisor that restarted

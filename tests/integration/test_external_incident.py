@@ -1,6 +1,7 @@
 """A leak beside an external engine, from its first bytes to the new process that does not leak."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from plimsoll_api import supervision
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.supervision import (
+    CONTAINER_ENV,
     Action,
     Drain,
     EngineEndpoint,
@@ -41,6 +43,8 @@ class Pod:
     def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
         self.folder, self.log = folder, folder / "log"
         self._environment = os.environ | {"POD_NAME": "external-0"} | (environment or {})
+        # Without a name, what other tests left in a container is taken for the engine.
+        self.container = f"engine-{secrets.token_hex(4)}"
         self.state_dir, self.sick = folder / "state", folder / "sick"
         self.state_dir.mkdir()
         self.sick.touch()
@@ -54,7 +58,7 @@ class Pod:
         url = f"http://127.0.0.1:{self.ports[0]}"
         config = SupervisorConfig(
             service=ServiceRef(name="external"),
-            engine=EngineEndpoint(type=EngineType.VLLM, admin_url=url, serving_url=url),
+            engine=EngineEndpoint(EngineType.VLLM, url, url, container=self.container),
             memory=MemoryPolicy(
                 host=MemoryBudget(growth_bytes=64 << 20, window_s=3600.0), warmup_s=1.0
             ),
@@ -73,8 +77,9 @@ class Pod:
         command = [sys.executable, str(HERE / "standin_external.py"), "--kind=vllm"]
         command += [f"--port={self.ports[0]}", f"--log={self.log}", "--leak-mib-s=8"]
         command += [f"--sick={self.sick}", f"--gate={self.state_dir / readiness.NAME}"]
+        environment = self._environment | {CONTAINER_ENV: self.container}
         while not self._ending.is_set():
-            engine = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=self._environment)
+            engine = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
             self._processes.append(engine)
             while engine.poll() is None and not self._ending.wait(0.1):
                 pass
