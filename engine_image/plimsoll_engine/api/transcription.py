@@ -25,8 +25,6 @@ from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.multimodal.whisper_prompt import DEFAULT_LANGUAGE, WhisperPrompt
 
-MAX_BODY_BYTES = 26 << 20
-"""OpenAI's 25 MiB for the file, and the fields around it."""
 FORMATS = ("json", "text", "verbose_json")
 FIELDS = ("model", "language", "response_format", "temperature", "stream")
 BANNED = -1e30

@@ -11,8 +11,6 @@ class ProcessorCache:
 
     def __init__(self, capacity: int) -> None:
         self._items: LruCache[bytes, Processed] = LruCache(capacity)
-        self.hits_total = 0
-        self.misses_total = 0
 
     @property
     def nbytes(self) -> int:
@@ -24,10 +22,7 @@ class ProcessorCache:
 
     def get(self, key: bytes) -> Processed | None:
         found = self._items.get(key)
-        if found is None:
-            self.misses_total += 1
-        else:
-            self.hits_total += 1
+        if found is not None:
             self._items.touch(key)
         return found
 

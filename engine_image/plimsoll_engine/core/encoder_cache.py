@@ -17,9 +17,6 @@ from dataclasses import dataclass, field
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.messages.worker_ipc import Media
 
-ENTRY_BYTES = 500
-"""Host memory of an entry with one holder (CPython 3.11, rounded up)."""
-
 
 @dataclass(slots=True)
 class Entry:

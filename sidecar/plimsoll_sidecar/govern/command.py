@@ -23,9 +23,6 @@ class Verb(StrEnum):
     RELEASE_SLOT = "release-slot"
 
 
-DISRUPTIVE = frozenset({Verb.DRAIN, Verb.RESTART_WORKER, Verb.RESTART_ENGINE})
-
-
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One thing to do. It is in the journal before it is sent.
 

@@ -1,7 +1,6 @@
 """Puts one :class:`~plimsoll_api.trace.Sample` together from a live engine.
 
-Each source that fails leaves its part unknown; nothing here raises. ``cost_s`` is what the newest
-sample took, the wait for the engine's answer included.
+Each source that fails leaves its part unknown; nothing here raises.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class Sampler:
         self.status: Status | None = None
         self.cgroup = CgroupMemory()
         self.device_source: str | None = None
-        self.cost_s = 0.0
         self._engine, self._clock = engine, clock
         self._began = clock()
         self._processes, self._orphaned = Processes(), orphaned
@@ -114,7 +112,6 @@ class Sampler:
             sample.ledger = [
                 LedgerLine(e.owner, e.kind.value, e.bytes, e.bound) for e in status.ledger
             ] or None
-        self.cost_s = self._clock() - begin
         return sample
 
     def _ask(self) -> Status | None:

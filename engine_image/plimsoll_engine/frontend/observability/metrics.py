@@ -134,7 +134,6 @@ class Metrics:
         times = generation.times
         self._tokens.inc()
         if times.last_token is None:
-            times.first_token = now
             self._ttft.observe(now - times.arrived)
         else:
             self._itl.observe(now - times.last_token)

@@ -64,7 +64,6 @@ class Times:
     """Monotonic seconds."""
 
     arrived: float
-    first_token: float | None = None
     last_token: float | None = None
 
 
