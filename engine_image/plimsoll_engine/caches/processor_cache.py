@@ -14,13 +14,16 @@ class ProcessorCache:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all kept items."""
         return self._items.used
 
     @property
     def capacity(self) -> int:
+        """The most bytes that it keeps."""
         return self._items.capacity
 
     def get(self, key: bytes) -> Processed | None:
+        """The item of ``key``, which is then the last to be evicted; None if it is not here."""
         found = self._items.get(key)
         if found is not None:
             self._items.touch(key)
