@@ -20,6 +20,8 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 @dataclass(slots=True)
 class Entry:
+    """One medium's output: its size in tokens and who needs it."""
+
     tokens: int
     holders: set[str] = field(default_factory=set)
     """Ids of the requests that need the output."""

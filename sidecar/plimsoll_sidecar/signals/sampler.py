@@ -40,6 +40,8 @@ SILENT_S = 60.0
 
 
 class StatusSource(Protocol):
+    """What a sample needs of an engine's adapter."""
+
     def status(self) -> Status:
         """The engine's account of itself; EngineError where there is none."""
 

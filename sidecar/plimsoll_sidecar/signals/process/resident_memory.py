@@ -35,6 +35,7 @@ class Resident(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
+        """Resident bytes of all kinds."""
         return self.anon + self.file + self.shmem
 
 
