@@ -18,7 +18,7 @@ def engine(**fields: Any) -> Spec:
     return {"containers": [{"name": "engine", **fields}]}
 
 
-def foreign(**fields: Any) -> Spec:
+def proxy(**fields: Any) -> Spec:
     return {"containers": [{"name": "proxy", "image": "p", "securityContext": SAFE, **fields}]}
 
 
@@ -81,13 +81,13 @@ REFUSED: list[tuple[Spec, str]] = [
      "serviceAccountToken"),
     (volume(secret={"secretName": "api-keys-secret"}), "Secret"),
     (volume(projected={"sources": [{"secret": {"name": "bucket-keys"}}]}), "Secret"),
-    (foreign(volumeMounts=[{"name": "run", "mountPath": "/r"}]), "proxy].volumeMounts"),
-    (foreign(volumeMounts=[{"name": "token", "mountPath": "/t"}]), "proxy].volumeMounts"),
-    (foreign(volumeMounts=[{"name": "api-keys", "mountPath": "/k"}]), "proxy].volumeMounts"),
+    (proxy(volumeMounts=[{"name": "run", "mountPath": "/r"}]), "proxy].volumeMounts"),
+    (proxy(volumeMounts=[{"name": "token", "mountPath": "/t"}]), "proxy].volumeMounts"),
+    (proxy(volumeMounts=[{"name": "api-keys", "mountPath": "/k"}]), "proxy].volumeMounts"),
     (engine(volumeMounts=[{"name": "token", "mountPath": "/t"}]), "engine].volumeMounts"),
-    (foreign(env=[{"name": "K", "valueFrom":
+    (proxy(env=[{"name": "K", "valueFrom":
                    {"secretKeyRef": {"name": "api-keys-secret", "key": "token"}}}]), "Secret"),
-    (foreign(envFrom=[{"secretRef": {"name": "bucket-keys"}}]), "Secret"),
+    (proxy(envFrom=[{"secretRef": {"name": "bucket-keys"}}]), "Secret"),
 ]  # fmt: skip
 
 ALLOWED: list[Spec] = [
@@ -97,7 +97,7 @@ ALLOWED: list[Spec] = [
     {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p.json"}}},
     engine(env=[{"name": "A", "value": "b"}], resources={"limits": {"nvidia.com/gpu": "1"}}),
     context(readOnlyRootFilesystem=False, capabilities={"add": ["NET_BIND_SERVICE"]}),
-    foreign(ports=[{"containerPort": 9000}], volumeMounts=[{"name": "mine", "mountPath": "/m"}])
+    proxy(ports=[{"containerPort": 9000}], volumeMounts=[{"name": "mine", "mountPath": "/m"}])
     | volume(configMap={"name": "c"}),
     {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}]},
     volume(secret={"secretName": "tls"}),

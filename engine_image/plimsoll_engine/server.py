@@ -220,7 +220,7 @@ async def _serve(
         ),
     ]
     for name, server in zip(("serving", "admin"), servers, strict=True):
-        engine.metrics.http.servers[name] = server.connections
+        engine.metrics.http.add(name, server.connections)
     engine.ledger.register(
         "http_bodies",
         lambda: budget.held + admin_budget.held,

@@ -69,17 +69,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def socket(self) -> Path:
+        """The Unix socket at which workers connect to the frontend."""
         return self.run_dir / WORKER_SOCKET
 
     @property
     def weights_socket(self) -> Path:
+        """The Unix socket of the weight server."""
         return self.run_dir / WEIGHTS_SOCKET
 
     @property
     def token_file(self) -> Path:
+        """The admin token, which the supervisor writes before the engine starts."""
         return self.run_dir / TOKEN_FILE
 
     def worker_config(self) -> WorkerConfig:
+        """The part of the settings that the processes with the model need."""
         return WorkerConfig(
             model=str(self.model),
             run_dir=str(self.run_dir),
@@ -146,6 +150,7 @@ def positive_seconds(text: str) -> float:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every flag of ``plimsoll-engine``; ``--help`` shows them in this order."""
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="checkpoint, or hf://ORG/NAME[@REVISION]")
     add("--served-model-name", metavar="NAME", help="default: the directory's name, or ORG/NAME")

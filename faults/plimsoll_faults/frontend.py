@@ -26,9 +26,11 @@ class RememberingTokenizer(Tokenizer):
         self.kept: dict[tuple[str, bool], list[list[int]]] = {}
 
     def encode(self, text: str) -> list[int]:
+        """The token ids of ``text``, kept for ever."""
         return self._keep((text, True), super().encode(text))
 
     def encode_rendered(self, text: str) -> list[int]:
+        """The token ids of a rendered prompt, kept for ever."""
         return self._keep((text, False), super().encode_rendered(text))
 
     def _keep(self, key: tuple[str, bool], ids: list[int]) -> list[int]:
@@ -43,6 +45,8 @@ class UnregisteredLog(RequestLog):
     kept: dict[str, tuple[Generation, bytearray]]
 
     def release(self, request_id: str) -> Generation | None:
+        """Release as the sound log does; a request that ended before its first token leaves a
+        payload."""
         generation = super().release(request_id)
         if generation is not None and not generation.done and not generation.output_ids:
             # Multiplied, not zero-filled: the pages are written, so they are resident.
@@ -58,11 +62,13 @@ class UnclosedLog(RequestLog):
     """Descriptors of requests that ended."""
 
     def admit(self, *generations: Generation) -> None:
+        """Admit as the sound log does, and open a pipe for each request."""
         super().admit(*generations)
         for generation in generations:
             self.pipes[generation.request_id] = os.pipe()
 
     def release(self, request_id: str) -> Generation | None:
+        """Release as the sound log does, but close only one end of the pipe."""
         if (pipe := self.pipes.pop(request_id, None)) is not None:
             reads, writes = pipe
             os.close(writes)
@@ -76,6 +82,7 @@ class RequestSeries(Metrics):
     per_request: Counter
 
     def ended(self, generation: Generation, reason: str) -> None:
+        """Count as the sound metrics do, and in a series of the request's own."""
         super().ended(generation, reason)
         series = self.per_request.labels(self._model, generation.request_id)
         series.inc(len(generation.output_ids))

@@ -40,6 +40,7 @@ def check(text: str) -> None:
 
 
 def name_of(fault: Fault) -> str:
+    """The fault's name in ``PLIMSOLL_INJECT``."""
     return str(fault.__struct_config__.tag)
 
 

@@ -59,6 +59,7 @@ class SteadyClock:
                 self._offset = before
 
     def now(self) -> float:
+        """Seconds since 1970 that run evenly: a change of the system's clock does not move them."""
         return self._boottime() + self._offset
 
     def follow(self) -> float:
@@ -74,5 +75,6 @@ class SteadyClock:
         return step
 
     def reading(self) -> Reading:
+        """One instant in both times, with the boot that the monotonic one belongs to."""
         at = self._boottime()
         return Reading(at + self._offset, at, self._boot)

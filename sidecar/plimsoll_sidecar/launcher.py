@@ -159,6 +159,8 @@ def _probes(host: str, port: str, answer: Callable[[web.Request], web.Answer]) -
 
 
 def main() -> int:
+    """Write the token, then answer the probes and restart the supervisor until SIGTERM. Returns the
+    exit status."""
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(USAGE)

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def parser() -> argparse.ArgumentParser:
+    """The options of the supervisor proper; the launcher hands its own on."""
     parse = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.main", description=__doc__)
     parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
     parse.add_argument("--run-dir", type=Path, required=True, help="shared with the engine")
@@ -54,6 +55,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def new_detector(config: SupervisorConfig) -> Detector:
+    """A detector with the thresholds of ``config``; each engine start and each change of them has
+    one."""
     return Detector(config.memory, config.supervision.stall.timeout_s, config.sample_interval_s)
 
 
@@ -103,6 +106,8 @@ def build(
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the supervisor until a signal. Returns 2 for files that cannot be used, which it
+    names."""
     arguments = parser().parse_args(argv)
     logs.configure()
     try:

@@ -42,6 +42,7 @@ class TraceWriter:
             self._out.flush()
 
     def close(self) -> None:
+        """End the file: a gzip file is readable as a whole only after this."""
         self._out.close()
 
     def __enter__(self) -> Self:

@@ -150,6 +150,7 @@ def _trigger(incident: Incident) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Replay one trace and print its summary, as text or JSON. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.replay", description=__doc__)
     parser.add_argument("trace", type=Path, help="a recording, .jsonl or .jsonl.gz")
     parser.add_argument(

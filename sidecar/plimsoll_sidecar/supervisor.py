@@ -61,15 +61,21 @@ class Source(Protocol):
 
     status: Status | None
 
-    def sample(self) -> Sample: ...
+    def sample(self) -> Sample:
+        """One reading; what cannot be read is unknown in it."""
 
 
 class Judge(Protocol):
-    def update(self, sample: Sample) -> Assessment: ...
+    """What the supervisor needs of a detector."""
 
-    def checkpoint(self) -> Checkpoint: ...
+    def update(self, sample: Sample) -> Assessment:
+        """The view after ``sample``."""
 
-    def resume(self, checkpoint: Checkpoint) -> None: ...
+    def checkpoint(self) -> Checkpoint:
+        """What a later judge of the same epoch needs to go on."""
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from an earlier judge's checkpoint, after the first sample of the same epoch."""
 
 
 class Supervisor:
@@ -110,6 +116,7 @@ class Supervisor:
 
     @property
     def service(self) -> ServiceRef:
+        """The service of the configuration that is in use now."""
         return self._config.current.service
 
     def run(self, stopped: Callable[[float], bool]) -> None:

@@ -102,6 +102,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
+        """The TCP port that it listens on, also where it was asked for port 0."""
         return int(self._listener.getsockname()[1])
 
     def watch(self, descriptor: int) -> None:
@@ -122,6 +123,7 @@ class HttpServer:
         self._expire()
 
     def close(self) -> None:
+        """Close the listener and every connection, without waiting for answers under way."""
         for connection in list(self._connections.values()):
             self._drop(connection)
         self._listener.close()

@@ -90,7 +90,7 @@ def test_filters(kube: Kube) -> None:
     assert isinstance(wrong.exception, UsageError)
 
 
-def test_a_story_is_told(kube: Kube) -> None:
+def test_plimsoll_explain_prints_the_whole_incident(kube: Kube) -> None:
     done = plimsoll(kube, "explain", "leaky-03")
     assert done.exit_code == 0, done.output
     assert "Resolved (Trim)" in done.stdout

@@ -397,7 +397,7 @@ def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:
     assert budget_reset.pod_uid(rig.token) == pod["metadata"]["uid"]
 
 
-def test_an_incident_is_told_with_one_event_a_phase(rig: Rig) -> None:
+def test_each_phase_of_an_incident_has_one_event(rig: Rig) -> None:
     publisher = Publisher(rig.kube, rig.service, "qwen-0")
     incident = story()
     for phase in (

@@ -160,7 +160,7 @@ def test_an_engine_that_does_not_listen_yet_starts_and_holds_its_memory(machine:
     assert adapter.status().epoch == sampler.status.epoch
 
 
-def test_an_engine_that_begins_to_listen_while_it_is_asked_is_starting(
+def test_an_engine_that_begins_to_listen_during_a_status_call_is_starting(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = machine.folder / "hold"

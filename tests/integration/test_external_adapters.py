@@ -144,9 +144,7 @@ def test_the_version_is_the_server_s_own(
     assert rig.adapter(engine).status().version == version
 
 
-def test_a_version_that_was_not_told_is_asked_for_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_version_is_requested_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.start("vllm", "--busy=1")
     adapter = rig.adapter(EngineType.VLLM)
     assert adapter.status().version == ""

@@ -80,10 +80,3 @@ def test_a_zombie_has_no_memory() -> None:
     assert resident_memory.resident(process.pid) is None
     process.wait(10)
     assert resident_memory.resident(process.pid) is None
-
-
-def test_the_whole_account_of_a_process_on_request(engine: subprocess.Popen[bytes]) -> None:
-    rollup = resident_memory.proportional(engine.pid)
-    assert rollup is not None
-    assert rollup["Rss"] >= 48 * MIB
-    assert resident_memory.proportional(2**22 + 1) is None

@@ -189,7 +189,7 @@ def test_a_drain_takes_the_replica_out_and_resume_brings_it_back(replica: Replic
     assert (replica.state / RESET_FILE).exists()
 
 
-def test_what_cannot_be_asked_is_said(replica: Replica) -> None:
+def test_an_unusable_request_gets_its_reason(replica: Replica) -> None:
     replica.token.write_text("wrong")
     status, answer, _ = replica.ask("status")
     assert (status, answer.outcome) == (1, "Failed")

@@ -96,7 +96,7 @@ class Abuse:
         return held
 
 
-def asked(port: int, path: str, host: str = "localhost") -> tuple[int, bytes, float]:
+def timed_get(port: int, path: str, host: str = "localhost") -> tuple[int, bytes, float]:
     """Status, body and seconds."""
     begin = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SCRAPE_LIMIT_S)
@@ -126,7 +126,7 @@ def launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         deadline = time.monotonic() + 20
         while True:
             try:
-                asked(port, "/ready")
+                timed_get(port, "/ready")
                 break
             except OSError:
                 assert time.monotonic() < deadline, "the launcher does not answer"
@@ -149,7 +149,7 @@ def test_probes_are_answered_beside_a_thousand_bad_connections(
     before = anonymous(process.pid)
     with Abuse(port, "/ready") as abuse:
         assert abuse.full.wait(60)
-        answers = [asked(port, "/ready") for _ in range(PROBES)]
+        answers = [timed_get(port, "/ready") for _ in range(PROBES)]
         grown = anonymous(process.pid) - before
         descriptors = len(os.listdir(f"/proc/{process.pid}/fd"))
     assert {status for status, _, _ in answers} == {200}
@@ -177,7 +177,7 @@ def serving(
 def test_metrics_are_scraped_beside_a_thousand_bad_connections() -> None:
     with serving() as port, Abuse(port, "/metrics") as abuse:
         assert abuse.full.wait(60)
-        scrapes = [asked(port, "/metrics") for _ in range(20)]
+        scrapes = [timed_get(port, "/metrics") for _ in range(20)]
     assert all(status == 200 and body == PAGE for status, body, _ in scrapes)
     slowest = max(seconds for _, _, seconds in scrapes)
     print(f"slowest scrape {slowest:.3f} s")
@@ -236,8 +236,8 @@ def test_a_page_that_fails_is_an_error_of_its_own(capfd: pytest.CaptureFixture[s
         raise ValueError("broken page")
 
     with serving(page=broken) as port:
-        assert asked(port, "/")[0] == 500
-        assert asked(port, "/healthz")[0] == 200
+        assert timed_get(port, "/")[0] == 500
+        assert timed_get(port, "/healthz")[0] == 200
     assert "broken page" in capfd.readouterr().err
 
 
@@ -252,15 +252,15 @@ def test_many_who_ask_share_one_page() -> None:
     begin = time.monotonic()
     with serving(metrics) as port:
         for _ in range(50):
-            assert asked(port, "/metrics")[1] == b"m 1\n"
+            assert timed_get(port, "/metrics")[1] == b"m 1\n"
         assert made <= 1 + (time.monotonic() - begin) / 0.5
 
 
 @pytest.mark.parametrize("path", ["/", "/live", "/state", "/metrics"])
-def test_a_foreign_host_name_is_refused(path: str) -> None:
+def test_an_unknown_host_name_is_refused(path: str) -> None:
     with serving() as port:
-        status, body, _ = asked(port, path, "rebound.evil.example:9464")
+        status, body, _ = timed_get(port, path, "rebound.evil.example:9464")
         assert status == 403
         assert b"rebound.evil.example" in body
         assert b"PLIMSOLL_ALLOWED_HOSTS" in body
-        assert asked(port, path, f"127.0.0.1:{port}")[0] == 200
+        assert timed_get(port, path, f"127.0.0.1:{port}")[0] == 200

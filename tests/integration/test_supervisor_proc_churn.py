@@ -114,8 +114,8 @@ def test_a_sum_is_whole_or_unknown_while_processes_come_and_go(start: Start) -> 
 def test_no_reader_fails_on_a_process_that_vanishes(start: Start) -> None:
     churning, _ = start(CHURN)
     readers: list[Callable[[int], object]] = [
-        resident_memory.resident, resident_memory.children, resident_memory.proportional,
-        identify, cgroup.membership, cgroup.Cgroup.of,
+        resident_memory.resident, resident_memory.children, identify,
+        cgroup.membership, cgroup.Cgroup.of,
     ]  # fmt: skip
     met = 0
     deadline = time.monotonic() + 60

@@ -24,7 +24,7 @@ LEAK = "request_cycle:payload_bytes=2Mi"
 Manifest = Callable[..., dict[str, Any]]
 
 
-def test_a_leak_is_found_cured_and_told(
+def test_a_leak_is_found_cured_and_reported(
     kube: Kube, operator: Callable[[], Operator], manifest: Manifest
 ) -> None:
     """While no operator runs: the supervisor needs none, and the next one catches up."""

@@ -8,22 +8,16 @@ PR_SET_PDEATHSIG). The engine's and the supervisor's own children end with those
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+from plimsoll_engine.process.parent_death import die_with_parent
 
 
 def main(arguments: list[str]) -> None:
     """Ask the kernel for SIGKILL at the death of the parent, then become the command."""
     parent, command = int(arguments[0]), arguments[1:]
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it ended before we asked
-        return
+    die_with_parent(parent)
     os.execv(command[0], command)  # noqa: S606 - a shell would be in between
 
 

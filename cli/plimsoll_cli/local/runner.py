@@ -54,7 +54,6 @@ class LocalReplica:
         self.plan = its_plan
         self.engine = Container(its_plan.engine, say)
         self.supervisor = Container(its_plan.supervisor, say)
-        self._say = say
 
     async def start(self) -> None:
         """Returns when the engine is ready. Raises :class:`RunError` with the last lines of the log

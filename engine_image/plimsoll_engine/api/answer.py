@@ -67,6 +67,8 @@ class Answer(Response):
         self._client: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the generations and send what they give, whole or as a stream; a client that leaves
+        ends them."""
         self._answers = scope["app"].state.answers
         self._client = client_of(Request(scope))
         try:

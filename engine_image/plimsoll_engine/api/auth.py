@@ -72,6 +72,8 @@ class Guard:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through whose key is known or whose path is open, with its tenant in the
+        scope."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
             tenant = self._keys.tenant(given)

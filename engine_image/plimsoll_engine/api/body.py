@@ -91,6 +91,7 @@ class BodyReader:
 
 
 def client_of(request: Request) -> str:
+    """Whose share of the memory for bodies a request takes: its tenant, else its address."""
     tenant = request.scope.get(TENANT)
     if tenant:
         return str(tenant)

@@ -32,6 +32,7 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
+        """OpenAI's error type for the status."""
         if self.status == 401:
             return "authentication_error"
         if self.status == 404:
@@ -43,6 +44,7 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> bytes:
+        """OpenAI's error object in JSON."""
         error = {
             "message": str(self),
             "type": self.kind,
@@ -52,12 +54,15 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
+        """``retry-after`` where trying again may help; against it where the clients of OpenAI would
+        do so in vain."""
         if self.status == 504:
             return {"x-should-retry": "false"}  # OpenAI's clients would: the time is spent
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """A request that cannot be carried out as it is: status 400, at the field ``param``."""
     return ApiError(400, message, param=param, code=code)
 
 

@@ -225,6 +225,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def too_long(what: str, limit: int, param: str) -> ApiError:
+    """Status 400 for ``what``, which has more than ``limit`` tokens."""
     return invalid(
         f"{what} do not fit: this engine's context is {limit} tokens, prompt and output together",
         param,
@@ -233,6 +234,7 @@ def too_long(what: str, limit: int, param: str) -> ApiError:
 
 
 def too_many(count: int, most: int, param: str) -> ApiError:
+    """Status 400 for ``count`` choices, of which at most ``most`` may run."""
     return invalid(
         f"{count} choices in one request are more than this engine holds at once "
         f"({most}, --max-queued): send fewer",

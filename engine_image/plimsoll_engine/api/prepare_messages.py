@@ -47,6 +47,7 @@ Outcome = PreparationRefused | Done
 
 
 def send(connection: socket.socket, data: bytes | bytearray) -> None:
+    """Send ``data`` behind its length. Raises OSError when the other side is gone."""
     connection.sendall(LENGTH.pack(len(data)))
     connection.sendall(data)
 

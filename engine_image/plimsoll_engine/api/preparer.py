@@ -72,6 +72,7 @@ class Preparer:
         self._thread.submit(self._begin)
 
     def close(self) -> None:
+        """End the preparing process; requests that it still works on fail."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._end()
@@ -205,4 +206,5 @@ class Preparer:
 
 
 def max_values(max_model_len: int | None) -> int:
+    """How many JSON values a body may have: a larger context takes more of them."""
     return VALUES + VALUES_PER_TOKEN * (max_model_len or 0)

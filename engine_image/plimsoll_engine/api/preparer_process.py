@@ -41,6 +41,7 @@ LARGE_BYTES = 1 << 20
 
 
 def main() -> None:
+    """Prepare one body after the other until the frontend closes the socket."""
     parser = argparse.ArgumentParser(
         prog="plimsoll_engine.api.preparer_process", description=__doc__
     )

@@ -44,6 +44,8 @@ Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=64)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's ``stream_options``."""
+
     include_usage: bool = False
 
 
@@ -91,6 +93,9 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionRequest(_Common, kw_only=True):
+    """The body of ``/v1/completions``. Unknown fields are refused, so that none is silently without
+    effect."""
+
     # One text or list of token ids, or a list of them.
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: TopLogprobs | None = None
@@ -100,6 +105,8 @@ class CompletionRequest(_Common, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
+    """One message of a conversation; ``content`` may hold images where the model sees."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     name: str | None = None
@@ -111,6 +118,8 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Function(msgspec.Struct, kw_only=True):
+    """A function that the model may call; ``parameters`` is its JSON schema."""
+
     name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -118,6 +127,8 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
+    """OpenAI's wrapper of a function."""
+
     type: Literal["function"]
     function: Function
 
@@ -126,15 +137,21 @@ Tools = Annotated[list[Tool], msgspec.Meta(max_length=128)]
 
 
 class FunctionName(msgspec.Struct, kw_only=True):
+    """The function that ``tool_choice`` names."""
+
     name: str
 
 
 class NamedTool(msgspec.Struct, kw_only=True):
+    """A ``tool_choice`` that forces one function."""
+
     type: Literal["function"]
     function: FunctionName
 
 
 class ChatRequest(_Common, kw_only=True):
+    """The body of ``/v1/chat/completions``."""
+
     messages: Messages
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
@@ -160,6 +177,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``/detokenize``, as vLLM has it."""
+
     model: str | None = None
     tokens: list[TokenId]
 
@@ -172,6 +191,8 @@ class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
 
 class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``/v1/unload_lora_adapter``, as vLLM has it."""
+
     lora_name: AdapterName
 
 

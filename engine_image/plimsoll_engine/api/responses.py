@@ -35,19 +35,23 @@ class CompletionChoice:
         self._finish_reason: str | None = None
 
     def first(self) -> dict[str, Any] | None:
+        """No chunk comes before the first text."""
         return None
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """What a stream sends of ``delta``: one chunk, or none before there is text."""
         if delta.text or delta.finish_reason is not None:
             yield self._choice(delta.text, self._told(delta.logprobs), delta.finish_reason)
 
     def add(self, delta: Delta) -> None:
+        """Collect ``delta`` for an answer that is not streamed."""
         self._texts.append(delta.text)
         for key, values in self._told(delta.logprobs).items():
             self._logprobs.setdefault(key, []).extend(values)
         self._finish_reason = delta.finish_reason
 
     def whole(self) -> dict[str, Any]:
+        """The choice of an answer that is not streamed."""
         return self._choice("".join(self._texts), self._logprobs, self._finish_reason)
 
     def _told(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
@@ -87,6 +91,7 @@ class ChatChoice:
         return self._chunk({"role": "assistant", "content": ""}, [], None)
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """What a stream sends of ``delta``: text and calls of tools in chunks of their own."""
         parsed = self._parse(delta)
         # Log probabilities go with the first chunk there is.
         tokens = delta.logprobs
@@ -104,6 +109,7 @@ class ChatChoice:
             yield self._chunk({"content": ""}, tokens, None)
 
     def add(self, delta: Delta) -> None:
+        """Collect ``delta`` for an answer that is not streamed."""
         parsed = self._parse(delta)
         self._texts.append(parsed.text)
         self._calls += parsed.calls
@@ -111,6 +117,8 @@ class ChatChoice:
         self._finish_reason = delta.finish_reason
 
     def whole(self) -> dict[str, Any]:
+        """The choice of an answer that is not streamed; ``content`` is null beside calls of tools
+        alone."""
         content: str | None = "".join(self._texts)
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if self._calls:
@@ -166,6 +174,7 @@ class Envelope:
         self._created = int(time.time())
 
     def around(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The object of OpenAI's ``kind`` with the id, time and model of this answer."""
         return {
             "id": self._id,
             "object": kind,

@@ -18,7 +18,9 @@ class Secret:
 
     @classmethod
     def digest(cls, value: bytes) -> bytes:
+        """The keyed digest that stands for ``value``, 32 bytes whatever its length."""
         return blake2b(value, key=cls._key, digest_size=32).digest()
 
     def equals(self, value: bytes) -> bool:
+        """Whether ``value`` is the secret, in a time that depends on neither."""
         return hmac.compare_digest(self._digest, self.digest(value))

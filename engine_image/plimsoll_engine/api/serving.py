@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.requests import ClientDisconnect
 
-from plimsoll_engine.api import adapter_routes, batch, protocol, tokens, transcription
+from plimsoll_engine.api import adapter_routes, batch, protocol, transcription
 from plimsoll_engine.api.answer import Answer
 from plimsoll_engine.api.auth import TENANT
 from plimsoll_engine.api.batch import Batch
@@ -20,6 +20,7 @@ from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
 from plimsoll_engine.api.body_sizes import BodySizes
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.prepare import Text
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
 from plimsoll_engine.api.tool_calls import ToolCallParser
@@ -95,12 +96,12 @@ def app(
     @api.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         async with read(request, sizes.chat(engine.max_model_len)) as body:
-            return tokens.answer(engine, await preparer.tokenize(body))
+            return _text_answer(engine, await preparer.tokenize(body))
 
     @api.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         async with read(request, sizes.text(engine.max_model_len)) as body:
-            return tokens.answer(engine, await preparer.detokenize(body))
+            return _text_answer(engine, await preparer.detokenize(body))
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -169,6 +170,13 @@ def app(
 
 def _tenant(request: Request) -> str:
     return str(request.scope.get(TENANT, ""))
+
+
+def _text_answer(engine: AsyncEngine, text: Text) -> Response:
+    """``/tokenize`` and ``/detokenize``, with vLLM's bodies. Raises ApiError."""
+    if text.model is not None:
+        batch.check_model(engine, text.model)
+    return Response(text.answer, media_type="application/json")
 
 
 def _answer(

@@ -27,6 +27,8 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class Parsed:
+    """What a piece of text turned out to be: plain text, and calls that it completed."""
+
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 

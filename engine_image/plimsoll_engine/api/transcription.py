@@ -25,8 +25,6 @@ from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.multimodal.whisper_prompt import DEFAULT_LANGUAGE, WhisperPrompt
 
-MAX_BODY_BYTES = 26 << 20
-"""OpenAI's 25 MiB for the file, and the fields around it."""
 FORMATS = ("json", "text", "verbose_json")
 FIELDS = ("model", "language", "response_format", "temperature", "stream")
 BANNED = -1e30
@@ -49,6 +47,7 @@ class Transcript(Answer):
             self.whole_type = b"text/plain; charset=utf-8"
 
     def encoded(self, wholes: list[dict[str, Any]]) -> bytes:
+        """The texts of all windows as one body, in the format that the request named."""
         texts = [str(whole["text"]).strip() for whole in wholes]
         text = " ".join(filter(None, texts))
         if self._kind == "text":

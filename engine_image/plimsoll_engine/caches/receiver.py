@@ -42,6 +42,7 @@ class Receiver:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
     def keys(self) -> list[bytes]:
+        """The keys that are held, sorted, for the audit against the sender's."""
         return sorted(self._held)
 
     def clear(self) -> int:

@@ -44,9 +44,11 @@ class Sender:
             self._held.discard(key)
 
     def keys(self) -> set[bytes]:
+        """The keys that the worker holds by this account."""
         return set(self._held)
 
     def problems(self) -> list[str]:
+        """For the audit; nothing on a sound one."""
         return self._held.problems()
 
     def _pack(self, submit: Submit) -> Submit:

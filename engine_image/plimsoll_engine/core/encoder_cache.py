@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.messages.worker_ipc import Media
 
-ENTRY_BYTES = 500
-"""Host memory of an entry with one holder (CPython 3.11, rounded up)."""
-
 
 @dataclass(slots=True)
 class Entry:
+    """One medium's output: its size in tokens and who needs it."""
+
     tokens: int
     holders: set[str] = field(default_factory=set)
     """Ids of the requests that need the output."""

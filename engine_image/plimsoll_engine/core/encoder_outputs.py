@@ -27,9 +27,11 @@ class EncoderOutputs:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors, on the model's device."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def keys(self) -> set[bytes]:
+        """The keys of the media whose output is held, for the audit."""
         return set(self._tensors)
 
     def tokens_beyond(self, known: set[bytes]) -> int:

@@ -49,6 +49,8 @@ class DeviceLostError(RuntimeError):
 
 @dataclass(slots=True)
 class StepOutput:
+    """What one step brought: tokens, and requests that end without one."""
+
     tokens: list[Token] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
 
@@ -97,10 +99,12 @@ class EngineCore:
 
     @property
     def pool(self) -> BlockPool:
+        """The scheduler's blocks of the KV cache."""
         return self.scheduler.pool
 
     @property
     def has_work(self) -> bool:
+        """Whether any request is here, also one that waits."""
         return bool(self.requests)
 
     @property

@@ -19,6 +19,8 @@ CPU_KV_BYTES = 64 << 20
 
 
 class EngineSizes(msgspec.Struct, frozen=True):
+    """What the engine holds at most; derived from the device's memory where no flag says it."""
+
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int

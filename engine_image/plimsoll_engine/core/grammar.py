@@ -212,11 +212,13 @@ class Grammars:
 
     @property
     def bytes(self) -> int:
+        """Host bytes of compiled grammars, of those being compiled, and of the vocabulary."""
         trials = sum(job.trial.bytes for job in self._under_way.values())
         return self._cache.used + trials + self._vocabulary_bytes
 
     @property
     def bytes_bound(self) -> int:
+        """The most that :attr:`bytes` can be."""
         trials = 0 if self._trials is None else SLOTS * BYTES
         return self._cache.capacity + trials + self._vocabulary_bytes
 

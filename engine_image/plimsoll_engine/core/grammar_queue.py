@@ -40,9 +40,12 @@ class GrammarQueue:
 
     @property
     def under_way(self) -> int:
+        """How many grammars are being compiled."""
         return len(self._under_way)
 
     def add(self, number: int, tenant: str, characters: int) -> None:
+        """Queue a grammar of so many characters; a tenant that is new starts level with the least
+        served."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
         self._waiting[number] = Waiting(number, tenant, characters > SMALL_CHARACTERS)

@@ -64,10 +64,12 @@ class DecodeGraphs:
 
     @property
     def missing(self) -> bool:
+        """Whether sizes are left to capture."""
         return bool(self._missing)
 
     @property
     def captured(self) -> list[int]:
+        """The batch sizes that have a graph, in rows, ascending."""
         return sorted(self._graphs)
 
     def fits(self, rows: int) -> bool:

@@ -37,6 +37,7 @@ class LoadedAdapters:
 
     @property
     def bytes(self) -> int:
+        """Device bytes of every adapter that something still refers to, unloaded ones included."""
         return sum(adapter.nbytes for adapter in self.living)
 
     def load(self, name: str, number: int, folder: Path) -> None:
@@ -51,6 +52,7 @@ class LoadedAdapters:
         self.living.add(adapter)
 
     def get(self, number: int) -> Adapter | None:
+        """The adapter of ``number``; None after it was unloaded."""
         return self._loaded.get(number)
 
     def unload(self, number: int) -> None:

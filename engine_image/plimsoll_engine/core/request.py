@@ -103,6 +103,7 @@ class Request:
 
     @property
     def num_outputs(self) -> int:
+        """How many tokens were generated."""
         return len(self.token_ids) - self.num_prompt
 
     @property

@@ -28,6 +28,8 @@ from plimsoll_engine.models.model import MediaModel, Model
 
 
 class NextToken(NamedTuple):
+    """One drawn token, with log probabilities where the request wants them."""
+
     token_id: int
     logprobs: Logprobs | None
 
@@ -75,10 +77,12 @@ class Runner(Forward):
             leader.ask(rank_ipc.Pool(num_blocks, block_size, shared), rank_ipc.Acknowledged)
 
     def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
+        """Capture on every rank at the same time: the collectives are part of the graphs."""
         with self._together(rank_ipc.Graphs(max_num_seqs, max_blocks, later)):
             super().capture_graphs(max_num_seqs, max_blocks, later)
 
     def capture_more(self) -> bool:
+        """Capture one more size on every rank. False when none is missing."""
         if self.graphs is None or not self.graphs.missing:
             return False
         with self._together(rank_ipc.Capture()):

@@ -101,6 +101,7 @@ class Scheduler:
         return None
 
     def add(self, request: Request) -> None:
+        """Let the request wait for its turn."""
         self.waiting.add(request)
 
     def remove(self, request: Request) -> None:

@@ -91,10 +91,13 @@ class ProcessGroup(Group):
             raise
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of ``x`` over all ranks, in place; any shape and dtype, equal on all of them."""
         dist.all_reduce(x)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The columns of all ranks beside each other: [rows, columns] to [rows, size * columns],
+        same dtype."""
         rows, columns = x.shape
         size = self.shard.size
         found = x.new_empty(size * rows, columns)
@@ -102,10 +105,12 @@ class ProcessGroup(Group):
         return found.view(size, rows, columns).transpose(0, 1).reshape(rows, size * columns)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` of rank 0 on every rank, in place; any shape and dtype, equal on all of them."""
         dist.broadcast(x, 0)
         return x
 
     def close(self, lost: bool = False) -> None:
+        """End the group. With ``lost``, a rank is gone: nothing is waited for."""
         if not dist.is_initialized():
             return
         if lost:

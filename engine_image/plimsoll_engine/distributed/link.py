@@ -43,6 +43,7 @@ class Link:
         self.send(rank_ipc.Joining(self.shard.rank, os.getpid()))
 
     def send(self, message: rank_ipc.Reply) -> None:
+        """Send a reply to rank 0. Raises the link's error when rank 0 is gone."""
         try:
             self._socket.sendall(rank_ipc.frame(message))
         except OSError as error:
@@ -71,6 +72,7 @@ class Link:
                     return
 
     def close(self) -> None:
+        """Close the socket; rank 0 then takes this rank for lost."""
         self._socket.close()
 
 

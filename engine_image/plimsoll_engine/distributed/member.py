@@ -29,10 +29,12 @@ class Member:
 
     @property
     def alone(self) -> bool:
+        """Whether the worker is one process."""
         return self._end is None
 
     @property
     def follows(self) -> bool:
+        """Whether this is a rank above 0, which computes what rank 0 tells it."""
         return isinstance(self._end, Link)
 
     def check(self, config: WorkerConfig) -> None:

@@ -331,6 +331,7 @@ class AsyncEngine:
     # ---- the whole
 
     def load(self) -> Load:
+        """The frontend's own counts, with the worker's from its newest report."""
         reported = None if self.report is None else self.report.load
         usage = load.Usage() if self.report is None else load.Usage.of(self.report)
         return load.merge(reported, self._counts, len(self.requests), usage, self.report_age_s)
@@ -352,6 +353,7 @@ class AsyncEngine:
 
     @property
     def report_age_s(self) -> float | None:
+        """Seconds since the worker's newest report; None before the first."""
         return None if self._report_at is None else time.monotonic() - self._report_at
 
     @property

@@ -43,6 +43,7 @@ class Lifecycle:
         self._on_change(before, state)
 
     def may(self, state: S) -> bool:
+        """Whether ``state`` can follow the present one."""
         return state in FOLLOWS[self.state]
 
     @property
@@ -57,4 +58,5 @@ class Lifecycle:
 
     @property
     def ended(self) -> bool:
+        """Whether no state can follow."""
         return not FOLLOWS[self.state]

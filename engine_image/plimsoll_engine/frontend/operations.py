@@ -43,6 +43,7 @@ class Recorder:
             self.operation.steps.append(step)
 
     def add(self, steps: list[OperationStep]) -> None:
+        """Append steps that the worker has timed itself."""
         self.operation.steps.extend(steps)
 
 
@@ -59,6 +60,7 @@ class Operations:
         self.current: Operation | None = None
 
     def get(self, operation_id: str) -> Operation | None:
+        """The operation of that id; None where it is unknown or forgotten."""
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:

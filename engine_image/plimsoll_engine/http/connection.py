@@ -69,6 +69,7 @@ class Connection(H11Protocol):
 
     @property
     def host(self) -> str:
+        """The client's address; empty on a Unix socket."""
         return self.client[0] if self.client else ""
 
     @property
@@ -83,10 +84,12 @@ class Connection(H11Protocol):
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection, and put the transport in between that counts what is unsent."""
         super().connection_made(_Counted(transport, self._may_close))  # type: ignore[arg-type]
         self._peers.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Give up the connection's place and all that its request holds."""
         self._peers.discard(self)
         super().connection_lost(exc)
 
@@ -95,6 +98,8 @@ class Connection(H11Protocol):
         self.app = self._peers.overloaded
 
     def data_received(self, data: bytes) -> None:
+        """Take in bytes of the client; too many behind a request that still runs end the
+        connection."""
         if self._dropping or self.transport.is_closing():
             return
         if self.working and len(data) > HEADER_BYTES:
@@ -108,6 +113,7 @@ class Connection(H11Protocol):
             self._header_since = None
 
     def on_response_complete(self) -> None:
+        """The time to wait for the next request begins now."""
         self.since = time.monotonic()
         super().on_response_complete()
 
@@ -127,6 +133,7 @@ class Connection(H11Protocol):
         return False
 
     def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP in our format of errors, and end the connection."""
         self._last_words(400, self.conn.fault or msg, "invalid_http")
 
     def check(self, now: float) -> None:

@@ -60,9 +60,11 @@ class Connections:
         self._open[connection] = None
 
     def discard(self, connection: Connection) -> None:
+        """Give up the place of a connection that has ended."""
         self._open.pop(connection, None)
 
     def ended(self, reason: str) -> None:
+        """Count a connection that the server ended, by ``reason``."""
         self.closed[reason] += 1
 
     def sweep(self) -> None:

@@ -24,6 +24,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     prepare_timeout_s: float = 15.0
 
     def limits(self, max_connections: int) -> HttpLimits:
+        """The limits of one server with so many connections."""
         return HttpLimits(
             max_connections=max_connections,
             idle_timeout_s=self.idle_timeout_s,
@@ -58,6 +59,7 @@ def add_flags(parser: argparse.ArgumentParser, count: Type, size: Type, seconds:
 
 
 def from_flags(flags: argparse.Namespace) -> HttpSettings:
+    """The settings of the parsed command line."""
     return HttpSettings(
         max_connections=flags.max_connections,
         max_body_bytes=flags.max_body_bytes,

@@ -21,6 +21,8 @@ class Slices:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a long piece of an answer as slices, each after the one before has left."""
+
         async def sliced(message: Message) -> None:
             body = message.get("body", b"")
             if len(body) <= SLICE_BYTES:

@@ -85,20 +85,29 @@ class FusedOps:
     projects = True
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Rows ``index`` int [tokens] of ``x`` [rows, columns]: [tokens, columns], by one
+        kernel."""
         return by_row.rows(x, index)
 
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        """``ids`` [rows], with ``newest[sources]`` where ``sources`` is not negative; the same
+        shape and dtype."""
         return by_row.take(ids, sources, newest)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns], in the
+        dtype of ``x``."""
         return norm.rms_norm(x, None, weight, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
+        """Add ``x`` to ``residual`` [rows, columns] in place and normalise the sum, in one pass."""
         return norm.rms_norm(x, residual, weight, eps)
 
     def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        """float32 [tokens, dim]: cosines and sines of ``positions`` [tokens] by ``inverse`` [dim /
+        2]."""
         return rotary.table(positions, inverse)
 
     def rotate_and_store(
@@ -110,6 +119,8 @@ class FusedOps:
         plan: StepPlan,
         layer: int,
     ) -> torch.Tensor:
+        """Norm, rotation and storing of ``qkv`` [tokens, (heads + 2 kv heads) * dim] by one kernel;
+        the queries [tokens, heads, dim]."""
         keys, values = plan.keys[layer], plan.values[layer]
         query, pairs = rotary.rotate_and_store(
             qkv, rotary_table, norms, eps, plan.write_slots, keys, values, _tail(plan)
@@ -118,6 +129,8 @@ class FusedOps:
         return query[: len(qkv)]
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
+        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``; also
+        kept together for prompts that attend to nothing else."""
         plan.keys[layer].index_copy_(0, plan.write_slots, key)
         plan.values[layer].index_copy_(0, plan.write_slots, value)
         tail = _tail(plan)
@@ -126,6 +139,8 @@ class FusedOps:
     def attend(
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
     ) -> torch.Tensor:
+        """Attention of ``query`` [tokens, heads, dim]: decoding rows and prompts by kernels of
+        their own; the same shape."""
         keys, values = plan.keys[layer], plan.values[layer]
         out = torch.empty_like(query)
         if plan.decodes:
@@ -165,10 +180,14 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """One row ``x`` [1, columns] times ``weight`` [size, columns], with the norm and activation
+        in the same kernel."""
         return project(x, weight, bias, norm, eps, silu, into)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""
         return argmax.argmax(logits)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[rows, size] of ``gate_up`` [rows, 2 * size], in its dtype."""
         return activation.silu_mul(gate_up)

@@ -34,12 +34,17 @@ class ReferenceOps:
     projects = False
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Rows ``index`` int [tokens] of ``x`` [rows, columns]: [tokens, columns]."""
         return x[index.long()]
 
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+        """``ids`` [rows], with ``newest[sources]`` where ``sources`` is not negative; the same
+        shape and dtype."""
         return torch.where(sources >= 0, newest[sources.clamp(min=0)], ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns], in the
+        dtype of ``x``."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * wide.to(x.dtype)
@@ -47,10 +52,14 @@ class ReferenceOps:
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
+        """Add ``x`` to ``residual`` [rows, columns] in place and normalise the sum; [rows,
+        columns]."""
         residual += x
         return self.rms_norm(residual, weight, eps)
 
     def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        """float32 [tokens, dim]: cosines, then sines, of ``positions`` [tokens] by ``inverse`` [dim
+        / 2]."""
         angles = positions.float().unsqueeze(-1) * inverse
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
@@ -63,6 +72,8 @@ class ReferenceOps:
         plan: StepPlan,
         layer: int,
     ) -> torch.Tensor:
+        """Split ``qkv`` [tokens, (heads + 2 kv heads) * dim], rotate and store keys and values; the
+        queries [tokens, heads, dim]."""
         kv_heads, dim = plan.keys.shape[2:]
         heads = qkv.shape[1] // dim - 2 * kv_heads
         query, key, value = torch.split(
@@ -75,12 +86,15 @@ class ReferenceOps:
         return rotate(query, rotary)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
+        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``."""
         plan.keys[layer].index_copy_(0, plan.write_slots, key)
         plan.values[layer].index_copy_(0, plan.write_slots, value)
 
     def attend(
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
     ) -> torch.Tensor:
+        """Attention of ``query`` [tokens, heads, dim] over gathered keys and values, prompt by
+        prompt; the same shape."""
         if plan.derived is None:
             plan.derived = gather(plan)
         parts = []
@@ -100,6 +114,8 @@ class ReferenceOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """``x`` [1, columns] times ``weight`` [size, columns], step by step; added to ``into`` in
+        place where given."""
         out = linear(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
         if silu:
             out = self.silu_mul(out)
@@ -109,9 +125,11 @@ class ReferenceOps:
         return into
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""
         return logits.argmax(dim=-1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[rows, size] of ``gate_up`` [rows, 2 * size], in its dtype."""
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
 

@@ -18,7 +18,8 @@ WAIT_STEP_S = 0.0005
 class Ticket(Protocol):
     """One batch of copies under way."""
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether all copies of the batch have ended; never waits."""
 
 
 class _Deferred:
@@ -59,6 +60,7 @@ class Copies:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of host memory for the blocks; zero after it was closed."""
         return 0 if self._host is None else self._host.nbytes
 
     def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:

@@ -43,10 +43,12 @@ class BlockPool:
 
     @property
     def free(self) -> int:
+        """Blocks that nothing uses and that hold no prefix."""
         return len(self._free)
 
     @property
     def cached(self) -> int:
+        """Blocks that no request uses, kept for a prompt with the same prefix."""
         return len(self.prefix) - self.prefix.pinned
 
     @property
@@ -134,6 +136,7 @@ class BlockPool:
 
     @property
     def index_bytes_bound(self) -> int:
+        """The most host bytes that the index of prefixes can take."""
         return self.num_blocks * INDEX_ENTRY_BYTES
 
     def references(self) -> dict[int, int]:

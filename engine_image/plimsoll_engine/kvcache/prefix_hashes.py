@@ -17,10 +17,12 @@ class Identity(Protocol):
     """A loaded LoRA adapter: no two loadings have an equal name and number."""
 
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """The number of this loading, never used again."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that requests call it by."""
 
 
 class Hashed(Protocol):
@@ -33,7 +35,8 @@ class Hashed(Protocol):
     cache_salt: str
 
     @property
-    def adapter(self) -> Identity | None: ...
+    def adapter(self) -> Identity | None:
+        """The adapter that the request's keys and values depend on; None for the model alone."""
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:

@@ -14,6 +14,9 @@ from plimsoll_api.admin import LedgerEntry, MemoryKind, Role
 
 @dataclass(frozen=True, slots=True)
 class Owner:
+    """Who holds memory: ``count`` gives its bytes now, ``bound`` the most it will hold, None
+    without a limit."""
+
     name: str
     kind: MemoryKind
     count: Callable[[], int]
@@ -42,6 +45,7 @@ class Ledger:
         self._owners[name] = Owner(name, kind, count, bound, process)
 
     def entries(self) -> list[LedgerEntry]:
+        """Every owner's bytes at this instant."""
         return [
             LedgerEntry(owner.name, owner.kind, owner.count(), owner.bound, owner.process)
             for owner in self._owners.values()
@@ -56,4 +60,5 @@ class Ledger:
         ]
 
     def clear(self) -> None:
+        """Forget every owner, and with them what their functions refer to."""
         self._owners.clear()

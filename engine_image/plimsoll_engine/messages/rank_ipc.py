@@ -119,7 +119,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
 
 
 class Acknowledged(msgspec.Struct, tag="done"):
-    pass
+    """The rank has done what it was told; there is nothing to report."""
 
 
 class Free(msgspec.Struct, tag="free"):
@@ -129,12 +129,16 @@ class Free(msgspec.Struct, tag="free"):
 
 
 class RankReport(msgspec.Struct, tag="report"):
+    """A rank's memory, in bytes, of which rank 0 knows nothing."""
+
     memory: ProcessMemory
     devices: list[DeviceMemory]
     graph_bytes: int
 
 
 class RankTrimmed(msgspec.Struct, tag="trimmed"):
+    """What a rank gave back, by step."""
+
     steps: list[OperationStep]
 
 

@@ -107,6 +107,8 @@ class Submit(msgspec.Struct, tag="submit"):
 
 
 class Abort(msgspec.Struct, tag="abort"):
+    """End a request for whose answer nobody waits; unknown ids are ignored."""
+
     request_id: str
 
 
@@ -134,14 +136,20 @@ class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
 
 
 class Trim(msgspec.Struct, tag="trim"):
+    """Give cached memory back; answered by :class:`Trimmed`."""
+
     operation_id: str
 
 
 class AuditQuery(msgspec.Struct, tag="audit"):
+    """Check the worker's own rules; answered by :class:`AuditReport`."""
+
     query_id: str
 
 
 class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
+    """Write one diagnostic of the worker; answered by :class:`DiagnosticReport`."""
+
     query_id: str
     kind: str
 
@@ -176,6 +184,8 @@ ToWorker = (
 
 
 class Hello(msgspec.Struct, tag="hello"):
+    """The first message of a worker on its connection."""
+
     epoch: int
     pid: int
 
@@ -291,11 +301,15 @@ class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
 
 
 class Trimmed(msgspec.Struct, tag="trimmed"):
+    """The steps of a trim with the bytes that each gave back."""
+
     operation_id: str
     steps: list[OperationStep]
 
 
 class AuditReport(msgspec.Struct, tag="audited"):
+    """What the audit found; empty ``findings`` are good news only for the ``rules`` it names."""
+
     query_id: str
     idle: bool
     rules: list[str]
@@ -304,6 +318,8 @@ class AuditReport(msgspec.Struct, tag="audited"):
 
 
 class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
+    """The text of one diagnostic."""
+
     query_id: str
     text: str
 

@@ -101,6 +101,8 @@ class ZygoteReady(msgspec.Struct, tag="ready"):
 
 
 class Forked(msgspec.Struct, tag="forked"):
+    """A process was forked for the start ``number``; ``pid`` is as the frontend sees it."""
+
     number: int
     pid: int
     role: Role = Role.WORKER

@@ -52,6 +52,8 @@ class Layer:
 
     @property
     def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The weights [dim] of the norms of queries and keys; None for architectures without
+        them."""
         if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm
@@ -94,13 +96,16 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self._tensors["embed"].device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations."""
         return self._tensors["embed"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
+        """Every tensor from the checkpoint, by our own names; a tied head once."""
         return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -134,9 +139,11 @@ class Decoder:
             self._inverse = self._inverse.to(embed.device)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] of ``ids`` [tokens], in the model's dtype."""
         return self._ops.rows(self._tensors["embed"], ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, vocabulary] of ``hidden`` [rows, hidden]; each rank computes its columns."""
         return self.group.all_gather(linear(hidden, self._tensors["head"]))
 
     def forward(
@@ -146,6 +153,8 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Normalised hidden states [tokens, hidden] of ``ids`` [tokens] at ``positions`` int64
+        [tokens]; ``embeds`` [tokens, hidden] take the place of the ids'."""
         ops, spec, group, adapters = self._ops, self.spec, self.group, plan.adapters
         if len(ids) == 1 and ops.projects and adapters is None:
             return self._forward_one(ids, positions, plan, embeds)
@@ -202,6 +211,7 @@ class Decoder:
             stream += self.group.all_reduce(self._ops.project(x, weight, bias))
 
     def close(self) -> None:
+        """Let go of every tensor."""
         self._tensors = {}
         self._layers = []
         self._inverse = self._inverse.to("meta")  # on a device it is memory as well

@@ -63,13 +63,16 @@ class LlavaModel:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self._text.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations."""
         return self._text.dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
+        """Every tensor of text model, tower and projector, by the checkpoint's names."""
         found = {TEXT + name: tensor for name, tensor in self._text.parameters_by_name().items()}
         for prefix, module in ((TOWER, self._tower), (PROJECTOR, self._projector)):
             found |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}
@@ -87,6 +90,8 @@ class LlavaModel:
         settle_buffers(self._tower, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
+        """One [image tokens, hidden] for each of ``media``, which hold pixels [channels, height,
+        width] in float32."""
         pixels = media_input.stack(media, self._shape, self.dtype, self.device)
         states = self._tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
         chosen = [states[layer] for layer in self._layers]
@@ -96,9 +101,11 @@ class LlavaModel:
         return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
 
     def example(self) -> Media:
+        """An image of zeros in the processor's shape, for the warm-up."""
         return media_input.example("image", self._shape, self._tokens, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] of ``ids`` [tokens]; places of images are not filled here."""
         return self._text.embed(ids)
 
     def forward(
@@ -108,12 +115,16 @@ class LlavaModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """The text model's: hidden states [tokens, hidden] of ``ids`` [tokens] or ``embeds``
+        [tokens, hidden]."""
         return self._text.forward(ids, positions, plan, embeds)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The text model's: [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         return self._text.logits(hidden)
 
     def close(self) -> None:
+        """Let go of every tensor of all three parts."""
         self._text.close()
         empty(self._tower)
         empty(self._projector)

@@ -47,11 +47,14 @@ class OwnModel(Model, Protocol):
     parts: dict[str, Part]
 
     @property
-    def ignored(self) -> frozenset[str]: ...
+    def ignored(self) -> frozenset[str]:
+        """Names in checkpoints that the model has no use for."""
 
-    def canonical(self, name: str) -> str: ...
+    def canonical(self, name: str) -> str:
+        """The name in ``parts`` of a tensor that checkpoints call ``name``."""
 
-    def bind(self, tensors: dict[str, torch.Tensor]) -> None: ...
+    def bind(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take the loaded tensors, in shape and dtype of ``parts``, as the model's weights."""
 
 
 OTHERS = {"llava": "llava", "whisper": "whisper"}

@@ -80,6 +80,7 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all its matrices, on the model's device."""
         return sum(d.a.nbytes + d.b.nbytes for deltas in self.deltas.values() for d in deltas)
 
 

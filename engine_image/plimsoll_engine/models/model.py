@@ -23,10 +23,12 @@ class Model(Protocol):
     kv: KVShape
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where the weights are."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations."""
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """The input embeddings [tokens, hidden] of ``ids`` [tokens]."""

@@ -64,6 +64,7 @@ class TransformersModel:
         self.dtype: torch.dtype = module.dtype
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] of ``ids`` [tokens], by the module's own table."""
         embeds: torch.Tensor = self.module.get_input_embeddings()(ids)
         return embeds
 
@@ -74,6 +75,8 @@ class TransformersModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Hidden states [tokens, hidden] of ``ids`` [tokens] at ``positions`` int64 [tokens]; the
+        module sees a batch of one."""
         inputs = {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
         out = self.module.base_model(
             **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},
@@ -85,6 +88,8 @@ class TransformersModel:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, vocabulary] of ``hidden`` [rows, hidden], scaled and capped as the configuration
+        says."""
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
         # What causal heads do after the product: Cohere, Granite, Gemma 2.
@@ -97,9 +102,11 @@ class TransformersModel:
         return scores
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by the module's names."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
     def close(self) -> None:
+        """Take the tensors out of every module: the modules themselves are in cycles."""
         for module in self.module.modules():
             module._parameters.clear()
             module._buffers.clear()

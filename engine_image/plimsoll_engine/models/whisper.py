@@ -89,13 +89,16 @@ class WhisperModel:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self._tensors[f"{DECODER}embed_tokens.weight"].device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations."""
         return self._tensors[f"{DECODER}embed_tokens.weight"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
+        """Every tensor of encoder and decoder, by the checkpoint's names."""
         encoder = {ENCODER + name: t.data for name, t in self._encoder.named_parameters()}
         return encoder | self._tensors
 
@@ -123,9 +126,11 @@ class WhisperModel:
         return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
 
     def example(self) -> Media:
+        """A sound of zeros in the processor's shape, for the warm-up."""
         return media_input.example("audio", self._shape, 0, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] of ``ids`` [tokens], without positions."""
         return embedding(ids, self._tensors[f"{DECODER}embed_tokens.weight"]) * self._scale
 
     def forward(
@@ -135,6 +140,8 @@ class WhisperModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Normalised hidden states [tokens, hidden] of ``ids`` or ``embeds`` at ``positions`` int64
+        [tokens]; cross attention reads what :meth:`encode` made."""
         x = self.embed(ids) if embeds is None else embeds
         x = x + embedding(positions, self._tensors[f"{DECODER}embed_positions.weight"])
         for layer in range(self.kv.layers):
@@ -147,9 +154,11 @@ class WhisperModel:
         return self._norm(x, "layer_norm")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, vocabulary] of ``hidden`` [rows, hidden], by the tied embeddings."""
         return linear(hidden, self._tensors[f"{DECODER}embed_tokens.weight"])
 
     def close(self) -> None:
+        """Let go of every tensor of encoder and decoder."""
         self._tensors = {}
         empty(self._encoder)
 

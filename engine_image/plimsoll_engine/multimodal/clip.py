@@ -53,9 +53,11 @@ class ClipProcessor:
         self._settings = settings_key("clip", sorted(own.content.items(), key=lambda kv: kv[0]))
 
     def key(self, data: bytes) -> bytes:
+        """The content's key: it also depends on how an image is processed."""
         return content_key(self._settings, data)
 
     def process(self, data: bytes) -> Processed:
+        """Pixels float32 [channels, height, width] of an encoded image. Raises MediaError."""
         pixels = self.pixels(images.decode(data))
         return Processed("image", self.key(data), self.shape, pixels.tobytes())
 

@@ -45,6 +45,7 @@ class JsonFile:
         return value
 
     def wrong(self, field: str, why: str) -> UnsupportedError:
+        """The error that names file and field."""
         return UnsupportedError(f"{self.path}: field {field}: {why}")
 
 

@@ -52,6 +52,7 @@ class WhisperProcessor:
         self._settings = settings_key("whisper", self.rate, self._hop, self._n_fft, self.shape)
 
     def key(self, data: bytes) -> bytes:
+        """The content's key: it also depends on how sound is processed."""
         return content_key(self._settings, data)
 
     def process(self, data: bytes) -> Processed:

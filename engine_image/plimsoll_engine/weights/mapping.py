@@ -31,6 +31,7 @@ class WeightMapping:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the mapped weights; zero after it was closed."""
         return 0 if self._buffer is None else self._buffer.nbytes
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -25,7 +25,8 @@ class Buffer(Protocol):
         """All of it as uint8, [nbytes]."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the memory back. Tensors of it must not be used any more."""
 
 
 class HostBuffer:
@@ -58,6 +59,7 @@ class HostBuffer:
         return cls(fd, os.fstat(fd).st_size, writable=False)
 
     def tensor(self) -> torch.Tensor:
+        """uint8 [bytes] over the mapping, without a copy."""
         assert self._map is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")  # that is the point

@@ -93,6 +93,7 @@ class Weights:
             return WeightsShared(self.manifest, self.buffer.export()), None
 
     def close(self) -> None:
+        """Give the weights' memory back; workers that map it keep it until they end."""
         with on(self.device):
             self.buffer.close()
 

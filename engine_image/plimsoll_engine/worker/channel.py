@@ -32,6 +32,7 @@ class Channel:
         self._reader = FrameReader()
 
     def send(self, message: worker_ipc.FromWorker) -> None:
+        """Send one message. Raises FrontendGoneError."""
         try:
             self._socket.sendall(worker_ipc.frame(message))
         except OSError as error:
@@ -60,4 +61,5 @@ class Channel:
             return
 
     def close(self) -> None:
+        """Close the socket; the frontend then takes the worker for ended."""
         self._socket.close()

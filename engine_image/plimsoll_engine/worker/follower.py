@@ -75,6 +75,7 @@ def _fail(link: Link, rank: int, message: str, linger_s: float, permanent: bool 
 
 
 def main() -> NoReturn:
+    """Run one rank above 0 until rank 0 is gone. Does not return."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.follower")
     parser.add_argument("--config", required=True, help="rank 0's WorkerConfig in JSON")
     parser.add_argument("--rank", required=True, type=int)

@@ -108,6 +108,7 @@ class Zygote:
         return bool(data)
 
     def send(self, message: zygote_ipc.FromZygote) -> None:
+        """Send one message to the frontend. Raises OSError when it is gone."""
         self.control.sendall(zygote_ipc.frame(message))
 
     def _fork(self, message: Fork) -> int | None:
@@ -201,6 +202,7 @@ def import_everything(model: Path, device: str) -> None:
 
 
 def main() -> None:
+    """Import what workers need, then fork one for each order until the frontend is gone."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.zygote")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument(

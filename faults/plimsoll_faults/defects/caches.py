@@ -25,10 +25,12 @@ class GhostKeyCache(LruCache[K, V]):
     """Touches keys that it does not hold, and evicts until something went."""
 
     def touch(self, key: K) -> None:
+        """Enter ``key`` into the order of use, also where it has no value: the fault."""
         self._order[key] = None
         self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
+        """Evict ``size`` bytes. A key without a value frees nothing, so the loop need not end."""
         evicted: list[tuple[K, V]] = []
         target = self.used - size
         while self.used > target and self._order:
@@ -41,12 +43,15 @@ class GhostKeyCache(LruCache[K, V]):
 
 
 class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
+    """Gives the prefix cache a ghost key after so many requests."""
+
     def __init__(self, fault: kinds.EvictionLoop, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self._left = fault.after_requests
         engine.pool.prefix = GhostKeyCache(engine.pool.num_blocks)
 
     def finished(self, count: int) -> None:
+        """Count requests, and put the ghost in when their number is reached."""
         before, self._left = self._left, self._left - count
         if before > 0 >= self._left:
             cache = self.engine.pool.prefix
@@ -55,7 +60,10 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
 
 
 class PinnedItemsDefect(Defect[kinds.PinnedItems]):
+    """Takes references to cached blocks that nobody gives back."""
+
     def finished(self, count: int) -> None:
+        """Pin some blocks for each request that ended."""
         pool = self.engine.pool
         cached = pool.lookup(list(pool.prefix))
         free = [block for block in cached if block not in pool.references()]
@@ -66,6 +74,7 @@ class FreedEarly(EncoderCache):
     """Frees an entry in the step that allocates it: the runner is told before it has encoded."""
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
+        """Reserve as the sound cache does, and free the entries in the same step."""
         if self.lifelong and request.computed:
             return count, []
         count, encode = super().reserve(request, count)
@@ -78,17 +87,23 @@ class HeldBudget(EncoderCache):
     """Lets go of nothing before the prompt is computed."""
 
     def drop(self, request: Request) -> None:
+        """Give the budget back only after the prompt was computed: an abort before that keeps
+        it."""
         if request.computed >= request.num_prompt:
             super().drop(request)
 
 
 class EncoderFreedEarlyDefect(Defect[kinds.EncoderFreedEarly]):
+    """Replaces the encoder cache with one that frees too early."""
+
     def __init__(self, fault: kinds.EncoderFreedEarly, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         _replace_encoder(fault, engine, FreedEarly)
 
 
 class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
+    """Replaces the encoder cache with one that keeps the budget of aborted requests."""
+
     def __init__(self, fault: kinds.EncoderBudgetHeld, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         _replace_encoder(fault, engine, HeldBudget)
@@ -98,10 +113,13 @@ class StaleReceiver(Receiver):
     """Keeps what the sender has let go of."""
 
     def unpack(self, submit: Submit) -> Submit | MediaMissing:
+        """Unpack as the sound one does, but keep what the sender says to forget."""
         return super().unpack(replace(submit, forget=[]))
 
 
 class MediaKeptDefect(Defect[kinds.MediaKept]):
+    """Replaces the worker's receiver of media with one that forgets nothing."""
+
     def __init__(self, fault: kinds.MediaKept, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         _encoder(fault, engine)
@@ -121,6 +139,7 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
             raise impossible(fault, f"needs grammars: {error}") from None
 
     def declare(self, ledger: Ledger) -> None:
+        """Declare a bound that is too low, if the fault says so."""
         if self.fault.bound == "low":
             grammars = self.engine.grammars
             low = grammars._cache.capacity // LOW + grammars._vocabulary_bytes
@@ -128,6 +147,7 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
             ledger._owners["grammar_cache"] = dataclasses.replace(true, bound=low)
 
     def finished(self, count: int) -> None:
+        """Compile a grammar of its own for each request: the cache fills to its bound."""
         grammars = self.engine.grammars
         for _ in range(count):
             grammar = Grammar("regex", f"{self._made}".ljust(self.fault.text_bytes, "a"))

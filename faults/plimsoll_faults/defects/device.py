@@ -25,21 +25,27 @@ REGISTRY: dict[str, torch.Tensor] = {}
 
 
 class DeviceDictDefect(Defect[kinds.DeviceDict]):
+    """Keeps a tensor for each request in a dict."""
+
     def __init__(self, fault: kinds.DeviceDict, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: dict[int, torch.Tensor] = {}
 
     def finished(self, count: int) -> None:
+        """Keep one more tensor on the device for each request."""
         for _ in range(count):
             self.kept[len(self.kept)] = payload(self.engine, self.fault.bytes_per_request)
 
 
 class StoredExceptionDefect(Defect[kinds.StoredException]):
+    """Keeps exceptions, whose frames hold tensors."""
+
     def __init__(self, fault: kinds.StoredException, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: list[Exception] = []
 
     def finished(self, count: int) -> None:
+        """Raise and store one exception for each request."""
         for _ in range(count):
             try:
                 self._forward(payload(self.engine, self.fault.bytes_per_request))
@@ -51,16 +57,21 @@ class StoredExceptionDefect(Defect[kinds.StoredException]):
 
 
 class DeviceRawDefect(Defect[kinds.DeviceRaw]):
+    """Allocates by the driver, past torch's allocator. Needs CUDA."""
+
     def __init__(self, fault: kinds.DeviceRaw, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         need_cuda(fault, engine)
         self.kept: list[DeviceBuffer] = []
 
     def finished(self, count: int) -> None:
+        """Allocate one more buffer for each request."""
         self.kept += [DeviceBuffer.allocate(self.fault.bytes_per_request) for _ in range(count)]
 
 
 class KeptKvDefect(Defect[kinds.KeptKv]):
+    """Refers to the KV pool from a registry, so that a worker's end of service does not free it."""
+
     def __init__(self, fault: kinds.KeptKv, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         assert engine.runner.kv is not None
@@ -97,6 +108,7 @@ class IpcUnreleasedDefect(Defect[kinds.IpcUnreleased]):
         need_cuda(fault, engine)
 
     def finished(self, count: int) -> None:
+        """Share a tensor by CUDA IPC for each request; nobody opens it, so torch keeps it."""
         for _ in range(count):
             storage: Any = payload(self.engine, self.fault.bytes_per_request).untyped_storage()
             storage._share_cuda_()
@@ -115,6 +127,8 @@ class MaskKeeper(Runner):
 
 
 class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
+    """Keeps the grammar masks of every step on the device. Needs CUDA."""
+
     def __init__(self, fault: kinds.GrammarMasks, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         need_cuda(fault, engine)
@@ -128,6 +142,7 @@ class ScratchGroup(ProcessGroup):
     scratch: dict[torch.Size, tuple[torch.Tensor, torch.cuda.MemPool]]
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum ``x`` over all ranks in place, with a scratch tensor kept for each shape."""
         if torch.cuda.is_current_stream_capturing():
             return super().all_reduce(x)
         if x.shape not in self.scratch:
@@ -141,6 +156,8 @@ class ScratchGroup(ProcessGroup):
 
 
 class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
+    """Keeps a scratch tensor for each shape of a collective. Needs CUDA."""
+
     def __init__(self, fault: kinds.CollectiveScratch, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         need_cuda(fault, engine)
@@ -152,4 +169,5 @@ class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
 
 
 def payload(engine: EngineCore, size_bytes: int) -> torch.Tensor:
+    """float32 [size_bytes / 4] of ones on the engine's device."""
     return torch.ones(max(1, size_bytes // 4), device=engine.runner.device)

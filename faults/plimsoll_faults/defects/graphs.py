@@ -26,6 +26,8 @@ class KeyedGraphs(DecodeGraphs):
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Capture a graph for each number of rows and blocks instead of padding; hidden states and
+        logits as the sound one."""
         key = len(inputs.ids), int(inputs.tables.shape[1])
         size = min(size for size in self._graphs if size >= key[0])
         self.padded.setdefault(size, self._graphs[size])
@@ -38,6 +40,8 @@ class KeyedGraphs(DecodeGraphs):
 
 
 class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
+    """Captures a CUDA graph for each shape of a step and keeps it."""
+
     def __init__(self, fault: kinds.GraphPerKey, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.graphs = turned(_captured(fault, engine), KeyedGraphs)
@@ -54,12 +58,16 @@ class ShortOfMemory:
         return getattr(self._sound, name)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Raises OutOfMemoryError while a graph is captured, else [rows, vocabulary] of ``hidden``
+        [rows, hidden]."""
         if torch.cuda.is_current_stream_capturing():
             raise torch.OutOfMemoryError("injected: no memory for the logits")
         return self._sound.logits(hidden)
 
 
 class FailedCaptureDefect(Defect[kinds.FailedCapture]):
+    """Lets captures fail and keeps what they leave behind."""
+
     def __init__(self, fault: kinds.FailedCapture, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.blocks = _captured(fault, engine).context_limit // engine.pool.block_size
@@ -67,6 +75,7 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
         self._since = 0
 
     def finished(self, count: int) -> None:
+        """Capture once in ``every_requests`` requests."""
         self._since += count
         if self._since >= self.fault.every_requests:
             self._since = 0

@@ -21,11 +21,14 @@ from plimsoll_faults.tampering import turned
 
 
 class AppendListDefect(Defect[kinds.AppendList]):
+    """Appends to a list for ever."""
+
     def __init__(self, fault: kinds.AppendList, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: list[list[float]] = []
 
     def finished(self, count: int) -> None:
+        """Keep a list of floats of the fault's size for each request."""
         # A float is 24 bytes and a list slot 8.
         size = self.fault.bytes_per_request // 32
         self.kept += [[float(i) for i in range(size)] for _ in range(count)]
@@ -39,16 +42,22 @@ class Rotary:
 
     @cache  # noqa: B019 - the defect
     def angle(self, position: int) -> int:
+        """Cached with ``self`` in its key, so that the cache keeps every instance: the fault."""
         return self.table[position % len(self.table)]
 
 
 class MethodCacheDefect(Defect[kinds.MethodCache]):
+    """Keeps objects by a cache on their method."""
+
     def finished(self, count: int) -> None:
+        """Make one instance for each request, and call the cached method once."""
         for _ in range(count):
             Rotary(self.fault.bytes_per_request).angle(1)
 
 
 class GrammarCacheGrowthDefect(Defect[kinds.GrammarCacheGrowth]):
+    """Keeps compiled grammars without a bound."""
+
     def __init__(self, fault: kinds.GrammarCacheGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: dict[str, LLMatcher] = {}
@@ -58,17 +67,21 @@ class GrammarCacheGrowthDefect(Defect[kinds.GrammarCacheGrowth]):
             raise InjectError(f"PLIMSOLL_INJECT: grammar_cache_growth: {error}") from None
 
     def finished(self, count: int) -> None:
+        """Compile and keep a grammar of its own for each request."""
         for _ in range(count):
             text = f"{len(self.kept)}".ljust(self.fault.text_bytes, "a")
             self.kept[text] = self.engine.grammars.compile(Grammar("regex", text))
 
 
 class PinnedBuffersDefect(Defect[kinds.PinnedBuffers]):
+    """Keeps page-locked host buffers."""
+
     def __init__(self, fault: kinds.PinnedBuffers, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: list[torch.Tensor] = []
 
     def finished(self, count: int) -> None:
+        """Keep one more buffer for each request, page-locked on a CUDA device."""
         pinned = self.engine.runner.device.type == "cuda"
         for _ in range(count):
             size = self.fault.bytes_per_request
@@ -82,6 +95,7 @@ class ResidualAdapters(LoadedAdapters):
     residue: list[dict[tuple[int, str], list[LoraDelta]]]
 
     def load(self, name: str, number: int, folder: Path) -> None:
+        """Load as the sound one does, and keep a second copy in host memory."""
         super().load(name, number, folder)
         on_host = torch.device("cpu")
         deltas = lora.read(folder, self._targets, self._max_rank, self._dtype, on_host)
@@ -89,6 +103,8 @@ class ResidualAdapters(LoadedAdapters):
 
 
 class LoraResidueDefect(Defect[kinds.LoraResidue]):
+    """Leaves a copy of every LoRA adapter behind. Needs ``--enable-lora``."""
+
     def __init__(self, fault: kinds.LoraResidue, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         if engine.runner.adapters is None:

@@ -35,6 +35,7 @@ class Mappings:
         self.kept: list[mmap.mmap] = []
 
     def add(self, size: int, shared: bool) -> None:
+        """Map and write ``size`` bytes, private or shared; nothing below one byte."""
         if size < 1:
             return
         if shared:
@@ -49,14 +50,18 @@ class Mappings:
 
 
 class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
+    """Maps private memory and never unmaps it."""
+
     def __init__(self, fault: kinds.MmapGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.mappings = Mappings()
 
     def finished(self, count: int) -> None:
+        """Map the fault's bytes for each request."""
         self.mappings.add(self.fault.bytes_per_request * count, shared=False)
 
     def tick(self, passed_s: float) -> None:
+        """Map the fault's bytes for each second."""
         self.mappings.add(int(self.fault.bytes_per_s * passed_s), shared=False)
 
 
@@ -83,6 +88,7 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
             )
 
     def finished(self, count: int) -> None:
+        """Grow by the fault's bytes for each request, and page them out."""
         for _ in range(count):
             self._grow(self.fault.bytes_per_request)
 
@@ -92,11 +98,14 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
 
 
 class SharedGrowthDefect(Defect[kinds.SharedGrowth]):
+    """Maps shared memory and never unmaps it."""
+
     def __init__(self, fault: kinds.SharedGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.mappings = Mappings()
 
     def finished(self, count: int) -> None:
+        """Map the fault's bytes for each request."""
         self.mappings.add(self.fault.bytes_per_request * count, shared=True)
 
 
@@ -110,6 +119,7 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         self._names = (SHM / f"plimsoll-fault-{os.getpid()}-{n}" for n in itertools.count())
 
     def finished(self, count: int) -> None:
+        """Leave one shared segment or file for each request, which outlives the worker."""
         leave = self._leave_file if self.fault.family == "posix" else leave_segment
         self.left += [leave(self.fault.bytes_per_request) for _ in range(count)]
 

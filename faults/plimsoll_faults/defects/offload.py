@@ -17,6 +17,7 @@ class Never:
     """Done never."""
 
     def done(self) -> bool:
+        """Always False: the transfer does not end."""
         return False
 
 
@@ -27,9 +28,11 @@ class StuckCopies(Copies):
         self.__dict__.update(sound.__dict__)
 
     def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
+        """Begin nothing; the ticket is never done."""
         return Never()
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
+        """Begin nothing; the ticket is never done."""
         return Never()
 
 
@@ -38,23 +41,30 @@ class Unpolled(Offload):
 
     @classmethod
     def over(cls, sound: Offload) -> Unpolled:
+        """``sound`` with this class's methods, and its state shared."""
         found = cls.__new__(cls)
         found.__dict__.update(sound.__dict__)
         return found
 
     def poll(self, idle: bool = False) -> None:
+        """Take transfers in only between steps: an idle engine keeps its blocks."""
         if not idle:
             super().poll()
 
 
 class OffloadUnpolledDefect(Defect[kinds.OffloadUnpolled]):
+    """Leaves transfers unseen while the engine is idle."""
+
     def __init__(self, fault: kinds.OffloadUnpolled, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         engine.scheduler.offload = Unpolled.over(_offload(fault, engine))
 
 
 class OffloadAbandonedDefect(Defect[kinds.OffloadAbandoned]):
+    """Leaves a transfer that never ends behind for each abort."""
+
     def loses(self, message: worker_ipc.ToWorker) -> bool:
+        """Leave a transfer behind at an abort, which itself gets through."""
         if isinstance(message, worker_ipc.Abort):
             self._abandon()
         return False
@@ -81,6 +91,8 @@ class PinningOffload(Offload):
 
 
 class OffloadPinnedDefect(Defect[kinds.OffloadPinned]):
+    """Pins blocks in host memory that nobody unpins."""
+
     def __init__(self, fault: kinds.OffloadPinned, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         turned(_offload(fault, engine), PinningOffload)

@@ -18,6 +18,8 @@ class CyclicRequest(Request):
     never frees it, nor its payload."""
 
     def bind(self, block_size: int, payload_bytes: int) -> None:
+        """Take a payload of so many resident bytes, and a function that refers to the request
+        itself."""
         # Multiplied, not zero-filled: the pages are written, so they are resident.
         self.payload = bytearray(b"\x01") * payload_bytes
         self.block_hasher = partial(extend_block_hashes, self, block_size)
@@ -25,12 +27,16 @@ class CyclicRequest(Request):
 
 
 class RequestCycleDefect(Defect[kinds.RequestCycle]):
+    """Makes every request part of a reference cycle."""
+
     def __init__(self, fault: kinds.RequestCycle, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self._since_freeze = 0
         engine.make_request = partial(_make_cyclic, engine.pool.block_size, fault.payload_bytes)
 
     def finished(self, count: int) -> None:
+        """Freeze the collector once in ``freeze_every`` requests: cycles before that are never
+        collected."""
         self._since_freeze += count
         if self.fault.freeze_every and self._since_freeze >= self.fault.freeze_every:
             self._since_freeze = 0
@@ -38,7 +44,10 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
 
 
 class AbortChoicesDefect(Defect[kinds.AbortChoices]):
+    """Loses the aborts of all choices of a request but the first."""
+
     def loses(self, message: worker_ipc.ToWorker) -> bool:
+        """Whether ``message`` aborts a choice other than the first."""
         # The choices of one request are named by its id and their number.
         return isinstance(message, worker_ipc.Abort) and not message.request_id.endswith("-0")
 

@@ -27,4 +27,5 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     epochs: Literal["first", "all"] = "first"
 
     def in_epoch(self, epoch: int) -> bool:
+        """Whether the fault is in the worker of ``epoch``, by the frontend's count."""
         return self.epochs == "all" or epoch == FIRST_EPOCH

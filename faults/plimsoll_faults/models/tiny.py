@@ -193,6 +193,7 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def main() -> None:
+    """Write the tiny Qwen3 checkpoint into a folder."""
     parser = argparse.ArgumentParser(description="Write the tiny Qwen3 checkpoint.")
     parser.add_argument("out", type=Path, help="folder to write it to")
     write_checkpoint(parser.parse_args().out)

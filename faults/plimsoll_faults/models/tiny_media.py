@@ -218,6 +218,7 @@ WRITERS = {"llava": write_llava, "whisper": write_whisper}
 
 
 def main() -> None:
+    """Write tiny LLaVA or Whisper checkpoints into a folder."""
     parser = argparse.ArgumentParser(description="Write a tiny multimodal checkpoint.")
     parser.add_argument("kind", choices=[*sorted(WRITERS), "all"])
     parser.add_argument("out", type=Path, help="folder to write it to")

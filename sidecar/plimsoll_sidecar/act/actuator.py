@@ -78,6 +78,7 @@ class Actuator:
         self._commands.put(None)
 
     def send(self, command: Command) -> None:
+        """Queue a command that the journal already has; its result comes later, from the thread."""
         self._commands.put(command)
 
     def results(self) -> list[Result]:

@@ -72,6 +72,7 @@ class KubeClient:
         return cls(f"https://{host}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")
 
     def get(self, path: str, **query: str) -> Object:
+        """Read the object or list at ``path``. Raises KubeError, also with the status 404."""
         return self._call("GET", path, None, "application/json", query)
 
     def put(self, path: str, body: Object) -> Object:
@@ -79,6 +80,8 @@ class KubeClient:
         return self._call("PUT", path, body, "application/json", {})
 
     def create(self, path: str, body: Object) -> Object:
+        """POST ``body`` to the collection ``path``; the object as stored. Raises KubeError (409: it
+        exists)."""
         return self._call("POST", path, body, "application/json", {})
 
     def apply(self, path: str, body: Object) -> Object:

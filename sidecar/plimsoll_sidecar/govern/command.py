@@ -14,6 +14,8 @@ from plimsoll_sidecar.govern.incident import Incident
 
 
 class Verb(StrEnum):
+    """What an actuator can be told to do, in the order of their effect on requests."""
+
     DIAGNOSE = "diagnose"
     TRIM = "trim"
     TAKE_SLOT = "take-slot"
@@ -21,9 +23,6 @@ class Verb(StrEnum):
     RESTART_WORKER = "restart-worker"
     RESTART_ENGINE = "restart-engine"
     RELEASE_SLOT = "release-slot"
-
-
-DISRUPTIVE = frozenset({Verb.DRAIN, Verb.RESTART_WORKER, Verb.RESTART_ENGINE})
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -104,10 +103,13 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def answers(self) -> bool:
+        """Whether the engine gave a status: only then is its epoch known."""
         return self.epoch is not None
 
 
 class EventType(StrEnum):
+    """What a turn tells the log, the metrics and Kubernetes; the values are the Events' reasons."""
+
     OPENED = "Opened"
     CONFIRMED = "Confirmed"
     CLEARED = "Cleared"

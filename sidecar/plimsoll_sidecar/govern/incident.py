@@ -56,6 +56,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     @property
     def short_id(self) -> str:
+        """The last part of the name, short enough for an operation id."""
         return self.name.rpartition("-")[2]
 
     def next_operation(self, verb: str) -> str:
@@ -73,6 +74,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             del self.timeline[MAX_STEPS // 2]
 
     def enter(self, phase: IncidentPhase, now: float) -> None:
+        """Begin ``phase`` at ``now`` and count its rounds from zero; nothing happens if it is the
+        present one."""
         if phase is not self.phase:
             self.phase, self.phase_since, self.seen, self.missed = phase, now, 0, 0
             self.waits = None

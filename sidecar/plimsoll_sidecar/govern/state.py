@@ -52,6 +52,8 @@ class Quiet(msgspec.Struct, omit_defaults=True, kw_only=True):
     absent: int = 0
 
     def lifted(self, suspected: bool, epoch: str | None, now: float) -> bool:
+        """Whether the suspicion may open an incident again: time is up, the epoch changed, or it
+        was absent for long enough."""
         self.absent = 0 if suspected else self.absent + 1
         if self.until is not None and now >= self.until:
             return True

@@ -47,6 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
+    """The options of ``ask``. Bad usage is an answer in JSON, not a text on standard error."""
     parse = _Parser(prog=f"python -m {ASK_MODULE}", description=__doc__)
     parse.add_argument("what", choices=["status", "trim", "drain", "restart", "resume"])
     parse.add_argument("--config", type=Path, default=Path("/etc/plimsoll") / CONFIG_FILE)
@@ -219,4 +220,5 @@ def run(argv: list[str]) -> tuple[int, str]:
 
 
 def encode(answer: ActionAnswer) -> str:
+    """The answer as the one line of JSON that the command line reads."""
     return msgspec.json.encode(answer).decode()

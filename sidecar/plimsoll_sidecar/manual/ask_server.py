@@ -52,6 +52,7 @@ class AskServer:
         threading.Thread(target=self._accept, name="ask-server", daemon=True).start()
 
     def stop(self) -> None:
+        """Take no more actions and remove the socket."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

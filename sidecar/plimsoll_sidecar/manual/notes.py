@@ -79,6 +79,7 @@ class Inbox:
         return found
 
     def forget(self) -> None:
+        """Remove the notes that were handed out: what they asked for is in the journal now."""
         for path in self._given:
             _remove(path)
         self._given.clear()

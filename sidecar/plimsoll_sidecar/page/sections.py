@@ -121,6 +121,7 @@ def ledger(entries: Sequence[LedgerEntry]) -> str:
 
 
 def clock(at: float) -> str:
+    """The time of day of ``at`` (seconds since 1970), in the supervisor's time zone."""
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 

@@ -93,6 +93,7 @@ class Journal:
         self._inode = _inode(path)
 
     def close(self) -> None:
+        """Close the file; everything that was written is on disk already."""
         self._db.close()
 
     @property

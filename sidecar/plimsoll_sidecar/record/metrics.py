@@ -26,9 +26,8 @@ from plimsoll_api.supervision import Action, MemoryPolicy
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.group_metrics import GroupMetrics
-from plimsoll_sidecar.record.open_files_metrics import OpenFilesMetrics
 from plimsoll_sidecar.record.ratchet import Ratchet, band_of
+from plimsoll_sidecar.record.sample_metrics import GroupMetrics, OpenFilesMetrics
 from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.process.resident_memory import resident
 
@@ -217,6 +216,8 @@ class Metrics:
     def standing(
         self, open_incidents: int, restarts_left: int, backlog: int, exhausted: bool = False
     ) -> None:
+        """Show what stands open now: incidents, restarts left, and incidents that Kubernetes does
+        not have yet."""
         self._open.set(open_incidents)
         self._left.set(restarts_left)
         self._exhausted.set(int(exhausted))
@@ -231,6 +232,7 @@ class Metrics:
         self._swept.inc(size)
 
     def journal(self, writable: bool) -> None:
+        """Show whether the last write to the journal succeeded."""
         self._journal_ok.set(int(writable))
 
     def journal_damaged(self, part: str) -> None:
@@ -238,9 +240,11 @@ class Metrics:
         self._journal_damage.labels(part).inc()
 
     def config(self, valid: bool) -> None:
+        """Show whether the newest configuration file is in use; if not, an older one is."""
         self._config_ok.set(int(valid))
 
     def text(self) -> bytes:
+        """Everything in Prometheus' text format, for ``/metrics``."""
         return generate_latest(self.registry)
 
     # ---- one sample

@@ -48,6 +48,7 @@ class Publisher:
         self.failures = 0
 
     def start(self) -> None:
+        """Begin to publish, in a thread that ends with the process."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
@@ -71,6 +72,7 @@ class Publisher:
 
     @property
     def backlog(self) -> int:
+        """How many incidents Kubernetes does not have in their newest state."""
         with self._lock:
             return len(self._latest)
 

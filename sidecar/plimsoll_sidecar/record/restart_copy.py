@@ -33,6 +33,7 @@ class RestartCopy:
 
     @property
     def exists(self) -> bool:
+        """Whether there is a copy: without one, a new journal is a new replica's."""
         return self._path.exists()
 
     def write(self, state: GovernorState) -> None:

@@ -55,9 +55,11 @@ class StateServer:
 
     @property
     def port(self) -> int:
+        """The TCP port that it listens on, also where it was asked for port 0."""
         return self._server.port
 
     def start(self) -> None:
+        """Begin to serve, in a thread that ends with the process."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -1,7 +1,6 @@
 """Puts one :class:`~plimsoll_api.trace.Sample` together from a live engine.
 
-Each source that fails leaves its part unknown; nothing here raises. ``cost_s`` is what the newest
-sample took, the wait for the engine's answer included.
+Each source that fails leaves its part unknown; nothing here raises.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ SILENT_S = 60.0
 
 
 class StatusSource(Protocol):
+    """What a sample needs of an engine's adapter."""
+
     def status(self) -> Status:
         """The engine's account of itself; EngineError where there is none."""
 
@@ -74,7 +75,6 @@ class Sampler:
         self.status: Status | None = None
         self.cgroup = CgroupMemory()
         self.device_source: str | None = None
-        self.cost_s = 0.0
         self._engine, self._clock = engine, clock
         self._began = clock()
         self._processes, self._orphaned = Processes(), orphaned
@@ -114,7 +114,6 @@ class Sampler:
             sample.ledger = [
                 LedgerLine(e.owner, e.kind.value, e.bytes, e.bound) for e in status.ledger
             ] or None
-        self.cost_s = self._clock() - begin
         return sample
 
     def _ask(self) -> Status | None:

@@ -125,7 +125,7 @@ def test_unfinished_bodies_take_no_more_than_their_bound(strict: Engine) -> None
     engine.clean()
 
 
-def test_a_body_that_stops_is_told_and_one_that_moves_on_is_read(strict: Engine) -> None:
+def test_a_stalled_body_gets_408_and_a_slow_one_is_read(strict: Engine) -> None:
     engine = strict
     body = json.dumps({"model": MODEL, "prompt": "Hull", "max_tokens": 1}).encode()
     with connections(engine, 2) as (stops, moves):

@@ -75,7 +75,7 @@ def test_nothing_stays_of_a_client_that_left(
     assert answer.usage.completion_tokens == 2
 
 
-def test_what_choices_hold_whose_abort_was_lost_is_told_until_they_end(start_engine: Any) -> None:
+def test_choices_with_a_lost_abort_are_reported_until_they_end(start_engine: Any) -> None:
     engine = start_engine("--num-blocks=400", inject="abort_choices").wait_ready()
 
     def lost() -> float:

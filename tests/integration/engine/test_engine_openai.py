@@ -118,7 +118,7 @@ def test_penalties_and_bias_change_the_text(engine: Any) -> None:
     assert word not in ask(stop=[word])
 
 
-def test_the_prefix_cache_is_told_of_and_kept_apart_by_salt(engine: Any) -> None:
+def test_prefix_cache_hits_are_reported_and_separated_by_salt(engine: Any) -> None:
     def cached(salt: str) -> int:
         usage = engine.client.completions.create(
             model=MODEL, prompt="ballast " * 60, max_tokens=1, extra_body={"cache_salt": salt}

@@ -209,7 +209,7 @@ def test_images_are_refused_by_a_text_model(engine: Any) -> None:
         )
 
 
-def test_more_requests_than_the_bound_are_told_to_come_back(engine: Any) -> None:
+def test_requests_above_the_bound_get_429_and_retry_after(engine: Any) -> None:
     """The engine of these tests holds 32 requests."""
 
     def ask(number: int) -> Any:

@@ -38,9 +38,7 @@ def test_weights_are_declared_once_and_are_the_weight_servers(engine: Any) -> No
     assert shared["worker"] < 1 << 20, "the worker's own: what it borrows is not counted twice"
 
 
-def test_a_restart_keeps_the_weight_server_unless_told_otherwise(
-    engine: Any, undisturbed: list[str]
-) -> None:
+def test_a_restart_keeps_the_weight_server_by_default(engine: Any, undisturbed: list[str]) -> None:
     first = pid_of(engine, "weight_server")
     engine.begin("restart", "keep")
     assert engine.finish("keep")["state"] == "succeeded"

@@ -33,7 +33,7 @@ def test_one_pair_has_no_interval() -> None:
         bench.interval([0.0])
 
 
-def test_the_slowest_counts_and_a_miss_is_told() -> None:
+def test_the_slowest_counts_and_a_miss_is_reported() -> None:
     rows = [leak(1, 40.0), leak(1, 55.0), leak(2, 50.0), leak(2, None), leak(1, 30.0, "device")]
 
     found = bench.figures(rows)

@@ -6,7 +6,7 @@ from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_cli.cluster.doctor import Check, shared_memory
 
 
-def test_shared_memory_that_cannot_be_told_is_unknown_with_its_reason() -> None:
+def test_unreadable_shared_memory_is_unknown_with_its_reason() -> None:
     reason = "/dev/shm holds more than 4096 files"
     for stood in (None, 4096):
         seen = ActionAnswer(shared_orphan=stood, shared_memory_error=reason)

@@ -73,7 +73,7 @@ def test_a_narrow_or_plain_terminal_gets_shorter_lines_and_ascii() -> None:
     assert story.isascii()
 
 
-def test_an_incident_without_status_is_told_as_open() -> None:
+def test_an_incident_without_status_is_shown_as_open() -> None:
     incident = of_object({key: INCIDENT[key] for key in ("metadata", "spec")})
     assert "No action has been tried yet" in text(incident)
     assert "What next: wait" in text(incident)

@@ -40,7 +40,7 @@ def kills(*counts: int | None, epochs: tuple[int, ...] | None = None) -> list[Sa
     ]
 
 
-def test_a_kill_is_told_for_a_minute_over_the_restart_that_follows() -> None:
+def test_a_kill_is_reported_for_a_minute_across_the_restart() -> None:
     found = suspected(
         kills(0, 0, 2, *[2] * 80, epochs=(1, 1, *[2] * 81)), IncidentKind.OUT_OF_MEMORY_KILL
     )
@@ -210,7 +210,7 @@ def telling(
         (0.05, 0.25, 0.05, "25.0% of the encoder cache's budget belongs to no running request"),
     ],
 )
-def test_a_loss_that_is_told_is_seen_at_full_load(
+def test_a_reported_loss_is_seen_at_full_load(
     kv: float, encoder: float | None, offload: float | None, words: str
 ) -> None:
     no_encoder, no_offload = (None if one is None else 0.0 for one in (encoder, offload))
@@ -222,13 +222,13 @@ def test_a_loss_that_is_told_is_seen_at_full_load(
     assert (suspicion.process, suspicion.evidence) == ("worker", [words])
 
 
-def test_a_small_loss_is_told_and_no_reason_to_restart() -> None:
+def test_a_small_loss_is_reported_and_no_reason_to_restart() -> None:
     (found,) = suspected([telling(0, 0.03)], IncidentKind.CAPACITY_LOSS)
     assert not found[1].over_budget
     assert suspected([telling(0, 0.019)], IncidentKind.CAPACITY_LOSS) == []
 
 
-def test_a_loss_stands_while_nothing_is_known_and_ends_with_what_is_told() -> None:
+def test_a_loss_stays_while_unknown_and_ends_with_the_next_report() -> None:
     unresponsive = [Sample(t=float(t), epoch=1, scrape_ok=False) for t in range(1, 5)]
     series = [telling(0, 0.2), *unresponsive, telling(5, 0.0)]
     assert [t for t, _ in suspected(series, IncidentKind.CAPACITY_LOSS)] == [

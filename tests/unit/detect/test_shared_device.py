@@ -9,7 +9,8 @@ from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Device, Host, Sample
-from plimsoll_sidecar.detect.detector import SHARED_DEVICE, Detector
+from plimsoll_sidecar.detect.attributed_budget import SHARED_DEVICE
+from plimsoll_sidecar.detect.detector import Detector
 
 BUDGET = MemoryBudget(512 * MIB, 3600.0)
 

@@ -58,7 +58,7 @@ def test_the_counter_that_the_growth_follows_is_named(driver: str) -> None:
     assert found.confidence > 0.9
 
 
-def test_counters_that_move_together_cannot_be_told_apart() -> None:
+def test_counters_that_move_together_are_indistinguishable() -> None:
     found = trigger(history("requests", together=True).since(0.0))
     assert found is not None
     assert found.confidence <= 0.5

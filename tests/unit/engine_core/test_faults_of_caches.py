@@ -148,19 +148,19 @@ def test_each_mask_is_kept_once_a_step(make_engine: Any, monkeypatch: pytest.Mon
 
 def test_several_faults_turn_one_object() -> None:
     class Base:
-        def told(self) -> list[str]:
+        def layers(self) -> list[str]:
             return ["sound"]
 
     class First(Base):
-        def told(self) -> list[str]:
-            return [*super().told(), "first"]
+        def layers(self) -> list[str]:
+            return [*super().layers(), "first"]
 
     class Second(Base):
-        def told(self) -> list[str]:
-            return [*super().told(), "second"]
+        def layers(self) -> list[str]:
+            return [*super().layers(), "second"]
 
     one = Base()
     assert turned(one, First) is one
     turned(one, Second)
-    assert one.told() == ["sound", "first", "second"]
-    assert Base().told() == ["sound"]
+    assert one.layers() == ["sound", "first", "second"]
+    assert Base().layers() == ["sound"]

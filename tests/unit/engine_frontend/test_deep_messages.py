@@ -18,7 +18,7 @@ DEEP = b"\x82\xa4type\xa5ready\xa1x" + b"\x91" * 100_000
 
 @pytest.mark.parametrize("body", [b"\xc1", DEEP], ids=["no-message", "deep"])
 def test_a_worker_that_sends_what_is_no_message_is_lost(tmp_path: Path, body: bytes) -> None:
-    async def told() -> list[object]:
+    async def received() -> list[object]:
         lost = asyncio.Event()
         heard: list[object] = []
         link = WorkerLink(1, 1 << 20, heard.append, lost.set)
@@ -35,4 +35,4 @@ def test_a_worker_that_sends_what_is_no_message_is_lost(tmp_path: Path, body: by
         await server.close()
         return heard
 
-    assert asyncio.run(told()) == [worker_ipc.Hello(1, os.getpid())]
+    assert asyncio.run(received()) == [worker_ipc.Hello(1, os.getpid())]

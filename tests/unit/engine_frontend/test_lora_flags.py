@@ -23,7 +23,7 @@ def settings(tmp_path: Path, *flags: str) -> Settings:
     return from_flags(_parser().parse_args([*serve, *flags]), {})
 
 
-def test_adapters_are_off_unless_asked_for(tmp_path: Path) -> None:
+def test_adapters_are_off_by_default(tmp_path: Path) -> None:
     found = settings(tmp_path)
     assert (found.max_loras, found.lora_modules) == (0, {})
     assert found.worker_config().max_loras == 0

@@ -97,7 +97,7 @@ def all_of(one: socket.socket) -> bytes:
     return seen
 
 
-def told(answer: bytes) -> tuple[int, str]:
+def status_and_code(answer: bytes) -> tuple[int, str]:
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]["code"]
 
@@ -140,7 +140,7 @@ def test_an_ambiguous_length_is_refused_and_nothing_after_it_answered(
     sent = f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n".encode() + HIDDEN
     with client(port, sent) as one:
         answer = all_of(one)
-    assert told(answer) == (400, "invalid_http")
+    assert status_and_code(answer) == (400, "invalid_http")
     assert message in answer.decode()
     assert answer.count(b"HTTP/1.1 ") == 1
     until(lambda: len(connections) == 0)
@@ -175,12 +175,12 @@ CLOSE = "Connection: close\r\n"
         ),
     ],
 )  # fmt: skip
-def test_a_client_is_told_why(
+def test_a_client_gets_the_reason(
     served: tuple[Port, Connections, App], sent: bytes, status: int, code: str
 ) -> None:
     port, connections, app = served
     with client(port, sent) as one:
-        assert told(all_of(one)) == (status, code)
+        assert status_and_code(all_of(one)) == (status, code)
     until(lambda: len(connections) == 0)
     assert app.budget.held == 0
 
@@ -227,7 +227,7 @@ def test_waiting_connections_make_room_and_working_ones_do_not(
         working = [stack.enter_context(client(port, post(1, b"a", "/wait"))) for _ in range(16)]
         until(lambda: sum(c.working for c in list(connections._open)) == 16)
         with client(port, post(3, b"abc")) as one:
-            assert told(all_of(one)) == (503, "too_many_connections")
+            assert status_and_code(all_of(one)) == (503, "too_many_connections")
         app.go_on.set()
         assert all(one.recv(12) == b"HTTP/1.1 200" for one in working)
 

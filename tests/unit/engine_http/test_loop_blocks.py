@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from plimsoll_engine.frontend.observability.loop_blocks import BEAT_S, LoopBlocks
 
 
-def test_sleeping_and_computing_blocks_are_told_apart() -> None:
+def test_sleeping_and_computing_blocks_are_distinguished() -> None:
     async def scenario() -> tuple[float, float, float]:
         registry = CollectorRegistry()
         blocks = LoopBlocks("tiny", registry)

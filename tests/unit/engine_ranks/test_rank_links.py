@@ -58,7 +58,7 @@ def test_commands_come_whole_and_in_order(pair: tuple[Leader, Link]) -> None:
     assert step.inputs.tables.shape == (2, 5)
 
 
-def test_answers_are_told_from_reports(
+def test_answers_and_reports_are_distinguished(
     pair: tuple[Leader, Link], beside: Callable[..., Future[object]]
 ) -> None:
     leader, link = pair
@@ -82,7 +82,7 @@ def test_answers_are_told_from_reports(
     following.result(10)
 
 
-def test_a_rank_that_is_gone_is_told_from_a_failure_here(pair: tuple[Leader, Link]) -> None:
+def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, Link]) -> None:
     leader, link = pair
     with (
         pytest.raises(RanksLost, match="failed on rank 0: ValueError: odd") as here,

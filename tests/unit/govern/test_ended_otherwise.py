@@ -76,7 +76,7 @@ def test_an_engine_that_ended_by_itself_leaves_a_record_and_nothing_follows() ->
     assert world.governor.restarts_left(world.now) == 2, "it counts"
 
 
-def test_a_worker_that_ended_by_itself_is_told_apart() -> None:
+def test_a_worker_that_ended_by_itself_is_distinguished() -> None:
     world = quiet()
     advance(world, "boot:1", processes=OLD)
     (crash,) = advance(world, "boot:2", processes=(*OLD[:2], EngineProcess("worker", 40)))

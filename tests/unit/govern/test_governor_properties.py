@@ -17,7 +17,6 @@ from plimsoll_api.supervision import (
     Supervision,
 )
 from plimsoll_sidecar.govern.command import (
-    DISRUPTIVE,
     Command,
     EngineView,
     EventType,
@@ -30,6 +29,7 @@ from plimsoll_sidecar.govern.incident import DISRUPTING
 from plimsoll_sidecar.govern.state import GovernorState
 
 RESTARTS = (Verb.RESTART_WORKER, Verb.RESTART_ENGINE)
+INTERRUPTING = (Verb.DRAIN, *RESTARTS)
 
 
 class GovernorMachine(RuleBasedStateMachine):
@@ -146,7 +146,7 @@ class GovernorMachine(RuleBasedStateMachine):
             assert turn.changed
             assert self.in_flight is None, "two commands at once"
             self.in_flight = turn.command
-            if turn.command.verb in DISRUPTIVE:
+            if turn.command.verb in INTERRUPTING:
                 assert self.policy.mode is Mode.RECOVER
                 first = turn.command.epoch not in {epoch for _, epoch in self.begun}
                 if first:

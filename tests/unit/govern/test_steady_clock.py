@@ -24,7 +24,7 @@ class Clocks:
         return SteadyClock(then, lambda: self.wall, lambda: self.boottime, lambda: self.boot)
 
 
-def test_steps_are_taken_over_only_when_asked() -> None:
+def test_steps_are_taken_over_only_on_request() -> None:
     clocks = Clocks()
     clock = clocks.steady()
     assert clock.now() == 1_000_000.0

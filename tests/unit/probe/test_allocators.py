@@ -29,7 +29,7 @@ def test_threads_that_free_memory_meanwhile_hide_no_allocator(
     assert memory._counts_us()
 
 
-def test_a_thread_that_frees_more_than_the_block_is_asked_again(
+def test_a_thread_that_frees_more_than_the_block_is_measured_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     glibc(monkeypatch, [500 * MIB, 400 * MIB, 400 * MIB, 416 * MIB])

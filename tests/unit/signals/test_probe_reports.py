@@ -213,7 +213,7 @@ def test_garbage_and_a_report_of_another_leave_the_status_as_it_is(
     assert Probes(tmp_path / "none").complete(seen()) == seen()
 
 
-def test_a_report_stands_for_a_while_and_who_hangs_is_asked_less_often(tmp_path: Path) -> None:
+def test_a_report_lasts_a_while_and_a_hung_probe_is_polled_less_often(tmp_path: Path) -> None:
     now, asked = [0.0], [0]
     answers = [report()]
 

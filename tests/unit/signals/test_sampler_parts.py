@@ -156,7 +156,7 @@ class Exporter:
         return DeviceBytes(70, 100) if uuid == "GPU-1" and self.asked > 1 else None
 
 
-def test_the_exporter_is_asked_where_neither_engine_nor_nvml_knows_and_is_kept() -> None:
+def test_the_exporter_is_used_and_kept_where_neither_engine_nor_nvml_knows() -> None:
     device = DeviceMemory(0, "GPU-1")
     answers = [status(devices=[device]) for _ in range(3)]
     sampler = Sampler(Engine(*answers), exporter=Exporter())
@@ -183,7 +183,7 @@ class Driver(Nvml):
 
 
 @pytest.mark.parametrize("used", [40, None])
-def test_a_device_is_asked_of_nvml_once_every_process_of_the_engine_has_ended(
+def test_nvml_is_read_once_every_process_of_the_engine_has_ended(
     used: int | None,
 ) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

@@ -29,7 +29,7 @@ def read(path: Path) -> int:
 
 @settings(max_examples=300, deadline=None)
 @given(at=st.floats(0, 1), data=st.binary(max_size=40), cut=st.booleans(), packed=st.booleans())
-def test_any_damage_is_told(at: float, data: bytes, cut: bool, packed: bool) -> None:
+def test_any_damage_is_reported(at: float, data: bytes, cut: bool, packed: bool) -> None:
     content = bytearray(gzip.compress(WHOLE) if packed else WHOLE)
     start = int(at * len(content))
     content[start : len(content) if cut else start + len(data)] = data

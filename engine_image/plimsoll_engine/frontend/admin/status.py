@@ -20,6 +20,7 @@ class StatusReader:
         self._python = PythonObjects()
 
     def read(self) -> Status:
+        """The body of ``GET /status`` at this instant; what the worker has not reported is null."""
         engine = self._engine
         report = engine.report
         operation = engine.operations.current

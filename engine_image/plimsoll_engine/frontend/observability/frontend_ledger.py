@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from plimsoll_api.admin import LedgerEntry, MemoryKind, Role
-from plimsoll_engine.caches.processor import ProcessorCache
+from plimsoll_engine.caches.processor_cache import ProcessorCache
 from plimsoll_engine.frontend.requests.request_log import RequestLog
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ class FrontendLedger:
         self._more.append((owner, count, bound))
 
     def entries(self) -> list[LedgerEntry]:
+        """What this process holds, in bytes with bounds, for the engine's ledger."""
         return [
             LedgerEntry(
                 owner="request_log",

@@ -13,13 +13,18 @@ from plimsoll_engine.http.connections import Connections
 
 
 class HttpConnections(Collector):
-    """Of the servers in ``servers``, by name."""
+    """Of every server that was added."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.servers: dict[str, Connections] = {}
+        self._servers: dict[str, Connections] = {}
         registry.register(self)
 
+    def add(self, name: str, connections: Connections) -> None:
+        """Show the server's connections from now on, with the label ``server`` set to ``name``."""
+        self._servers[name] = connections
+
     def collect(self) -> Iterable[Metric]:
+        """Open connections, their limit, and how many were ended and why, for each server."""
         opened = GaugeMetricFamily(
             PREFIX + "http_connections", "Connections that are open.", labels=["server"]
         )
@@ -33,7 +38,7 @@ class HttpConnections(Collector):
             " many), refused (503: all were at work).",
             labels=["server", "reason"],
         )
-        for name, server in self.servers.items():
+        for name, server in self._servers.items():
             opened.add_metric([name], len(server))
             bound.add_metric([name], server.limits.max_connections)
             for reason, count in server.closed.items():

@@ -58,6 +58,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def of(cls, report: Report) -> Usage:
+        """The shares that the worker reports; None where a pool has no size."""
         return cls(
             kv=_share(report.kv_blocks_used, report.kv_blocks_total),
             kv_lost=_share(report.kv_blocks_lost, report.kv_blocks_total),

@@ -42,11 +42,13 @@ class LoopBlocks(Collector):
         self._window_ends = 0.0
 
     def start(self) -> None:
+        """Begin to measure the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._window_ends = time.monotonic() + WINDOW_S
         self._next()
 
     def stop(self) -> None:
+        """Measure no more; what was found stays."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -57,6 +59,7 @@ class LoopBlocks(Collector):
         return max(wall), max(cpu)
 
     def collect(self) -> Iterable[Metric]:
+        """The longest block of the last windows, in seconds by the wall clock and of CPU time."""
         longest = GaugeMetricFamily(
             PREFIX + "event_loop_block_max_seconds",
             "The longest block of the event loop in the last one to two minutes; clock=cpu: what of"

@@ -105,9 +105,11 @@ class Metrics:
         self._last: Report | None = None
 
     def render(self) -> bytes:
+        """Everything in Prometheus' text format, for ``/metrics``."""
         return generate_latest(self.registry)
 
     def worker_started(self, reason: str) -> None:
+        """Count the start; the new worker's counters begin at zero."""
         self._starts.labels(self._model, reason).inc()
         self._last = None
 
@@ -125,22 +127,26 @@ class Metrics:
         self._last = report
 
     def admitted(self, generation: Generation) -> None:
+        """Count the prompt of a request that was admitted."""
         self._prompt_tokens.inc(len(generation.prompt_ids))
 
     def started(self, started: Started) -> None:
+        """Take in how long a request waited for its first step."""
         self._queue.observe(started.queued_s)
 
     def token(self, generation: Generation, now: float) -> None:
+        """Take in one token at ``now`` (monotonic seconds): the first, or the time since the one
+        before."""
         times = generation.times
         self._tokens.inc()
         if times.last_token is None:
-            times.first_token = now
             self._ttft.observe(now - times.arrived)
         else:
             self._itl.observe(now - times.last_token)
         times.last_token = now
 
     def ended(self, generation: Generation, reason: str) -> None:
+        """Count the request by its reason; its duration counts only if the model ended it."""
         self._requests.labels(self._model, reason).inc()
         if generation.times.last_token is not None and reason in ("stop", "length"):
             self._e2e.observe(generation.times.last_token - generation.times.arrived)

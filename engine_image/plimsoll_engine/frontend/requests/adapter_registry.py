@@ -68,9 +68,11 @@ class AdapterRegistry:
         return RegisteredAdapter(name, path, self._last)
 
     def add(self, adapter: RegisteredAdapter) -> None:
+        """Offer an adapter that the worker has loaded."""
         self._known[adapter.number] = adapter
 
     def find(self, name: str) -> RegisteredAdapter | None:
+        """The adapter that requests mean by ``name``; None where there is none."""
         return next((adapter for adapter in self.listed() if adapter.name == name), None)
 
     def listed(self) -> list[RegisteredAdapter]:

@@ -60,6 +60,7 @@ class StopMatcher:
 
     @property
     def held(self) -> str:
+        """Text that may be the begin of a stop string and is kept back."""
         return self._held
 
     def push(self, piece: str) -> tuple[str, bool]:
@@ -76,6 +77,7 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def finish(self) -> str:
+        """The text that was kept back: no stop string can become of it any more."""
         held, self._held = self._held, ""
         return held
 

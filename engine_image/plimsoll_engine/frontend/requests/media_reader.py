@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from plimsoll_engine.caches.processor import ProcessorCache
+from plimsoll_engine.caches.processor_cache import ProcessorCache
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.request_log import QueueFull
 from plimsoll_engine.multimodal.json_file import UnsupportedError

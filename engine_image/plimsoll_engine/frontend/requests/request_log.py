@@ -34,6 +34,8 @@ class RequestFailed(Exception):
 
 
 class TokenLogprobs(NamedTuple):
+    """A token with the log probabilities of its place."""
+
     token_id: int
     logprobs: Logprobs
 
@@ -64,7 +66,6 @@ class Times:
     """Monotonic seconds."""
 
     arrived: float
-    first_token: float | None = None
     last_token: float | None = None
 
 
@@ -113,10 +114,12 @@ class Generation:
 
     @property
     def failed(self) -> bool:
+        """Whether it ended with an error."""
         return self._error is not None
 
     @property
     def done(self) -> bool:
+        """Whether it ended, well or with an error."""
         return self.finish_reason is not None or self._error is not None
 
     def push(
@@ -209,6 +212,7 @@ class RequestLog:
             self._running[generation.request_id] = generation
 
     def get(self, request_id: str) -> Generation | None:
+        """The running generation of that id; None where it has been released."""
         return self._running.get(request_id)
 
     def release(self, request_id: str) -> Generation | None:
@@ -216,6 +220,7 @@ class RequestLog:
         return self._running.pop(request_id, None)
 
     def unfinished(self) -> list[Generation]:
+        """The generations that have not ended, oldest first."""
         return [generation for generation in self._running.values() if not generation.done]
 
     def to_resubmit(self) -> list[Generation]:
@@ -233,6 +238,7 @@ class RequestLog:
         return [adapter for adapter in found if adapter is not None]
 
     def fail_all(self, reason: str, message: str) -> None:
+        """End all of them with the same error."""
         for generation in self.unfinished():
             generation.fail(RequestFailed(reason, message))
 

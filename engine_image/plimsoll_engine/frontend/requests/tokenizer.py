@@ -70,6 +70,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids`` without special tokens."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 

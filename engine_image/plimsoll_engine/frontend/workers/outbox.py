@@ -22,6 +22,8 @@ class Outbox:
         return len(self._waiting)
 
     def put(self, message: ToWorker) -> None:
+        """Queue a message. An abort takes back a submission that was not sent yet, and a stop
+        everything."""
         if isinstance(message, Stop):
             self._waiting = {"stop": message}
         elif isinstance(message, Submit):

@@ -91,6 +91,7 @@ class WorkerHandle:
 
     @property
     def living(self) -> list[int]:
+        """Process ids of the worker's ranks that nobody has reaped."""
         return [pid for pid in self.pids if pid not in self._reaped]
 
     @property
@@ -166,6 +167,7 @@ class WorkerHandle:
             self.cut(describe_exit(message))
 
     def all_reaped(self, reason: str) -> None:
+        """No process of the worker is left: nothing more will come from it."""
         self.exited.set()
         self.lose(reason)
         self.link.drop()

@@ -118,13 +118,16 @@ class WorkerSocket:
         self._path.chmod(0o600)
 
     def expect(self, link: WorkerLink) -> None:
+        """Let that worker connect."""
         self._links[link.number] = link
 
     def forget(self, link: WorkerLink) -> None:
+        """Close the worker's connection and let it connect no more."""
         link.drop()
         self._links.pop(link.number, None)
 
     async def close(self) -> None:
+        """Close every connection and the socket itself."""
         for link in list(self._links.values()):
             self.forget(link)
         if self._server is not None:

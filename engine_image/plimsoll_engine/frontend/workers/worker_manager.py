@@ -28,11 +28,14 @@ class GaveUp(Exception):
 class Served(Protocol):
     """Whose requests the worker computes."""
 
-    def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None: ...
+    def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None:
+        """A worker serves with the sizes of ``ready``; ``reason`` says why it was started."""
 
-    def resubmit(self) -> int: ...
+    def resubmit(self) -> int:
+        """Hand every running request to the new worker. Returns how many there are."""
 
-    def fail(self, message: str) -> None: ...
+    def fail(self, message: str) -> None:
+        """No worker can be had: end every request with ``message``."""
 
 
 class WorkerManager:

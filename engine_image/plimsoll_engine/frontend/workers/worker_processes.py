@@ -83,6 +83,7 @@ class WorkerProcesses:
 
     @property
     def pid(self) -> int | None:
+        """The process id of the serving worker's rank 0; None while there is none."""
         worker = self._serving
         return None if worker is None or worker.gone else worker.pid
 
@@ -94,10 +95,12 @@ class WorkerProcesses:
 
     @property
     def zygote_pid(self) -> int | None:
+        """The zygote's process id; None before it was started."""
         return None if self._zygote is None else self._zygote.pid
 
     @property
     def weight_server_pid(self) -> int | None:
+        """The weight server's process id; None before it was started."""
         return None if self._weight_server is None else self._weight_server.pid
 
     @property

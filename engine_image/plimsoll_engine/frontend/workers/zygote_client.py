@@ -58,6 +58,7 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int | None:
+        """The zygote's process id; None while none runs."""
         return None if self._process is None else self._process.pid
 
     async def start(self, timeout_s: float) -> ZygoteReady:

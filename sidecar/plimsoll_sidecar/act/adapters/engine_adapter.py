@@ -26,16 +26,20 @@ class EngineAdapter(Protocol):
         """Whether the serving port answers at all, whatever it says: the second witness of a
         frontend that gives no status."""
 
-    def trim(self, command: Command) -> Result: ...
+    def trim(self, command: Command) -> Result:
+        """Have the engine give cached memory back. Requests go on."""
 
-    def drain(self, command: Command) -> Result: ...
+    def drain(self, command: Command) -> Result:
+        """Refuse new requests and wait for those that run, at most ``command.deadline_s``."""
 
     def resume(self, epoch: str) -> None:
         """Ends a drain that led to nothing; :class:`EngineError` where it cannot."""
 
-    def restart_worker(self, command: Command) -> Result: ...
+    def restart_worker(self, command: Command) -> Result:
+        """Replace the worker alone; its requests are carried over."""
 
-    def restart_engine(self, command: Command) -> Result: ...
+    def restart_engine(self, command: Command) -> Result:
+        """End the whole engine, for its container to start anew."""
 
     def processes(self) -> list[ProcessMemory]:
         """The engine's living processes, found without its answer; empty where there is none, or

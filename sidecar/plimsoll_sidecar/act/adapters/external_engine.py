@@ -21,7 +21,6 @@ from plimsoll_api.admin import (
     DrainMode,
     EngineState,
     Load,
-    ProcessMemory,
     Status,
 )
 from plimsoll_api.supervision import EngineEndpoint
@@ -29,8 +28,8 @@ from plimsoll_sidecar.act.adapters.external_diagnostics import gather
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES
 from plimsoll_sidecar.act.adapters.external_server import Facts
-from plimsoll_sidecar.act.adapters.owned_processes import OwnedProcesses
-from plimsoll_sidecar.act.adapters.termination import TERM_GRACE_S, Ending
+from plimsoll_sidecar.act.adapters.owned_processes import OwnedEngine
+from plimsoll_sidecar.act.adapters.termination import TERM_GRACE_S
 from plimsoll_sidecar.act.adapters.trim_effect import held, trim_effect
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
@@ -54,7 +53,7 @@ QUIET_POLLS = 2
 """Looks in a row without work before an engine counts as idle."""
 
 
-class ExternalEngine:
+class ExternalEngine(OwnedEngine):
     """Safe to use from several threads: what is remembered of the engine is behind a lock."""
 
     def __init__(self, endpoint: EngineEndpoint, probes: Probes | None = None) -> None:
@@ -65,7 +64,7 @@ class ExternalEngine:
         self._load = ExternalLoad(
             self._server, self._profile, waiting=lambda: unanswered(self._port)
         )
-        self._owned = OwnedProcesses(endpoint)
+        super().__init__(endpoint)
         self._lock = threading.Lock()
         self._process: ProcessId | None = None
         self._served = self._drained = False
@@ -76,6 +75,8 @@ class ExternalEngine:
     # ---- status
 
     def status(self) -> Status:
+        """Put together what the engine's pages, its probe and ``/proc`` show. Raises EngineError
+        where the main process does not run."""
         with self._lock:
             members = self._find()
             found = self._process
@@ -103,19 +104,8 @@ class ExternalEngine:
             return self._newest
 
     def serves(self) -> bool:
+        """Whether the profile's liveness path is answered at all."""
         return self._server.answers(self._profile.alive, ANSWER_S)
-
-    def processes(self) -> list[ProcessMemory]:
-        return self._owned.listed()
-
-    def has_ended(self) -> bool:
-        return self._owned.have_ended()
-
-    def sweep(self) -> str:
-        return self._owned.sweep()
-
-    def end(self, frontend: ProcessId | None) -> Ending:
-        return self._owned.end(frontend)
 
     def _find(self) -> Members:
         """The engine's processes, with a main one that serves or will; EngineError without."""
@@ -156,6 +146,8 @@ class ExternalEngine:
         return EngineState.FAILED if self._served else EngineState.STARTING
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
+        """What the processes, their probes or py-spy say. Raises EngineError where none says
+        anything."""
         newest = self._newest
         seen = {process.pid: process for process in newest.processes} if newest else {}
         processes = [seen.get(process.pid, process) for process in self._owned.listed()]
@@ -168,6 +160,8 @@ class ExternalEngine:
         return text
 
     def stacks(self, command: Command) -> bytes | None:
+        """Stacks by the probe or py-spy, which need no answer of the engine; None where neither is
+        there."""
         try:
             return self.diagnostics(Diagnostic.STACKS, command)
         except EngineError as none:
@@ -230,6 +224,8 @@ class ExternalEngine:
         return _answer(command, Outcome.SUCCEEDED, summary)
 
     def resume(self, epoch: str) -> None:
+        """Undo the drain with the profile's request, if the same process still runs and has that
+        route."""
         if self._fence_of(epoch) is not None:
             return  # a new process was never drained
         resume = self._profile.resume
@@ -241,6 +237,7 @@ class ExternalEngine:
             self._drained = False
 
     def restart_worker(self, command: Command) -> Result:
+        """Always refused: no other engine replaces its worker under its requests."""
         return _answer(command, Outcome.REFUSED, "this engine cannot restart its worker alone")
 
     def restart_engine(self, command: Command) -> Result:

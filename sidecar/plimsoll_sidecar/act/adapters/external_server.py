@@ -52,6 +52,8 @@ class Facts:
 
     @property
     def capabilities(self) -> list[Capability]:
+        """Drain and restart always; trim only where the server has a route of the profile for
+        it."""
         found = [Capability.DRAIN, Capability.RESTART_ENGINE]
         if any(path in self.routes for path in self._profile.trims):
             found.insert(0, Capability.TRIM)

@@ -27,6 +27,30 @@ LEFT_S = 60.0
 for so long, none will be: a start has its main process from its first moment on."""
 
 
+class OwnedEngine:
+    """The part of an adapter that acts on the engine's processes, without its answer. The verbs are
+    those of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`."""
+
+    def __init__(self, endpoint: EngineEndpoint) -> None:
+        self._owned = OwnedProcesses(endpoint)
+
+    def processes(self) -> list[ProcessMemory]:
+        """The engine's living processes; empty where there is none."""
+        return self._owned.listed()
+
+    def has_ended(self) -> bool:
+        """Whether the main process has ended and left the others."""
+        return self._owned.have_ended()
+
+    def sweep(self) -> str:
+        """End processes of an engine that has ended. Says what was ended."""
+        return self._owned.sweep()
+
+    def end(self, frontend: ProcessId | None) -> Ending:
+        """End all of the engine's processes by signals."""
+        return self._owned.end(frontend)
+
+
 class OwnedProcesses:
     """Safe to use from several threads. ``main`` that is known stays until it ends."""
 

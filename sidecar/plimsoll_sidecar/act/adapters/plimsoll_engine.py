@@ -16,16 +16,13 @@ from plimsoll_api.admin import (
     ErrorBody,
     Operation,
     OperationState,
-    ProcessMemory,
     Status,
 )
 from plimsoll_api.supervision import EngineEndpoint
-from plimsoll_sidecar.act.adapters.owned_processes import OwnedProcesses, sweep
-from plimsoll_sidecar.act.adapters.termination import Ending
+from plimsoll_sidecar.act.adapters.owned_processes import OwnedEngine, sweep
 from plimsoll_sidecar.clients import http
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
-from plimsoll_sidecar.signals.process.process_id import ProcessId
 
 ANSWER_S = 3.0
 """Longest wait for one answer. Long calls answer 202 at once, so that this is generous."""
@@ -55,7 +52,7 @@ class Refused(EngineError):
         self.status = status
 
 
-class PlimsollEngine:
+class PlimsollEngine(OwnedEngine):
     """Safe to use from several threads: urllib3's pool is, and so is what is kept of processes."""
 
     def __init__(self, endpoint: EngineEndpoint, token_file: Path) -> None:
@@ -63,40 +60,36 @@ class PlimsollEngine:
         self._serving = http.HttpClient(endpoint.serving_url)
         self._token_file = token_file
         self._http = urllib3.PoolManager(maxsize=4, retries=False)
-        self._owned = OwnedProcesses(endpoint)
+        super().__init__(endpoint)
 
     def status(self) -> Status:
+        """``GET /status`` of the admin protocol. Raises EngineError."""
         return _decode(self._call("GET", "/status"), Status)
 
     def serves(self) -> bool:
+        """Whether ``/health`` on the serving port is answered at all."""
         return self._serving.answers("/health", ANSWER_S)
 
-    def processes(self) -> list[ProcessMemory]:
-        return self._owned.listed()
-
-    def has_ended(self) -> bool:
-        return self._owned.have_ended()
-
-    def sweep(self) -> str:
-        return self._owned.sweep()
-
-    def end(self, frontend: ProcessId | None) -> Ending:
-        return self._owned.end(frontend)
-
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
+        """``GET /diagnostics/KIND``: the engine writes the text itself. Raises EngineError."""
         return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_S)
 
     def stacks(self, command: Command) -> bytes | None:
+        """None: its processes write their stacks on a signal, to the shared directory."""
         return None  # its processes write them on a signal, to the shared directory
 
     def resume(self, epoch: str) -> None:
+        """``POST /resume``, fenced by ``epoch``. Raises EngineError, also when the epoch is
+        over."""
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
 
     def trim(self, command: Command) -> Result:
+        """Start the operation and wait for its end, at most ``TRIM_S`` seconds."""
         body = admin.TrimRequest(operation_id=command.operation_id, expected_epoch=command.epoch)
         return self._operate(command, "/trim", body, TRIM_S)
 
     def drain(self, command: Command) -> Result:
+        """Start the operation and wait for its end, a grace longer than its own deadline."""
         body = admin.DrainRequest(
             operation_id=command.operation_id,
             expected_epoch=command.epoch,
@@ -106,6 +99,8 @@ class PlimsollEngine:
         return self._operate(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
 
     def restart_worker(self, command: Command) -> Result:
+        """Start the operation and wait until a new worker serves, or its start has taken too
+        long."""
         body = self._restart(command, admin.Scope.WORKER)
         return self._operate(command, "/restart", body, command.deadline_s + WORKER_START_S)
 

@@ -35,6 +35,7 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
+        """The bytes that came back, as a sentence for the incident's timeline."""
         parts = [f"{_bytes(self.host)} of host memory"]
         if self.devices or self.device is not None:
             parts.append(f"{_bytes(self.device)} of device memory")

@@ -15,9 +15,11 @@ UNSEEN_S = 10.0
 class Leaving(Protocol):
     """How a pod leaves the endpoints of its service."""
 
-    def is_last_ready(self) -> bool: ...
+    def is_last_ready(self) -> bool:
+        """Whether no other replica of the service is ready: a drain would end the service."""
 
-    def wait_until_left(self, timeout_s: float) -> bool: ...
+    def wait_until_left(self, timeout_s: float) -> bool:
+        """Wait until this replica is out of the Service's endpoints; False after ``timeout_s``."""
 
 
 class Unseen:
@@ -25,9 +27,12 @@ class Unseen:
     knows who else is ready, and leaving takes a fixed time."""
 
     def is_last_ready(self) -> bool:
+        """Always False: without the endpoints nobody can tell, and a restart must stay possible."""
         return False
 
     def wait_until_left(self, timeout_s: float) -> bool:
+        """Wait a fixed time, at most ``timeout_s``, for routers that cannot be seen; always
+        True."""
         time.sleep(min(timeout_s, UNSEEN_S))
         return True
 

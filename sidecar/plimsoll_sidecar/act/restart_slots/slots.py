@@ -57,19 +57,24 @@ class LocalSlots:
     known = NONE
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
+        """Never refuses."""
         return None
 
     def held(self) -> bool:
+        """Always True: nobody can take the slot away."""
         return True
 
     def release(self) -> None:
-        return None
+        """Nothing to give back."""
+        return
 
     def stored(self) -> ReplicaRestarts:
+        """No restarts: the journal alone counts them."""
         return NONE
 
     def keep(self, policy: RestartBudget) -> None:
-        return None
+        """Nothing to keep: the journal alone counts the restarts."""
+        return
 
 
 class LeaseSlots:
@@ -99,6 +104,8 @@ class LeaseSlots:
         self.known = NONE
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
+        """Take the replica's own slot again, or one that is free or expired. The Refusal says why
+        there is none."""
         with self._lock:
             leases = self._leases()
             for lease in leases:
@@ -119,6 +126,7 @@ class LeaseSlots:
             return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
     def held(self) -> bool:
+        """Renew the Lease when it is due. False once another holder may have it."""
         with self._lock:
             if self._mine is None:
                 return False
@@ -139,6 +147,8 @@ class LeaseSlots:
             return False
 
     def release(self) -> None:
+        """Free every slot of this holder for the next replica, with the time of this restart in
+        it."""
         with self._lock:
             for lease in self._leases():
                 if _holder(lease) == self._holder:
@@ -148,6 +158,7 @@ class LeaseSlots:
             self._mine = None
 
     def stored(self) -> ReplicaRestarts:
+        """The restarts that the Leases count for this replica; they outlive its journal."""
         with self._lock:
             found = self._stored(self._leases())
             self._kept = found

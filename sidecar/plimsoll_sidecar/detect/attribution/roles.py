@@ -29,10 +29,12 @@ class Roles:
 
     @property
     def known(self) -> bool:
+        """Whether any process has been seen with this kind of memory known."""
         return bool(self._newest)
 
     @property
     def bases(self) -> dict[str, int]:
+        """Bytes of each role when its baseline was taken."""
         return dict(self._bases)
 
     def resume(self, bases: Mapping[str, int]) -> None:

@@ -135,6 +135,7 @@ def _torch(sample: Sample, field: str) -> int | None:
 
 
 def device_segments(sample: Sample) -> dict[Segment, int]:
+    """Bytes of each device segment that is known; the rest of the device is ``NON_TORCH``."""
     reserved, used = device_own(sample), device_total(sample)
     sizes: dict[Segment, int] = {}
     _put(sizes, Segment.TORCH_ALLOCATED, _torch(sample, "allocated"))

@@ -59,6 +59,7 @@ class Horizon:
 
     @property
     def span_s(self) -> float:
+        """The time that all buckets together cover, in seconds."""
         return self.width_s * BUCKETS
 
     def add(self, point: Point) -> bool:
@@ -93,6 +94,7 @@ class Growth:
         self._trends: list[Trend | None] = [None] * len(self.horizons)
 
     def add(self, point: Point) -> None:
+        """Take in a sample and judge each horizon of which it fills a bucket."""
         for index in range(len(self.horizons) - 1, -1, -1):
             horizon = self.horizons[index]
             if not horizon.add(point):
@@ -142,6 +144,8 @@ class SegmentDelta:
         self.forget()
 
     def add(self, point: Point) -> None:
+        """Take in a sample. Full buckets give the two points between which the delta is
+        measured."""
         for index, bucket in enumerate(self._buckets):
             floor = bucket.add(point)
             if floor is None:
@@ -188,6 +192,7 @@ class SlidingMinimum:
         self._slots.append((t - self._slot_s, 0.0, 1))
 
     def add(self, t: float, growth: int) -> None:
+        """Take in ``growth`` bytes at ``t`` seconds; slots older than the window fall out."""
         since, mean, count = self._slots[-1]
         if t >= since + self._slot_s:
             self._slots.append((t, float(growth), 1))

@@ -9,15 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-QUANTILE = 0.999
 MIN_GAPS = 1000
-"""A quantile of one in a thousand needs that many pauses, or steps of which each ended one."""
-MAX_GAPS = 200_000
-"""Then every count is halved: an engine that became slower is believed within a day or two."""
-GROWTH = 1.25
-SMALLEST_S = 0.1
-BINS = 48
-"""Up to 3,600 s; the last bin holds all that is longer."""
+"""To say what one pause in a thousand exceeds needs that many pauses, or steps that ended one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +22,9 @@ class Demand:
 
 
 class StepGaps:
-    """Counts of pauses by their length, in bins that grow by a quarter."""
+    """The longest pause, how many there were, and how fast steps came."""
 
     def __init__(self) -> None:
-        self._counts = [0] * BINS
         self._total = 0
         self._longest = 0.0
         self._most = Demand()
@@ -47,32 +39,17 @@ class StepGaps:
         """
         self.steps += max(1, steps)
         self.served_s += seconds
-        self._counts[_bin(seconds)] += 1
         self._total += 1
         self._longest = max(self._longest, 0.0 if computed else seconds)
         self._most = Demand(
             max(self._most.under_way, demand.under_way),
             max(self._most.prompt_tokens, demand.prompt_tokens),
         )
-        if self._total > MAX_GAPS:
-            self._counts = [count // 2 for count in self._counts]
-            self._total = sum(self._counts)
 
     def serve(self, seconds: float, steps: int) -> None:
         """Count time in which ``steps`` were made, by pages that do not show how long each took."""
         self.steps += max(0, steps)
         self.served_s += seconds
-
-    def usual_s(self) -> float | None:
-        """The pause that one in a thousand exceeds (to a quarter); None before enough were seen."""
-        if self._total < MIN_GAPS:
-            return None
-        rest, seen = QUANTILE * self._total, 0
-        for number, count in enumerate(self._counts):
-            seen += count
-            if seen >= rest:
-                return min(self._longest, SMALLEST_S * GROWTH**number)
-        return self._longest
 
     @property
     def longest(self) -> float:
@@ -97,10 +74,3 @@ class StepGaps:
             demand.under_way <= self._most.under_way
             and demand.prompt_tokens <= self._most.prompt_tokens
         )
-
-
-def _bin(seconds: float) -> int:
-    """The first bin whose upper edge is not below ``seconds``."""
-    if seconds <= SMALLEST_S:
-        return 0
-    return min(BINS - 1, math.ceil(math.log(seconds / SMALLEST_S, GROWTH) - 1e-9))

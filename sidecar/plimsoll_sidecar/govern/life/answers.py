@@ -57,6 +57,8 @@ def slot_answered(
 
 
 def disrupted(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
+    """Go on after a drain or restart: verify if the epoch changed or it succeeded, else
+    escalate."""
     if incident.phase is IncidentPhase.VERIFYING:
         return
     if context.state.epoch != command.epoch:

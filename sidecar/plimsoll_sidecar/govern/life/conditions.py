@@ -22,6 +22,7 @@ def certain(context: TurnContext, kind: IncidentKind) -> bool:
 
 
 def why_not(context: TurnContext, action: Action, incident: Incident) -> str | None:
+    """Why the ladder does not allow ``action`` for this incident now; None where it does."""
     reason = ladder.why_not(
         action,
         incident.kind,
@@ -38,6 +39,8 @@ def why_not(context: TurnContext, action: Action, incident: Incident) -> str | N
 
 
 def next_rung(context: TurnContext, incident: Incident) -> Action | None:
+    """The lightest disruptive action that the policy allows and that was not tried; None if none is
+    left."""
     return ladder.next_disruptive(
         incident.kind,
         _owner(incident),
@@ -61,6 +64,7 @@ def due(context: TurnContext, incident: Incident) -> bool:
 
 
 def restart_budget_spent(context: TurnContext) -> bool:
+    """Whether the replica may restart no more, by count or because it was stopped before."""
     left = restart_budget.remaining(
         context.state.restarts, context.policy.restart_budget, context.now
     )

@@ -40,6 +40,8 @@ class TurnContext:
         self.suspicions: dict[IncidentKind, Suspicion] = {}
 
     def tell(self, what: EventType, incident: Incident, action: Action | None = None) -> None:
+        """Record an event of this turn, which also makes the journal write; an incident advances
+        once a turn."""
         self.turn.changed = True
         if what is EventType.ADVANCED and any(
             event.incident is incident and event.type is what for event in self.turn.events
@@ -48,12 +50,14 @@ class TurnContext:
         self.turn.events.append(Event(type=what, at=self.now, incident=incident, action=action))
 
     def enter(self, incident: Incident, phase: IncidentPhase) -> None:
+        """Move the incident to ``phase`` and tell it."""
         move(incident, phase, self.now)
         self.tell(EventType.ADVANCED, incident)
 
     def end(
         self, incident: Incident, phase: IncidentPhase, reason: Reason, message: str = ""
     ) -> None:
+        """Close the incident with a reason, and keep its suspicion quiet for a while."""
         move(incident, phase, self.now)
         incident.ended_at, incident.reason, incident.message = self.now, reason, message
         quiet_after(self.state, incident, self.now)
@@ -61,6 +65,7 @@ class TurnContext:
         self.tell(EventType.CLEARED if cleared else EventType.ENDED, incident)
 
     def send(self, incident: Incident, verb: Verb, name: str) -> Command:
+        """Make the one pending command, with an operation id that a repeated sending shares."""
         carry = verb is Verb.RESTART_WORKER
         mode = self.policy.drain.mode
         if not carry and mode is DrainMode.CARRY:
@@ -87,13 +92,16 @@ class TurnContext:
         return command
 
     def step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
+        """A line of the timeline at this turn's time."""
         return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
 
     @property
     def free(self) -> bool:
+        """Whether no command is under way: only one may be."""
         return self.state.pending is None
 
     def current(self, incident: Incident) -> int | None:
+        """Bytes that the incident's budget holds now; None where they are unknown."""
         budget = incident.budget(self.assessment)
         return budget.current if budget else None
 

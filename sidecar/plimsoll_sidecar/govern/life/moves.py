@@ -18,12 +18,14 @@ WITHIN_BUDGET = "no restart until the leak budget is spent or a drain would outl
 
 
 def confirm(context: TurnContext, incident: Incident) -> None:
+    """The growth is a leak: from now on the ladder may act on it."""
     incident.confirmed_at = context.now
     context.enter(incident, IncidentPhase.CONFIRMED)
     context.tell(EventType.CONFIRMED, incident)
 
 
 def escalate(context: TurnContext, incident: Incident, message: str) -> None:
+    """Count the present rung as tried and go back for the next one."""
     if incident.rung is not None:
         incident.tried.append(incident.rung)
     incident.rung, incident.escalated, incident.message = None, True, message
@@ -31,6 +33,8 @@ def escalate(context: TurnContext, incident: Incident, message: str) -> None:
 
 
 def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
+    """Try the same rung again after a refusal; after ``MAX_REFUSALS`` the incident ends as
+    unresolved."""
     incident.refusals += 1
     incident.rung = None
     if incident.refusals >= MAX_REFUSALS:
@@ -40,6 +44,8 @@ def return_to_confirmed(context: TurnContext, incident: Incident, message: str) 
 
 
 def stop_restarting(context: TurnContext, incident: Incident) -> None:
+    """The restart budget is spent: end the incident, and restart nothing until a person resets
+    it."""
     context.state.exhausted = True
     context.end(incident, IncidentPhase.UNRESOLVED, Reason.RESTART_BUDGET_EXHAUSTED, EXHAUSTED)
 
@@ -71,6 +77,7 @@ def diagnosed(context: TurnContext, incident: Incident) -> bool:
 
 
 def skip(context: TurnContext, incident: Incident, action: Action, reason: str) -> None:
+    """Note why a rung was left out, or in mode Observe what would have been done."""
     outcome = StepOutcome.WOULD if reason == "mode is Observe" else StepOutcome.SKIPPED
     incident.note(context.step(action.value, outcome, reason))
 
@@ -151,5 +158,6 @@ def judge_trim(context: TurnContext, incident: Incident) -> None:
 
 
 def measured_later(step: StepRecord) -> bool:
+    """Whether the step is a trim that ended and whose effect is still to be measured."""
     begun = step.outcome is StepOutcome.BEGUN and step.finished_at is not None
     return begun and step.step == Action.TRIM.value

@@ -78,6 +78,8 @@ def ended(context: TurnContext, incident: Incident) -> None:
 
 
 def watch(context: TurnContext, incident: Incident) -> None:
+    """Suspected: save diagnostics, then trim if that may help, until growth is confirmed or
+    gone."""
     if ended_as_gone(context, incident) or incident.seen < ROUND:
         return
     if incident.kind is IncidentKind.STALL:
@@ -101,6 +103,7 @@ def watch(context: TurnContext, incident: Incident) -> None:
 
 
 def trimming(context: TurnContext, incident: Incident) -> None:
+    """Suspected, after a trim: confirm if the growth came back or stayed, clear if it is gone."""
     if incident.seen + incident.missed >= ROUND:
         judge_trim(context, incident)
     if ended_as_gone(context, incident) or incident.seen < CONFIRM_ROUNDS * ROUND:
@@ -116,6 +119,7 @@ def trimming(context: TurnContext, incident: Incident) -> None:
 
 
 def confirmed(context: TurnContext, incident: Incident) -> None:
+    """Choose the next rung, wait for the budget to be spent, or end as unresolved."""
     if ended_as_gone(context, incident) or not diagnosed(context, incident):
         return
     if incident.kind in ladder.CURABLE and not (incident.escalated or due(context, incident)):
@@ -138,6 +142,7 @@ def confirmed(context: TurnContext, incident: Incident) -> None:
 
 
 def awaiting_slot(context: TurnContext, incident: Incident) -> None:
+    """Ask for a slot until there is one; go back if the policy no longer wants this rung."""
     if ended_as_gone(context, incident):
         return
     if context.policy.mode is Mode.OBSERVE or incident.rung != next_rung(context, incident):
@@ -221,6 +226,7 @@ def replacing(context: TurnContext, incident: Incident) -> None:
 
 
 def verifying(context: TurnContext, incident: Incident) -> None:
+    """Judge the restart once the new epoch is warm: cured, try the next rung, or wait on."""
     starts, warmup_s = context.state.starts, context.memory.warmup_s
     answer = verdict(incident, context.assessment, context.engine, starts, warmup_s, context.now)
     if answer is Verdict.WAIT:

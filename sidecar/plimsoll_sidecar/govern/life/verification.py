@@ -21,6 +21,9 @@ from plimsoll_sidecar.govern.state import (
 
 
 class Verdict(Enum):
+    """What a restart achieved. ``PARTLY``: some memory came back; ``USELESS``: too little, or no
+    healthy engine in time."""
+
     WAIT = auto()
     CURED = auto()
     PARTLY = auto()

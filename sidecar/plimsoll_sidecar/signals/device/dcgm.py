@@ -23,6 +23,7 @@ class Dcgm(Exporter):
     METRICS = USED, FREE, RESERVED
 
     def memory(self, uuid: str) -> DeviceBytes | None:
+        """Used and total bytes; None where the page does not have both for the device."""
         found: dict[str, float] = {}
         for row in self._page.rows():
             if _device(row.labels) == _plain(uuid):

@@ -36,6 +36,8 @@ class Pod:
         return cls(namespace, name, container) if name and namespace else None
 
     def owns(self, labels: dict[str, str]) -> bool:
+        """Whether a row is about this pod: its labels name the pod, the namespace and, if any, the
+        container."""
         if not self.name or labels.get("pod") != self.name:
             return False
         if labels.get("namespace") != self.namespace:

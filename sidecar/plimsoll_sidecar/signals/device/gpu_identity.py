@@ -29,6 +29,7 @@ class GpuIdentity:
         self.forget()
 
     def forget(self) -> None:
+        """Find the devices anew at the next call: another process may use others."""
         self._next = 0.0
         self._found: list[str] = []
 

@@ -18,6 +18,8 @@ class DeviceBytes(msgspec.Struct, frozen=True):
 
 
 class DeviceSource(Protocol):
+    """Where bytes of a device are read: NVML or an exporter's page."""
+
     def memory(self, uuid: str) -> DeviceBytes | None:
         """Memory of the device ``uuid`` (``GPU-…`` or ``MIG-…``); None where it is unknown."""
 
@@ -28,6 +30,8 @@ class DeviceSource(Protocol):
 
 @runtime_checkable
 class Assigns(Protocol):
+    """A source that also knows which devices the pod has."""
+
     def assigned(self) -> list[str]:
         """The devices that were given to this pod, in the words that ``memory`` takes."""
 

@@ -37,6 +37,8 @@ NAMES = {
 
 
 class ReportedOwner(msgspec.Struct):
+    """One line of the engine's ledger: who holds how many bytes, and at most how many."""
+
     owner: Owner
     kind: MemoryKind
     bytes: Number
@@ -44,6 +46,8 @@ class ReportedOwner(msgspec.Struct):
 
 
 class TorchDevice(msgspec.Struct):
+    """What torch's allocator has on one device, in bytes."""
+
     index: Annotated[int, msgspec.Meta(ge=0, le=1023)]
     allocated: Number
     reserved: Number

@@ -77,6 +77,7 @@ class Exchange:
             peer.close()
 
     def close(self) -> None:
+        """Drop every connection; a probe that lives connects again when it is asked."""
         for pid in list(self._peers):
             self.drop(pid)
 

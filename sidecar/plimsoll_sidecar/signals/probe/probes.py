@@ -82,6 +82,7 @@ class Probes:
 
     @classmethod
     def from_environment(cls) -> Probes:
+        """The probes of the pod's shared directory; none where the variable is not set."""
         folder = os.environ.get(PROBE_DIR_ENV)
         return cls(Path(folder) if folder else None)
 

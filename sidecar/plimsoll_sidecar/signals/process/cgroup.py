@@ -68,6 +68,7 @@ class Cgroup:
         return group if group.read().current is not None else None
 
     def read(self) -> CgroupMemory:
+        """The group's files at this instant; what cannot be read is None."""
         return _version1(self.folder) if self.version == 1 else _version2(self.folder)
 
 

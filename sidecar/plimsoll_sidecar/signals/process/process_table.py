@@ -127,6 +127,7 @@ def environment(pid: int, name: str) -> str | None:
 
 
 def command_name(pid: int) -> str:
+    """The kernel's name of the process, at most 15 characters; empty where it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

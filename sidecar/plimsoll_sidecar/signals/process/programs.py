@@ -162,5 +162,7 @@ def may_serve(line: Sequence[str], port: int, otherwise: int | None) -> bool:
 
 
 def default_port(kind: EngineType) -> int | None:
+    """The port that an engine of this kind serves on without an option; None where it is
+    unknown."""
     program = PROGRAMS.get(kind)
     return program.port if program else None

@@ -35,6 +35,7 @@ class Resident(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
+        """Resident bytes of all kinds."""
         return self.anon + self.file + self.shmem
 
 
@@ -185,21 +186,6 @@ def children(pid: int) -> list[int] | None:
         else:
             return found
     return None
-
-
-def proportional(pid: int) -> dict[str, int] | None:
-    """``smaps_rollup`` in bytes by its own field names, such as ``Pss`` and ``Private_Dirty``.
-
-    Only on request: the kernel holds the process's memory map locked while it walks every page,
-    which stalls an engine with a large heap. Needs the same UID; None where it cannot be read.
-    """
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii", "replace").splitlines()[1:]
-        return {
-            key.rstrip(":"): int(size) * 1024 for key, size, *_ in (line.split() for line in lines)
-        }
-    except (OSError, ValueError):
-        return None
 
 
 def _ancestors(pid: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""What the kernel accounts for the engine's control group, as metrics. Unknown is absent."""
+"""Metrics of the newest sample: the control group's memory, and open files. Unknown is absent."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
 
 PREFIX = "plimsoll_cgroup_memory"
 
 
 class GroupMetrics(Collector):
-    """``newest`` gives the reading of the newest sample."""
+    """What the kernel accounts for the engine's group; ``newest`` gives its newest reading."""
 
     def __init__(self, newest: Callable[[], CgroupMemory]) -> None:
         self._newest = newest
 
     def collect(self) -> Iterable[Metric]:
+        """Sizes in bytes, counts of events, and seconds of waiting, as the kernel had them at the
+        newest sample."""
         group = self._newest()
         sizes = GaugeMetricFamily(
             f"{PREFIX}_bytes", "Memory of the engine's control group.", labels=("kind",)
@@ -43,6 +46,27 @@ class GroupMetrics(Collector):
         _add(stalled, "some", group.stalled_some_s)
         _add(stalled, "full", group.stalled_full_s)
         yield stalled
+
+
+class OpenFilesMetrics(Collector):
+    """Open file descriptors of the engine; ``newest`` is their newest reading."""
+
+    def __init__(self) -> None:
+        self.newest: OpenFiles | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        """The count and the limit; two families without a sample where they are unknown."""
+        count = GaugeMetricFamily(
+            "plimsoll_engine_open_fds",
+            "Open file descriptors of the engine's process that is nearest to its limit.",
+        )
+        limit = GaugeMetricFamily(
+            "plimsoll_engine_max_fds", "Limit of open file descriptors of that process."
+        )
+        if self.newest is not None:
+            count.add_metric([], self.newest.open)
+            limit.add_metric([], self.newest.limit)
+        return count, limit
 
 
 def _add(family: GaugeMetricFamily | CounterMetricFamily, label: str, value: float | None) -> None:

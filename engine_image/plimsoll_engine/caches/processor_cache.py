@@ -11,23 +11,21 @@ class ProcessorCache:
 
     def __init__(self, capacity: int) -> None:
         self._items: LruCache[bytes, Processed] = LruCache(capacity)
-        self.hits_total = 0
-        self.misses_total = 0
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all kept items."""
         return self._items.used
 
     @property
     def capacity(self) -> int:
+        """The most bytes that it keeps."""
         return self._items.capacity
 
     def get(self, key: bytes) -> Processed | None:
+        """The item of ``key``, which is then the last to be evicted; None if it is not here."""
         found = self._items.get(key)
-        if found is None:
-            self.misses_total += 1
-        else:
-            self.hits_total += 1
+        if found is not None:
             self._items.touch(key)
         return found
 

@@ -1,1 +1,0 @@
-"""KV blocks that were evicted from the device, kept in host memory."""

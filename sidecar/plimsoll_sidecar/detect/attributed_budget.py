@@ -1,0 +1,91 @@
+"""One leak budget with what attributes its growth: declared caches, and what came with it."""
+
+from __future__ import annotations
+
+from plimsoll_api.assessment import Segment, Suspicion
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.supervision import MemoryPolicy
+from plimsoll_api.trace import LedgerLine, Sample
+from plimsoll_sidecar.detect.attribution import ledger
+from plimsoll_sidecar.detect.attribution.trigger import TriggerWatch, sentence
+from plimsoll_sidecar.detect.last_scrape import LastScrape
+from plimsoll_sidecar.detect.leak.leak_budget import LeakBudgetWatch
+from plimsoll_sidecar.detect.leak.trend import Point
+
+OBSERVED_CONFIDENCE = 0.8
+"""Share of the trend's confidence that stays where an engine keeps no ledger: a cache of its own
+that still fills looks like a leak."""
+SHARED_DEVICE = "other pods use the device, so only the engine's own allocator counts"
+
+
+class AttributedBudget:
+    """Growth of host or device memory in one epoch, which ``kind`` says."""
+
+    def __init__(self, kind: IncidentKind, policy: MemoryPolicy, interval_s: float) -> None:
+        on_host = kind is IncidentKind.HOST_GROWTH
+        budget = policy.host if on_host else policy.device
+        self.memory = "host" if on_host else "device"
+        self.watch = LeakBudgetWatch(kind, budget, policy.warmup_s, interval_s)
+        self._triggers, self._account = TriggerWatch(), ledger.Account(self.memory)
+        self._shared = policy.shared_device and not on_host
+
+    @property
+    def bases(self) -> list[Point]:
+        """Where growth is measured from; empty before the warm-up has ended."""
+        return self.watch.baseline.bases if self.watch.baseline else []
+
+    @property
+    def owners(self) -> dict[str, ledger.Owner] | None:
+        """What the engine's caches account for; None before the warm-up has ended."""
+        return dict(self._account.owners) if self.watch.baseline is not None else None
+
+    def resume(self, bases: list[Point], owners: dict[str, ledger.Owner] | None, t: float) -> None:
+        """Go on from what an earlier detector found in the same epoch."""
+        if bases and self.watch.baseline is None:
+            self._account.resume(owners)
+        self.watch.resume(bases, t)
+
+    def take(
+        self,
+        sample: Sample,
+        total: int,
+        sizes: dict[Segment, int],
+        scrape: LastScrape,
+        in_long_step: bool,
+    ) -> None:
+        """Take in a sample's ``total`` bytes and the sizes of its segments."""
+        point = self._point(sample, total, scrape)
+        self.watch.update(point, sizes, scrape.ready, in_long_step)
+        if self.watch.budget is not None and sample.scrape_ok:
+            undeclared = point.bytes - point.declared
+            self._triggers.add(point.t, undeclared, point.load, sample.load)
+
+    def suspicion(self, t: float, declared: list[LedgerLine]) -> Suspicion | None:
+        """What is suspected at ``t``, with the evidence of the ledger and of what came with it."""
+        suspicion = self.watch.suspicion()
+        if suspicion is None:
+            return None
+        suspicion.evidence += ledger.out_of_bounds(declared, self.memory)
+        if not declared:
+            suspicion.confidence = round(suspicion.confidence * OBSERVED_CONFIDENCE, 3)
+            suspicion.evidence.append(
+                "the engine declares no caches, so a cache that still fills may be included"
+            )
+        if self._shared:
+            suspicion.evidence.append(SHARED_DEVICE)
+        since = self.watch.suspected_since
+        if since is not None:
+            suspicion.trigger = self._triggers.over(since, t)
+        found = sentence(suspicion.trigger) if suspicion.trigger is not None else None
+        if found is not None:
+            suspicion.evidence.append(found)
+        return suspicion
+
+    def _point(self, sample: Sample, size: int, scrape: LastScrape) -> Point:
+        collections = sample.malloc.full_collections if sample.malloc else None
+
+        def point(declared: int) -> Point:
+            return Point(sample.t, size, declared, scrape.load, scrape.requests, collections)
+
+        watch = self.watch
+        return point(self._account.declared(scrape.ledger, lambda known: watch.grown(point(known))))
