@@ -17,6 +17,7 @@ import msgspec
 from plimsoll_api.admin import DrainMode
 from plimsoll_api.cel import Rule, rule, validations
 from plimsoll_api.manifest import DURATION, POSITIVE_BYTES, POSITIVE_DURATION, FieldForm, written
+from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.units import format_bytes
 
 CONFIG_FILE = "supervisor.json"
@@ -26,6 +27,11 @@ AMD_EXPORTER_PORT = "AMD_EXPORTER_PORT"
 
 CONTAINER_ENV = "PLIMSOLL_CONTAINER"
 """Environment of the engine's container: its name, by which the supervisor knows its processes."""
+
+POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
+"""Environment of the supervisor's container in a pod of a SupervisionPolicy: a
+:class:`PodEngine` as JSON. The policy's configuration is
+the same for all of its pods; this is what differs."""
 
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
 """Environment of both containers: the folder for the sockets of the probes in the engine."""
@@ -399,11 +405,13 @@ class Supervision(msgspec.Struct, frozen=True):
 
 
 class ServiceRef(msgspec.Struct, frozen=True):
-    """The InferenceService this replica belongs to. ``uid`` is empty in local mode."""
+    """The InferenceService or SupervisionPolicy that this replica belongs to, by ``kind``. ``uid``
+    is empty in local mode."""
 
     name: str
     namespace: str = "default"
     uid: str = ""
+    kind: str = SERVICE_KIND
 
 
 class EngineEndpoint(msgspec.Struct, frozen=True):
@@ -419,6 +427,26 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
     model: str = ""
     version: str = ""
     container: str = ""
+
+
+class WorkloadRef(msgspec.Struct, frozen=True):
+    """The workload that owns a pod, such as a Deployment."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=63)]
+    name: Annotated[str, msgspec.Meta(max_length=253)]
+
+
+class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The engine of one pod, as it was found when the pod was created.
+
+    ``memory_limit_bytes`` is the memory limit of its container, None if it has none.
+    ``shared_device`` says whether a device plugin gives it a share of a device.
+    """
+
+    engine: EngineEndpoint
+    workload: WorkloadRef | None = None
+    memory_limit_bytes: PositiveBytes | None = None
+    shared_device: bool = False
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
