@@ -14,6 +14,7 @@ from typing import Any
 import kopf
 
 from plimsoll_api import logs
+from plimsoll_operator.admission.server import Admission
 from plimsoll_operator.config import Config, parse
 from plimsoll_operator.handlers.inference_service import Controller
 from plimsoll_operator.handlers.lease import Breaker
@@ -63,14 +64,20 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     metrics.registry.register(parts)
     server = await health.serve(config.http_port)
     keep = background.keep
+    admission = None
+    leading = asyncio.Event()
     canary = partial(keep, "canary", partial(health.canary, config))
     try:
         if not await _first(stop, health.definitions()):
             return
+        if config.webhook:
+            admission = Admission(api, config, config.webhook, leading.is_set, metrics.admitted)
+            admission.start(background)
         if election:
             health.ready = True  # to stand by is what it is there for
             if not await _first(stop, election.acquire(), canary()):
                 return
+        leading.set()
         metrics.leading.set(1)
         # Everything is known before anything is decided: a restart writes nothing.
         await resync.list_all()
@@ -87,6 +94,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             _watch(watches, config, stop),
         )
     finally:
+        if admission:
+            await admission.stop()
         if election:
             await election.release()
         await server.cleanup()

@@ -59,19 +59,22 @@ def find(
     named: str | None = None,
     unrecognized: bool = False,
     field: str = "--container",
+    kind: EngineType | None = None,
+    port: int | None = None,
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
     With ``unrecognized``, a container that runs something else counts as a custom engine. A
     container that is ``named`` always counts. ``where`` begins the message of an InjectionError:
     the document and the path of the pod spec. ``field`` is what a person names a container by.
+    ``kind`` and ``port`` are the engine's where somebody says them.
     """
     containers: list[Object] = pod.get("containers") or []
     chosen = _choose(containers, where, named, unrecognized, field)
     if chosen is None:
         return None
     words = _words(chosen)
-    kind = _type(chosen, words)
+    kind = kind or _type(chosen, words)
     server = _server(words)
     path = f"{where}.containers[{chosen.get('name')}]"
     limits = (chosen.get("resources") or {}).get("limits") or {}
@@ -80,7 +83,7 @@ def find(
         path=path,
         type=kind,
         scheme=_scheme(chosen, server, kind),
-        port=_port(chosen, server, kind, path),
+        port=port or _port(chosen, server, kind, path),
         model=_model(server),
         limits=limits,
         uid=_uid(pod, chosen, where, path),

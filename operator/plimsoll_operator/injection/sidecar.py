@@ -33,7 +33,7 @@ from plimsoll_operator.injection.pods import (
     pods_of,
 )
 from plimsoll_operator.render import names
-from plimsoll_operator.render.pod import supervisor_container
+from plimsoll_operator.render.pod import supervisor_container, token_sources
 from plimsoll_operator.render.probe import add_probe, remove_probe
 
 Object = dict[str, Any]
@@ -74,6 +74,8 @@ class Options:
     dcgm_exporter_port: int | None = None
     amd_exporter_port: int | None = None
     probe: bool = False
+    probe_image: str | None = None
+    token: bool = False
     unrecognized: bool = False
     group_restarts: bool = False
     fields: Fields = Fields()
@@ -155,11 +157,11 @@ def _engine(pod: PodSpec, where: str, options: Options) -> EngineContainer | str
             " that, or"
             " set leaderWorkerTemplate.restartPolicy to None"
         )
-    _check_ports(containers_of(spec), engine, at)
+    check_ports(containers_of(spec), engine, at)
     return engine
 
 
-def _check_ports(containers: list[Object], engine: EngineContainer, at: str) -> None:
+def check_ports(containers: list[Object], engine: EngineContainer, at: str) -> None:
     """All containers of a pod share its ports, and two are the supervisor's."""
     own = (METRICS_PORT, PROBE_PORT)
     if engine.port in own:
@@ -180,12 +182,7 @@ def _supervise(
     pod: PodSpec, engine: EngineContainer, name: str, namespace: object, options: Options
 ) -> Object:
     """Add the supervisor to ``pod`` and return its ConfigMap."""
-    supervisor = _container(pod.spec, engine, options)
-    remove_probe(pod.spec, engines_of(pod.spec))
-    _add(pod.spec, supervisor, names.supervisor(name))
-    mark(pod.spec, engine.container)
-    if options.probe:
-        _add_probe(pod.spec, supervisor, engine)
+    add_supervisor(pod.spec, engine, options, names.supervisor(name))
     pod.labels[SERVICE_LABEL] = name[:MAX_LABEL].rstrip("-.")
     config = _config(name, str(namespace or "default"), engine, options)
     metadata: Object = {"name": names.supervisor(name)}
@@ -199,11 +196,32 @@ def _supervise(
     }
 
 
-def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer) -> None:
+def add_supervisor(
+    pod: Object,
+    engine: EngineContainer,
+    options: Options,
+    config_map: str,
+    env: tuple[Object, ...] = (),
+) -> None:
+    """Add the supervisor of ``engine`` to ``pod``, a pod spec, in place.
+
+    It replaces what an earlier call added. ``config_map`` has its configuration, ``env`` is added
+    to its environment.
+    """
+    supervisor = _container(pod, engine, options)
+    supervisor["env"] = [*supervisor["env"], *env]
+    remove_probe(pod, engines_of(pod))
+    _add(pod, supervisor, config_map, options)
+    mark(pod, engine.container)
+    if options.probe:
+        _add_probe(pod, supervisor, engine, options.probe_image)
+
+
+def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: str | None) -> None:
     container = engine_of(pod, engine.container)
     assert container is not None, "the engine was found in it"
     try:
-        add_probe(pod, container, supervisor)
+        add_probe(pod, container, supervisor, image)
     except ValueError as error:
         raise InjectionError(f"{engine.path}: {error}") from None
 
@@ -222,8 +240,8 @@ def _config(
             container=engine.container,
         ),
         memory=MemoryPolicy(
-            host=_budget(options.host_budget_bytes, _limit(engine), engine, options),
-            device=_budget(options.device_budget_bytes, None, engine, options),
+            host=budget(options.host_budget_bytes, memory_limit(engine), engine, options),
+            device=budget(options.device_budget_bytes, None, engine, options),
             shared_device=any(resource.endswith(".shared") for resource in engine.limits),
             warmup_s=options.warmup_s,
         ),
@@ -231,9 +249,10 @@ def _config(
     )
 
 
-def _budget(
+def budget(
     growth: int | None, limit: int | None, engine: EngineContainer, options: Options
 ) -> MemoryBudget | None:
+    """The budget; InjectionError where the engine's limit is below it."""
     if growth is None:
         return None
     if limit is not None and growth > limit:
@@ -244,7 +263,8 @@ def _budget(
     return MemoryBudget(growth_bytes=growth, window_s=options.window_s, limit_bytes=limit)
 
 
-def _limit(engine: EngineContainer) -> int | None:
+def memory_limit(engine: EngineContainer) -> int | None:
+    """Bytes of the engine's memory limit, None where it has none."""
     if engine.limit is None:
         return None
     try:
@@ -261,8 +281,9 @@ def _container(pod: Object, engine: EngineContainer, options: Options) -> Object
         ),
         options.image,
     )
-    # It publishes nothing without an InferenceService, so it needs no token of an account.
-    mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in ("token", "shm")]
+    # It publishes nothing without a resource of ours, and then it needs no token of an account.
+    unwanted = ("shm",) if options.token else ("token", "shm")
+    mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in unwanted]
     # What the engine leaves in shared memory is seen there; the volume is the pod's.
     shm = [engine.shm] if engine.shm is not None else []
     uid = options.run_as_user if options.run_as_user is not None else engine.uid or 0
@@ -290,13 +311,15 @@ def _container(pod: Object, engine: EngineContainer, options: Options) -> Object
     }
 
 
-def _add(pod: Object, container: Object, config_map: str) -> None:
+def _add(pod: Object, container: Object, config_map: str, options: Options) -> None:
     pod["shareProcessNamespace"] = True
     others = [c for c in pod.get("initContainers") or [] if c.get("name") != names.SUPERVISOR]
     # Last of all: it is up before the engine, and downloads are not its concern.
     pod["initContainers"] = [*others, container]
     volumes = {PREFIX + name: source for name, source in VOLUMES.items()}
     volumes[PREFIX + "config"] = {"configMap": {"name": config_map}}
+    if options.token:
+        volumes[PREFIX + "token"] = {"projected": {"sources": token_sources()}}
     kept = [v for v in pod.get("volumes") or [] if v.get("name") not in volumes]
     pod["volumes"] = [*kept, *({"name": name, **source} for name, source in volumes.items())]
 

@@ -146,13 +146,13 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "cache", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
         {"name": "config", "configMap": {"name": names.supervisor(name)}},
-        {"name": "token", "projected": {"sources": _token_sources()}},
+        {"name": "token", "projected": {"sources": token_sources()}},
         *model.volumes(service),
         *api_keys.volumes(service),
     ]
 
 
-def _token_sources() -> list[dict[str, Any]]:
+def token_sources() -> list[dict[str, Any]]:
     """What ``automountServiceAccountToken`` would mount, for the supervisor alone."""
     field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
     ca = [{"key": "ca.crt", "path": "ca.crt"}]
