@@ -19,11 +19,12 @@ NAMES = (
     "engine", "a", "b-2", "kserve-container", "metrics", "proxy", "supervisor", "plimsoll-probe",
 )  # fmt: skip
 ARGS = (
-    "serve", "org/model", "--port=9000", "--port", "80", "--port=9464", "--model", "$(MODEL)", "é🚢",
+    "serve", "org/model", "--port=9000", "--port", "80", "--port=9464", "--model", "$(MODEL)", "é",
     "--ssl-certfile=/x", "'unclosed", "a && b", "--served-model-name=$(NAME)", "--port=70000", "",
 )  # fmt: skip
 ENV = ("A", "PYTHONPATH", "PLIMSOLL_CONTAINER", "PLIMSOLL_PROBE_DIR", "MODEL", "POD_NAME")
 VOLUMES = ("data", "shm", "v-3", "plimsoll-run", "plimsoll-probe", "plimsoll-token")
+SOURCES: tuple[Object, ...] = ({"emptyDir": {}}, {"configMap": {"name": "x"}})
 MOUNTS = ("/data", "/dev/shm", "/opt/plimsoll-probe", "/models")
 QUANTITIES = ("64Mi", "1Gi", "1e9", "3000000k", "16Gi", "0.5", "100m")
 
@@ -118,7 +119,7 @@ def pods(draw: st.DrawFn) -> Object:
         spec["volumes"] = [
             {
                 "name": name,
-                **draw(st.sampled_from(({"emptyDir": {}}, {"configMap": {"name": "x"}}))),
+                **draw(st.sampled_from(SOURCES)),
             }
             for name in volumes
         ]
@@ -217,9 +218,9 @@ def _plain(container: Object) -> Object:
         value = one.get("value", "")
         if one["name"] == "PYTHONPATH" and "/opt/plimsoll-probe" in value:
             kept = value.removesuffix("/opt/plimsoll-probe").removesuffix(":")
-            one = {"name": "PYTHONPATH", "value": kept}
-            if not kept:
-                continue
+            if kept:
+                made["env"].append({"name": "PYTHONPATH", "value": kept})
+            continue
         if one["name"] in ("PLIMSOLL_CONTAINER", "PLIMSOLL_PROBE_DIR"):
             continue
         if one["name"] == "PYTHONPATH" and not one.get("value", "x"):

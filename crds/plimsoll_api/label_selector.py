@@ -79,6 +79,14 @@ class Requirement(ResourceModel):
             return found not in self.values
         return (found is not None) == (self.operator is Operator.EXISTS)
 
+    def query(self) -> str:
+        """The requirement as a part of a list's ``labelSelector``."""
+        if self.operator is Operator.EXISTS:
+            return self.key
+        if self.operator is Operator.DOES_NOT_EXIST:
+            return f"!{self.key}"
+        return f"{self.key} {self.operator.value.lower()} ({','.join(self.values)})"
+
 
 def _valid_keys(labels: dict[str, str]) -> dict[str, str]:
     for key in labels:
@@ -117,6 +125,11 @@ class LabelSelector(ResourceModel):
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             one.holds(labels) for one in self.match_expressions
         )
+
+    def query(self) -> str:
+        """The selector as a list's ``labelSelector``."""
+        terms = [f"{key}={value}" for key, value in self.match_labels.items()]
+        return ",".join([*terms, *(one.query() for one in self.match_expressions)])
 
     def manifest(self) -> dict[str, Any]:
         """The selector as Kubernetes writes it, for example in a webhook's ``objectSelector``."""

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from plimsoll_api.admin import DrainMode
 from plimsoll_api.cel import Rule, rule, validations
@@ -404,14 +405,22 @@ class Supervision(msgspec.Struct, frozen=True):
     ] = LogLevel.INFO
 
 
+class WorkloadRef(msgspec.Struct, frozen=True):
+    """The workload that owns a pod, such as a Deployment."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=63)]
+    name: Annotated[str, msgspec.Meta(max_length=253)]
+
+
 class ServiceRef(msgspec.Struct, frozen=True):
     """The InferenceService or SupervisionPolicy that this replica belongs to, by ``kind``. ``uid``
-    is empty in local mode."""
+    is empty in local mode. ``workload`` is what owns a policy's pod."""
 
     name: str
     namespace: str = "default"
     uid: str = ""
     kind: str = SERVICE_KIND
+    workload: WorkloadRef | None = None
 
 
 class EngineEndpoint(msgspec.Struct, frozen=True):
@@ -427,13 +436,6 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
     model: str = ""
     version: str = ""
     container: str = ""
-
-
-class WorkloadRef(msgspec.Struct, frozen=True):
-    """The workload that owns a pod, such as a Deployment."""
-
-    kind: Annotated[str, msgspec.Meta(max_length=63)]
-    name: Annotated[str, msgspec.Meta(max_length=253)]
 
 
 class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -458,6 +460,22 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     supervision: Supervision = Supervision()
     slots: tuple[str, ...] = ()
     sample_interval_s: PositiveSeconds = 1.0
+
+
+def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
+    """The configuration of a policy's pod: the policy's, with the engine that the pod has."""
+    memory, host = config.memory, config.memory.host
+    if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
+        # A budget above the limit could never be spent: the kernel would be first.
+        growth = min(host.growth_bytes, pod.memory_limit_bytes)
+        host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
+    shared = memory.shared_device or pod.shared_device
+    return replace(
+        config,
+        service=replace(config.service, workload=pod.workload),
+        engine=pod.engine,
+        memory=replace(memory, host=host, shared_device=shared),
+    )
 
 
 def decode(data: bytes) -> SupervisorConfig:

@@ -18,8 +18,9 @@ from plimsoll_operator.admission.server import Admission
 from plimsoll_operator.config import Config, parse
 from plimsoll_operator.handlers.inference_service import Controller
 from plimsoll_operator.handlers.lease import Breaker
+from plimsoll_operator.handlers.supervision_policy import PolicyController
 from plimsoll_operator.health import Health
-from plimsoll_operator.kinds import Key
+from plimsoll_operator.kinds import POLICY, Key
 from plimsoll_operator.metrics import Metrics, OperatorCollector
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.cache import Store
@@ -48,6 +49,11 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     watches = Watches(store, queue)
     resync = Resync(api, store, watches, queue.add, config.namespaces)
     controller = Controller(api, store, scraper, config, resync.served, queue.add_later)
+    policies = PolicyController(api, store, scraper, config, queue.add_later)
+
+    async def handle(key: Key) -> None:
+        await (policies if key.kind == POLICY.kind else controller).handle(key)
+
     health = Health(api, watches, metrics)
     election = voting = None
     if config.lease:
@@ -85,7 +91,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         log.info("watching %s", ", ".join(config.namespaces) or "all namespaces")
         await _until(
             stop,
-            keep("reconcile", partial(queue.run, controller.handle)),
+            keep("reconcile", partial(queue.run, handle)),
             keep("scrape", partial(scraper.run, config.scrape_s), needed=False),
             keep("breaker", breaker.run, needed=False),
             canary(),

@@ -20,12 +20,11 @@ from pathlib import Path
 from plimsoll_operator.admission.certificate import Certificate, due, make
 from plimsoll_operator.admission.configuration import Address, configuration, same
 from plimsoll_operator.admission.policies import Policies
-from plimsoll_operator.kinds import Kind, Object
+from plimsoll_operator.kinds import POLICY, Kind, Object
 from plimsoll_operator.runtime.client import Api
 
 log = logging.getLogger(__name__)
 
-POLICY = Kind("SupervisionPolicy", "plimsoll.dev", "v1alpha1", "supervisionpolicies", "")
 SECRET = Kind("Secret", "", "v1", "secrets", "")
 CONFIGURATION = Kind(
     "MutatingWebhookConfiguration",

@@ -42,8 +42,9 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
 
     def spec_of(crd: dict[str, Any]) -> dict[str, Any]:
         versions = crd["spec"]["versions"]
-        found: dict[str, Any] = versions[0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-        return found["properties"]
+        spec = versions[0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        found: dict[str, Any] = spec["properties"]
+        return found
 
     ours, theirs = spec_of(generate.supervision_policy()), spec_of(generate.inference_service())
     for name in ("memory", "supervision", "probe"):
