@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import re
 import socket
 import time
 import uuid
@@ -27,6 +28,7 @@ from tests.pod_specs import pods, policies
 
 HOST = "127.0.0.1"
 SECRET = f"{RELEASE}-webhook"
+BATCH = 100
 PATIENCE_S = 2.0 + 8.0
 """The webhook's timeout, and what a busy machine takes for the rest."""
 
@@ -225,14 +227,19 @@ def test_a_webhook_that_never_answers_costs_its_timeout(
 
 def dry_run(kubectl: Any, items: list[dict[str, Any]]) -> list[str]:
     """What the API server says against each, an empty text where it would take it."""
-    said = []
-    for number, item in enumerate(items):
-        named = item | {"metadata": item["metadata"] | {"name": f"fuzz-{number}"}}
-        named["metadata"].pop("namespace", None)
-        done = kubectl.run(
-            "create", "--dry-run=server", "-o", "name", "-f", "-", stdin=json.dumps(named)
-        )
-        said.append(done.stderr if done.returncode else "")
+    said: list[str] = []
+    for at in range(0, len(items), BATCH):
+        named = []
+        for number, item in enumerate(items[at : at + BATCH]):
+            meta = {key: value for key, value in item["metadata"].items() if key != "namespace"}
+            named.append(item | {"metadata": meta | {"name": f"fuzz-{number}"}})
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": named})
+        done = kubectl.run("create", "--dry-run=server", "-o", "name", "-f", "-", stdin=text)
+        taken = set(done.stdout.split())
+        errors = re.split(r"\n(?=Error from server|The Pod )", done.stderr)
+        for number in range(len(named)):
+            whole = "\n".join(one for one in errors if f'"fuzz-{number}"' in one)
+            said.append("" if f"pod/fuzz-{number}" in taken else whole or done.stderr)
     return said
 
 
