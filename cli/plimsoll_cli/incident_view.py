@@ -10,6 +10,7 @@ from plimsoll_api.incident_object import spec_of, status_of
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import ENDED, IncidentPhase
 from plimsoll_api.leakincident import IncidentAttribution, LeakIncidentSpec, LeakIncidentStatus
+from plimsoll_api.supervision import ServiceRef
 from plimsoll_api.times import unix_seconds
 
 
@@ -62,7 +63,7 @@ def of_journal(incident: IncidentRecord) -> IncidentView:
     return IncidentView(
         name=incident.name,
         namespace="",
-        spec=spec_of(incident, service, service, "engine"),
+        spec=spec_of(incident, ServiceRef(service), service, "engine"),
         status=status_of(incident),
     )
 

@@ -83,7 +83,7 @@ def inject(
     """Add a supervisor to the workloads in a manifest: YAML in, YAML out."""
     from plimsoll_api.manifest import DURATION, POSITIVE_BYTES, POSITIVE_DURATION
     from plimsoll_cli.inject import command, selection
-    from plimsoll_cli.inject.sidecar import Options
+    from plimsoll_operator.injection.sidecar import Options
 
     options = Options(
         image=supervisor_image,

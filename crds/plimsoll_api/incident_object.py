@@ -12,6 +12,7 @@ from plimsoll_api.leakincident import (
     MAX_SENTENCES,
     IncidentAttribution,
     IncidentStep,
+    IncidentTarget,
     IncidentTrigger,
     LeakIncidentSpec,
     LeakIncidentStatus,
@@ -20,7 +21,8 @@ from plimsoll_api.names import (
     API_VERSION,
     INCIDENT_KIND,
     INCIDENT_PLURAL,
-    SERVICE_KIND,
+    POLICY_KIND,
+    POLICY_LABEL,
     SERVICE_LABEL,
 )
 from plimsoll_api.supervision import ServiceRef
@@ -32,15 +34,20 @@ MAX_SENTENCE = 1024
 """Characters kept of one sentence."""
 
 
-def spec_of(incident: IncidentRecord, service: str, pod: str, container: str) -> LeakIncidentSpec:
+def spec_of(
+    incident: IncidentRecord, service: ServiceRef, pod: str, container: str
+) -> LeakIncidentSpec:
     """Return the identity of the incident, as the object has it."""
+    of_policy, workload = service.kind == POLICY_KIND, service.workload
     return LeakIncidentSpec(
-        service=service,
+        service=workload.name if workload else service.name,
         pod=pod,
         container=container,
         epoch=incident.epoch,
         opened_at=rfc3339(incident.opened_at),
         kind=incident.kind,
+        policy=service.name if of_policy else None,
+        target=IncidentTarget(workload.kind, workload.name) if workload else None,
     )
 
 
@@ -81,7 +88,7 @@ def path_of(namespace: str, name: str, subresource: str = "") -> str:
 def object_of(incident: IncidentRecord, service: ServiceRef, pod: str, container: str) -> Object:
     """The object for server-side apply, without its status (a subresource)."""
     return _base(incident, service) | {
-        "spec": msgspec.to_builtins(spec_of(incident, service.name, pod, container)),
+        "spec": msgspec.to_builtins(spec_of(incident, service, pod, container)),
     }
 
 
@@ -103,17 +110,23 @@ def _base(incident: IncidentRecord, service: ServiceRef) -> Object:
         "metadata": {
             "name": incident.name,
             "namespace": service.namespace,
-            "labels": {SERVICE_LABEL: service.name[:63]},
+            "labels": _labels(service),
             "ownerReferences": [
                 {
                     "apiVersion": API_VERSION,
-                    "kind": SERVICE_KIND,
+                    "kind": service.kind,
                     "name": service.name,
                     "uid": service.uid,
                 }
             ],
         },
     }
+
+
+def _labels(service: ServiceRef) -> dict[str, str]:
+    shown = service.workload.name if service.workload else service.name
+    labels = {SERVICE_LABEL: shown[:63].rstrip("-.")}
+    return labels | ({POLICY_LABEL: service.name} if service.kind == POLICY_KIND else {})
 
 
 def _step(step: StepRecord) -> IncidentStep:

@@ -26,10 +26,25 @@ _TIME: dict[str, Any] = {"format": "date-time"}
 _INT64: dict[str, Any] = {"format": "int64"}
 
 
-class LeakIncidentSpec(msgspec.Struct, rename="camel"):
+class IncidentTarget(msgspec.Struct, rename="camel"):
+    """The workload that a supervised pod belongs to."""
+
+    kind: Annotated[
+        str, msgspec.Meta(max_length=63), written("Kind of the workload, for example `Deployment`.")
+    ]
+    name: Annotated[_Name, written("Name of the workload.")]
+
+
+class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
     """The identity of an incident; it never changes."""
 
-    service: Annotated[_Name, written("Name of the InferenceService.")]
+    service: Annotated[
+        _Name,
+        written(
+            "Name of the InferenceService. For a pod of a SupervisionPolicy, name of the workload "
+            "or, if unknown, of the policy."
+        ),
+    ]
     pod: Annotated[_Name, written("Name of the replica's pod.")]
     container: Annotated[_Name, written("Name of the container that leaked or stalled.")]
     epoch: Annotated[
@@ -37,6 +52,17 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel"):
     ]
     opened_at: Annotated[str, written("Time at which the incident began.", schema=_TIME)]
     kind: Annotated[IncidentKind, written("What went wrong.")]
+    policy: Annotated[
+        _Name | None,
+        written("Name of the SupervisionPolicy that supervises the pod, if it is one that does."),
+    ] = None
+    target: Annotated[
+        IncidentTarget | None,
+        written(
+            "Workload that the pod belongs to. Absent for a pod of an InferenceService, which "
+            "`service` names."
+        ),
+    ] = None
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         rule("self == oldSelf", "spec is immutable: it says which incident this is"),

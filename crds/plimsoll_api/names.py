@@ -8,9 +8,17 @@ API_VERSION = f"{API_GROUP}/{CRD_VERSION}"
 
 SERVICE_KIND, SERVICE_PLURAL, SERVICE_SHORT_NAME = "InferenceService", "inferenceservices", "plinf"
 INCIDENT_KIND, INCIDENT_PLURAL, INCIDENT_SHORT_NAME = "LeakIncident", "leakincidents", "plinc"
+POLICY_KIND, POLICY_PLURAL, POLICY_SHORT_NAME = "SupervisionPolicy", "supervisionpolicies", "plsp"
 
 SERVICE_LABEL = f"{API_GROUP}/service"
 """On all objects of an InferenceService and on its incidents: its name."""
+
+POLICY_LABEL = f"{API_GROUP}/policy"
+"""On the pods that a SupervisionPolicy supervises, on the objects that the operator makes for it
+and on its incidents: its name."""
+
+REFUSED = f"{API_GROUP}/not-supervised"
+"""Annotation of a pod that a SupervisionPolicy selects and that gets no supervisor: why not."""
 
 REVISION_LABEL = f"{API_GROUP}/revision"
 """On pods: the hash of the spec that their template was first rendered for."""

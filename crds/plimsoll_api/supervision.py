@@ -13,10 +13,12 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from plimsoll_api.admin import DrainMode
 from plimsoll_api.cel import Rule, rule, validations
 from plimsoll_api.manifest import DURATION, POSITIVE_BYTES, POSITIVE_DURATION, FieldForm, written
+from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.units import format_bytes
 
 CONFIG_FILE = "supervisor.json"
@@ -26,6 +28,11 @@ AMD_EXPORTER_PORT = "AMD_EXPORTER_PORT"
 
 CONTAINER_ENV = "PLIMSOLL_CONTAINER"
 """Environment of the engine's container: its name, by which the supervisor knows its processes."""
+
+POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
+"""Environment of the supervisor's container in a pod of a SupervisionPolicy: a
+:class:`PodEngine` as JSON. The policy's configuration is
+the same for all of its pods; this is what differs."""
 
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
 """Environment of both containers: the folder for the sockets of the probes in the engine."""
@@ -398,12 +405,22 @@ class Supervision(msgspec.Struct, frozen=True):
     ] = LogLevel.INFO
 
 
+class WorkloadRef(msgspec.Struct, frozen=True):
+    """The workload that owns a pod, such as a Deployment."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=63)]
+    name: Annotated[str, msgspec.Meta(max_length=253)]
+
+
 class ServiceRef(msgspec.Struct, frozen=True):
-    """The InferenceService this replica belongs to. ``uid`` is empty in local mode."""
+    """The InferenceService or SupervisionPolicy that this replica belongs to, by ``kind``. ``uid``
+    is empty in local mode. ``workload`` is what owns a policy's pod."""
 
     name: str
     namespace: str = "default"
     uid: str = ""
+    kind: str = SERVICE_KIND
+    workload: WorkloadRef | None = None
 
 
 class EngineEndpoint(msgspec.Struct, frozen=True):
@@ -421,6 +438,19 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
     container: str = ""
 
 
+class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The engine of one pod, as it was found when the pod was created.
+
+    ``memory_limit_bytes`` is the memory limit of its container, None if it has none.
+    ``shared_device`` says whether a device plugin gives it a share of a device.
+    """
+
+    engine: EngineEndpoint
+    workload: WorkloadRef | None = None
+    memory_limit_bytes: PositiveBytes | None = None
+    shared_device: bool = False
+
+
 class SupervisorConfig(msgspec.Struct, frozen=True):
     """The whole file. ``slots`` names the service's restart-slot Leases, empty in local mode."""
 
@@ -430,6 +460,22 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     supervision: Supervision = Supervision()
     slots: tuple[str, ...] = ()
     sample_interval_s: PositiveSeconds = 1.0
+
+
+def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
+    """The configuration of a policy's pod: the policy's, with the engine that the pod has."""
+    memory, host = config.memory, config.memory.host
+    if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
+        # A budget above the limit could never be spent: the kernel would be first.
+        growth = min(host.growth_bytes, pod.memory_limit_bytes)
+        host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
+    shared = memory.shared_device or pod.shared_device
+    return replace(
+        config,
+        service=replace(config.service, workload=pod.workload),
+        engine=pod.engine,
+        memory=replace(memory, host=host, shared_device=shared),
+    )
 
 
 def decode(data: bytes) -> SupervisorConfig:

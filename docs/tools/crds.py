@@ -19,7 +19,11 @@ def page() -> str:
         "On a cluster, `kubectl explain plinf.spec --recursive` shows the same. No field has been"
         " renamed since the first version of `v1alpha1`.",
     ]
-    for crd in (generate.inference_service(), generate.leak_incident()):
+    for crd in (
+        generate.inference_service(),
+        generate.supervision_policy(),
+        generate.leak_incident(),
+    ):
         lines += _resource(crd)
     return "\n".join(lines) + "\n"
 

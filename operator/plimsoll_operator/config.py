@@ -20,6 +20,19 @@ DEFAULT_IMAGES = Images(
 
 
 @dataclass(frozen=True)
+class Webhook:
+    """``namespace`` and ``name`` are those of the Service and of the Secret with the certificate;
+    the MutatingWebhookConfiguration has the same name. ``url`` takes the place of the Service.
+    ``provided`` says that somebody else writes the Secret."""
+
+    namespace: str
+    name: str
+    port: int = 9443
+    url: str | None = None
+    provided: bool = False
+
+
+@dataclass(frozen=True)
 class Config:
     """Times are seconds. No namespaces means all of them. ``lease`` is the namespace and name of
     the leader's Lease; None where there is only this operator. In ``unrestricted_namespaces`` a
@@ -40,6 +53,7 @@ class Config:
     request_timeout_s: float = 30.0
     kept_incidents: int = 50
     unrestricted_namespaces: frozenset[str] = frozenset()
+    webhook: Webhook | None = None
 
 
 def parse(
@@ -114,6 +128,23 @@ def parse(
         "'restricted'; may be given often",
     )
     add(
+        "--webhook",
+        metavar="NAMESPACE/NAME",
+        help="inject supervisors into the pods of SupervisionPolicies: the webhook's Service and "
+        "Secret, and the name of its MutatingWebhookConfiguration; all three must exist",
+    )
+    add("--webhook-port", type=_positive, default=9443, metavar="PORT")
+    add(
+        "--webhook-url",
+        metavar="URL",
+        help="https URL of the webhook, for an API server that cannot reach the Service",
+    )
+    add(
+        "--webhook-certificate-provided",
+        action="store_true",
+        help="something else, such as cert-manager, writes the webhook's Secret",
+    )
+    add(
         "--resync",
         type=_positive,
         default=600,
@@ -142,20 +173,32 @@ def parse(
         qps=flags.qps,
         max_disruptions=flags.max_disruptions,
         burst=flags.burst,
-        lease=_lease(parser, flags.leader_election),
+        lease=_named(parser, "--leader-election", flags.leader_election),
         identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         resync_s=flags.resync,
         scrape_s=flags.scrape,
         unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
+        webhook=_webhook(parser, flags),
     )
 
 
-def _lease(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str] | None:
+def _webhook(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Webhook | None:
+    found = _named(parser, "--webhook", flags.webhook)
+    if found is None:
+        return None
+    if flags.webhook_url is not None and not flags.webhook_url.startswith("https://"):
+        parser.error(f"--webhook-url: {flags.webhook_url!r} does not begin with https://")
+    return Webhook(
+        *found, flags.webhook_port, flags.webhook_url, flags.webhook_certificate_provided
+    )
+
+
+def _named(parser: argparse.ArgumentParser, flag: str, text: str | None) -> tuple[str, str] | None:
     if not text:
         return None
     namespace, _, name = text.partition("/")
     if not (namespace and name) or "/" in name:
-        parser.error(f"--leader-election: {text!r} is not NAMESPACE/NAME")
+        parser.error(f"{flag}: {text!r} is not NAMESPACE/NAME")
     return namespace, name
 
 

@@ -10,23 +10,32 @@ from plimsoll_api.names import (
     CRD_VERSION,
     INCIDENT_KIND,
     INCIDENT_PLURAL,
+    POLICY_KIND,
+    POLICY_LABEL,
+    POLICY_PLURAL,
     SERVICE_KIND,
     SERVICE_LABEL,
     SERVICE_PLURAL,
 )
-from plimsoll_operator.render.names import OWNED_SELECTOR
+from plimsoll_api.supervision_policy import object_name
+from plimsoll_operator.render.names import OWNED_SELECTOR, slots
 
 Object = dict[str, Any]
 
 
 class Key(NamedTuple):
-    """One InferenceService."""
+    """One InferenceService or SupervisionPolicy."""
 
     namespace: str
     name: str
+    kind: str = SERVICE_KIND
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return f"{self.namespace}/{self.name}" + (" (policy)" if self.kind == POLICY_KIND else "")
+
+    def slots(self, count: int) -> tuple[str, ...]:
+        """Names of its restart-slot Leases."""
+        return slots(object_name(self.name) if self.kind == POLICY_KIND else self.name, count)
 
 
 class Ref(NamedTuple):
@@ -69,7 +78,8 @@ class Kind:
 
 SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
 INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "")
-DEFINED = (SERVICE, INCIDENT)
+POLICY = Kind(POLICY_KIND, API_GROUP, CRD_VERSION, POLICY_PLURAL, "")
+DEFINED = (SERVICE, INCIDENT, POLICY)
 """The kinds that our own definitions make."""
 
 POD = Kind("Pod", "", "v1", "pods")
@@ -93,7 +103,7 @@ OWNED = (
 """What the renderer makes, of which everything is put back and nothing is left."""
 
 OPTIONAL = tuple(kind for kind in OWNED if not kind.watched)
-WATCHED = (SERVICE, INCIDENT, POD, *(kind for kind in OWNED if kind.watched))
+WATCHED = (SERVICE, POLICY, INCIDENT, POD, *(kind for kind in OWNED if kind.watched))
 BY_KIND = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL)}
 
 
@@ -111,15 +121,21 @@ def owner_uid(item: Object) -> str | None:
 
 
 def key_of(item: Object) -> Key | None:
-    """The service that ``item`` belongs to; None where it belongs to none."""
+    """The service or policy that ``item`` belongs to; None where it belongs to none."""
     meta = item["metadata"]
     namespace = meta.get("namespace") or ""
-    if item["kind"] == SERVICE.kind:
-        return Key(namespace, meta["name"])
+    if item["kind"] in (SERVICE.kind, POLICY.kind):
+        return Key(namespace, meta["name"], item["kind"])
     if item["kind"] == INCIDENT.kind:
+        policy = item["spec"].get("policy")
+        if policy:
+            return Key(namespace, policy, POLICY.kind)
         return Key(namespace, item["spec"]["service"])
     for owner in meta.get("ownerReferences") or ():
-        if owner.get("kind") == SERVICE.kind:
-            return Key(namespace, owner["name"])
-    name = (meta.get("labels") or {}).get(SERVICE_LABEL)
-    return Key(namespace, name) if name else None
+        if owner.get("kind") in (SERVICE.kind, POLICY.kind):
+            return Key(namespace, owner["name"], owner["kind"])
+    labels = meta.get("labels") or {}
+    for label, kind in ((POLICY_LABEL, POLICY.kind), (SERVICE_LABEL, SERVICE.kind)):
+        if labels.get(label):
+            return Key(namespace, labels[label], kind)
+    return None

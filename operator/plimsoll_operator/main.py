@@ -14,11 +14,13 @@ from typing import Any
 import kopf
 
 from plimsoll_api import logs
+from plimsoll_operator.admission.server import Admission
 from plimsoll_operator.config import Config, parse
 from plimsoll_operator.handlers.inference_service import Controller
 from plimsoll_operator.handlers.lease import Breaker
+from plimsoll_operator.handlers.supervision_policy import PolicyController
 from plimsoll_operator.health import Health
-from plimsoll_operator.kinds import Key
+from plimsoll_operator.kinds import POLICY, Key
 from plimsoll_operator.metrics import Metrics, OperatorCollector
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.cache import Store
@@ -47,6 +49,11 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     watches = Watches(store, queue)
     resync = Resync(api, store, watches, queue.add, config.namespaces)
     controller = Controller(api, store, scraper, config, resync.served, queue.add_later)
+    policies = PolicyController(api, store, scraper, config, queue.add_later)
+
+    async def handle(key: Key) -> None:
+        await (policies if key.kind == POLICY.kind else controller).handle(key)
+
     health = Health(api, watches, metrics)
     election = voting = None
     if config.lease:
@@ -63,14 +70,20 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     metrics.registry.register(parts)
     server = await health.serve(config.http_port)
     keep = background.keep
+    admission = None
+    leading = asyncio.Event()
     canary = partial(keep, "canary", partial(health.canary, config))
     try:
         if not await _first(stop, health.definitions()):
             return
+        if config.webhook:
+            admission = Admission(api, config, config.webhook, leading.is_set, metrics.admitted)
+            admission.start(background)
         if election:
             health.ready = True  # to stand by is what it is there for
             if not await _first(stop, election.acquire(), canary()):
                 return
+        leading.set()
         metrics.leading.set(1)
         # Everything is known before anything is decided: a restart writes nothing.
         await resync.list_all()
@@ -78,7 +91,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         log.info("watching %s", ", ".join(config.namespaces) or "all namespaces")
         await _until(
             stop,
-            keep("reconcile", partial(queue.run, controller.handle)),
+            keep("reconcile", partial(queue.run, handle)),
             keep("scrape", partial(scraper.run, config.scrape_s), needed=False),
             keep("breaker", breaker.run, needed=False),
             canary(),
@@ -87,6 +100,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             _watch(watches, config, stop),
         )
     finally:
+        if admission:
+            await admission.stop()
         if election:
             await election.release()
         await server.cleanup()

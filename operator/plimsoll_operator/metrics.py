@@ -49,6 +49,19 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._admissions = Counter(
+            f"{METRIC_PREFIX}admissions",
+            "Pods that the webhook was asked about. result is injected, refused (no supervisor, "
+            "for a reason in the pod's annotation), unselected or failed (no supervisor, because "
+            "of an error).",
+            ("result",),
+            registry=self.registry,
+        )
+
+    def admitted(self, result: str) -> None:
+        """Called for each admission review."""
+        self._admissions.labels(result).inc()
+
     def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
         """Called at the end of each reconcile."""
         self.waiting.observe(waited_s)

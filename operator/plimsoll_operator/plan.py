@@ -5,11 +5,11 @@ Pure: no cluster, no clock. The same observation always gives the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
@@ -22,6 +22,8 @@ from plimsoll_operator.render import Images, names, render
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.pod import pod_template, rendered_template
 from plimsoll_operator.render.standard import NotAllowed, check
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class InvalidSpec(ValueError):
@@ -45,9 +47,14 @@ def parse(item: Object) -> InferenceService:
 
     The API server refuses such specs by schema and CEL, except those stored before an upgrade.
     """
+    return read(InferenceService, item)
+
+
+def read(model: type[_Model], item: Object) -> _Model:
+    """The object as ``model``, without its status; :class:`InvalidSpec` names each wrong field."""
     without_status = {key: value for key, value in item.items() if key != "status"}
     try:
-        return InferenceService.model_validate(without_status)
+        return model.model_validate(without_status)
     except ValidationError as error:
         problems = (
             f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
@@ -79,7 +86,7 @@ def reconcile(
     course = revisions.course(service, before, update, suspect, templates, running)
     instead = None if course.revision == update else (course.revision, templates[course.revision])
     present = {pod["metadata"]["name"] for pod in pods}
-    held = [where.name for where, item in owned.items() if _held(item, present)]
+    held = held_slots(owned.values(), present)
     pinned = templates.get(update)
     try:
         if restricted and service.spec.pod_template is not None:
@@ -108,7 +115,7 @@ def reconcile(
     good = templates.get(revisions.last_good(known_revisions, update, templates, running))
     changed = changes(good, pinned) if suspect and good and pinned else []
     return Plan(
-        desired, surplus + _old_incidents(incidents, kept_incidents), course, suspect, changed
+        desired, surplus + old_incidents(incidents, kept_incidents), course, suspect, changed
     )
 
 
@@ -128,12 +135,17 @@ def _running(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
     return str((live["metadata"].get("annotations") or {}).get(POD_HASH, ""))
 
 
-def _held(item: Object, pods: set[str]) -> bool:
-    """A slot Lease whose holder still exists is in use, renewed or not: clocks are not compared."""
-    return item["kind"] == "Lease" and (item.get("spec") or {}).get("holderIdentity") in pods
+def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
+    """Names of slot Leases that are in use: their holders still exist, renewed or not, for clocks
+    are not compared."""
+    return [
+        item["metadata"]["name"]
+        for item in owned
+        if item["kind"] == "Lease" and (item.get("spec") or {}).get("holderIdentity") in pods
+    ]
 
 
-def _old_incidents(incidents: list[Object], kept: int) -> list[Object]:
+def old_incidents(incidents: list[Object], kept: int) -> list[Object]:
     """The oldest ended incidents beyond ``kept``."""
     ended = [item for item in incidents if (item.get("status") or {}).get("phase") in ENDED]
     ended.sort(key=lambda item: item["metadata"].get("creationTimestamp") or "")

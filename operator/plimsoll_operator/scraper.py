@@ -56,6 +56,7 @@ class Scraper:
         self._port = port
         self._published: dict[Key, tuple[float, dict[str, Figures]]] = {}
         self._rounds: dict[str, asyncio.Task[None]] = {}
+        self._followed: dict[Key, dict[str, str]] = {}
         self._limit = asyncio.Semaphore(MAX_CONCURRENT)
         self.failures = 0
 
@@ -64,9 +65,14 @@ class Scraper:
         found = self._published.get(key)
         return found[1] if found else None
 
+    def follow(self, key: Key, addresses: dict[str, str]) -> None:
+        """Asks these pods, by name, for a policy: its pods are not in the store."""
+        self._followed[key] = addresses
+
     def forget(self, key: Key) -> None:
-        """After the service is gone."""
+        """After the service or policy is gone."""
         self._published.pop(key, None)
+        self._followed.pop(key, None)
 
     def publish(self, key: Key, fresh: dict[str, Figures]) -> None:
         """Takes ``fresh`` for the status when it reads differently there and the time has come."""
@@ -105,7 +111,7 @@ class Scraper:
 
     def _begin_rounds(self, session: aiohttp.ClientSession) -> None:
         by_namespace: dict[str, list[Key]] = defaultdict(list)
-        for key in self._store.services():
+        for key in (*self._store.services(), *self._followed):
             by_namespace[key.namespace].append(key)
         for namespace, task in list(self._rounds.items()):
             if task.done():
@@ -122,11 +128,13 @@ class Scraper:
     async def _service(
         self, session: aiohttp.ClientSession, share: asyncio.Semaphore, key: Key
     ) -> None:
-        addresses = {
-            pod["metadata"]["name"]: address
-            for pod in self._store.of(key, {"Pod"})
-            if (address := address_of(pod))
-        }
+        addresses = self._followed.get(key)
+        if addresses is None:
+            addresses = {
+                pod["metadata"]["name"]: address
+                for pod in self._store.of(key, {"Pod"})
+                if (address := address_of(pod))
+            }
         found = await asyncio.gather(
             *(self._one(session, share, address) for address in addresses.values())
         )

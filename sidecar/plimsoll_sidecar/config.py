@@ -1,17 +1,20 @@
 """The configuration file: read at the start, and again whenever it changes.
 
 A ConfigMap volume is updated by the kubelet with an atomic rename of a directory, so that the file
-is always whole. A new file that cannot be used leaves the old configuration in force.
+is always whole. A new file that cannot be used leaves the old configuration in force. The file of a
+SupervisionPolicy is the same for all of its pods: what differs is in the environment.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
 from plimsoll_api import supervision
-from plimsoll_api.supervision import SupervisorConfig
+from plimsoll_api.names import POLICY_KIND
+from plimsoll_api.supervision import POD_ENGINE_ENV, PodEngine, SupervisorConfig, of_pod
 
 
 class ConfigError(ValueError):
@@ -46,6 +49,13 @@ def _read(path: Path) -> SupervisorConfig:
     except OSError as error:
         raise ConfigError(f"configuration {path}: {error.strerror}") from error
     try:
-        return supervision.decode(data)
+        config = supervision.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"configuration {path}: {error}") from error
+    own = os.environ.get(POD_ENGINE_ENV)
+    if not own or config.service.kind != POLICY_KIND:
+        return config
+    try:
+        return of_pod(config, msgspec.json.decode(own, type=PodEngine))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"environment variable {POD_ENGINE_ENV}: {error}") from error

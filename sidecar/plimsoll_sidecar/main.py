@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api import logs
-from plimsoll_api.names import METRICS_PORT, PROBE_PORT, TOKEN_FILE
+from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, POLICY_KIND, PROBE_PORT, TOKEN_FILE
 from plimsoll_api.supervision import SupervisorConfig
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.restart_slots.budget_reset import pod_uid
-from plimsoll_sidecar.act.restart_slots.endpoints import Endpoints, Leaving, Unseen
+from plimsoll_sidecar.act.restart_slots.endpoints import Endpoints, Leaving, ServicesOfPod, Unseen
 from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots, LocalSlots, Slots
 from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
@@ -79,8 +79,12 @@ def build(
     endpoints: Leaving | None = Unseen() if os.environ.get("POD_NAME") else None
     slots: Slots = LocalSlots()
     if kube is not None and current.service.uid:
-        publisher = Publisher(kube, current.service, pod)
-        endpoints = Endpoints(kube, namespace, current.service.name, pod)
+        container = current.engine.container or ENGINE_CONTAINER
+        publisher = Publisher(kube, current.service, pod, container)
+        if current.service.kind == POLICY_KIND:
+            endpoints = ServicesOfPod(kube, namespace, pod)
+        else:
+            endpoints = Endpoints(kube, namespace, current.service.name, pod)
         if current.slots:
             uid = pod_uid(ACCOUNT / "token")
             slots = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)

@@ -17,7 +17,11 @@ from tests.lab.lab import Lab, new_lab
 from tests.lab.operator import Operator, operator_kubeconfig
 
 ROOT = Path(__file__).parents[2]
-CRDS = ("inferenceservices.plimsoll.dev", "leakincidents.plimsoll.dev")
+CRDS = (
+    "inferenceservices.plimsoll.dev",
+    "leakincidents.plimsoll.dev",
+    "supervisionpolicies.plimsoll.dev",
+)
 
 
 @pytest.fixture

@@ -37,4 +37,8 @@ def test_a_restricted_namespace_refuses_a_pod_that_asks_for_too_much(cluster: La
 
 def test_our_kinds_are_served(cluster: Lab) -> None:
     kinds = cluster.kube("api-resources", "--api-group=plimsoll.dev", "-o", "name").split()
-    assert sorted(kinds) == ["inferenceservices.plimsoll.dev", "leakincidents.plimsoll.dev"]
+    assert sorted(kinds) == [
+        "inferenceservices.plimsoll.dev",
+        "leakincidents.plimsoll.dev",
+        "supervisionpolicies.plimsoll.dev",
+    ]

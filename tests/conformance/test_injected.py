@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from plimsoll_api.supervision import CONTAINER_ENV
-from plimsoll_cli.inject.sidecar import Injected, Options, inject
+from plimsoll_operator.injection.sidecar import Injected, Options, inject
 from tests.conformance.conftest import Record
 from tests.conformance.rig import START_S, Rig, free_port, until
 
@@ -62,8 +62,8 @@ class Pod:
         mounts = {one["mountPath"]: folder / one["name"] for one in container["volumeMounts"]}
         for path in mounts.values():
             path.mkdir(parents=True)
-        (config_map,) = made.config_maps
-        for name, text in config_map["data"].items():
+        assert made.config_map is not None
+        for name, text in made.config_map["data"].items():
             (mounts["/etc/plimsoll"] / name).write_text(text)
         ports = {one["name"]: free_port() for one in container["ports"]}
         self.url = f"http://127.0.0.1:{ports['metrics']}"

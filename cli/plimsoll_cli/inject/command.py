@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.pods import KINDS
 from plimsoll_cli.inject.selection import Selection
-from plimsoll_cli.inject.sidecar import Options, inject
+from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.pods import KINDS
+from plimsoll_operator.injection.sidecar import Options, inject
 
 Object = dict[str, Any]
 
@@ -32,10 +33,12 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
             continue
         try:
             injected = inject(document, options)
-        except UsageError as error:
+        except InjectionError as error:
             raise UsageError(f"{file}: {error}") from None
-        count += len(injected.config_maps)
-        made += [*injected.config_maps, injected.document]
+        if injected.config_map is not None:
+            count += 1
+            made.append(injected.config_map)
+        made.append(injected.document)
         notes += injected.notes
     if not count:
         raise UsageError(f"{file}: nothing to inject: {_why(made, notes, selection)}")

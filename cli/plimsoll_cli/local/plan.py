@@ -134,7 +134,7 @@ def make(
         ),
         supervisor=Command(
             "supervisor",
-            (*python, SUPERVISOR_MODULE, *supervisor_args(service, places)),
+            (*python, SUPERVISOR_MODULE, *supervisor_args(places)),
             inherited | identity,
             root / "supervisor.log",
         ),

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.supervision import MAX_SLOTS
 from plimsoll_operator.kinds import Key, Object, key_of
-from plimsoll_operator.render import names
 
 HOLDER = "plimsoll-operator"
 DURATION_S = 120
@@ -154,7 +153,7 @@ def holder(lease: Object) -> str:
 def _is_slot(lease: Object) -> bool:
     """Whether it has the name of a slot: anybody may put our label on a Lease of their own."""
     key = key_of(lease)
-    return key is not None and lease["metadata"]["name"] in names.slots(key.name, MAX_SLOTS)
+    return key is not None and lease["metadata"]["name"] in key.slots(MAX_SLOTS)
 
 
 def _key(lease: Object) -> Key:

@@ -84,8 +84,9 @@ class Controller:
         try:
             service = parse(item)
             plan = await self._carry_out(key, item, service)
+            pods, incidents = self._store.of(key, {"Pod"}), self._incidents(key)
             again.append(
-                await attend(self._api, self._store, key, item, self._incidents(key), self._clock())
+                await attend(self._api, self._store, key, item, pods, incidents, self._clock())
             )
         except InvalidSpec as problem:
             failure = Failure("InvalidSpec", str(problem), lasting=True)

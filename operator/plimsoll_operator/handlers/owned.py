@@ -17,9 +17,10 @@ class NameConflict(Exception):
     """An object that is somebody else's has the name of one of ours."""
 
     def __init__(self, item: Object) -> None:
+        owner = item["metadata"]["ownerReferences"][0]["kind"]
         super().__init__(
             f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} exists and "
-            "does not belong to this InferenceService: delete it, or rename the InferenceService"
+            f"does not belong to this {owner}: delete it, or rename the {owner}"
         )
 
 

@@ -20,10 +20,14 @@ MAX_PODS = 4
 
 
 async def attend(
-    api: Api, store: Store, key: Key, item: Object, incidents: list[Object], now: str
-) -> float | None:
-    """Writes incidents and evicts pods; returns after how many seconds to look again."""
-    found = examine(item, store.of(key, {"Pod"}), incidents, now)
+    api: Api, store: Store, key: Key, item: Object, pods: list[Object], incidents: list[Object],
+    now: str,
+) -> float | None:  # fmt: skip
+    """Writes incidents and evicts pods; returns after how many seconds to look again.
+
+    ``pods`` are all pods of the service or policy, those on their way out too.
+    """
+    found = examine(item, pods, incidents, now)
     for incident in found.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
         store.put(await api.apply(INCIDENT, identity))

@@ -25,19 +25,32 @@ DEFAULT_REVISION = "main"
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-@dataclass(frozen=True)
-class Places:
-    """Paths are absolute. ``host`` is the address that the serving API binds."""
+@dataclass(frozen=True, kw_only=True)
+class SupervisorPlaces:
+    """What a supervisor uses. Paths are absolute. ``host`` is the address that it binds, as the
+    serving API does."""
 
-    model_dir: str
     run_dir: str
     state_dir: str
     config_file: str
-    port: int
     host: str = "0.0.0.0"
-    admin_port: int = ADMIN_PORT
     metrics_port: int = METRICS_PORT
     probe_port: int = PROBE_PORT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places(SupervisorPlaces):
+    """What an engine uses beside it."""
+
+    model_dir: str
+    port: int
+    admin_port: int = ADMIN_PORT
+
+
+SUPERVISED = SupervisorPlaces(
+    run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
+)
+"""The supervisor's places in a pod, whoever made the pod."""
 
 
 def claim(uri: str) -> tuple[str, str]:
@@ -64,8 +77,8 @@ def in_pod(service: InferenceService) -> Places:
     """The places of a replica in a pod."""
     return Places(
         model_dir=model_dir(service.spec.model),
-        run_dir=RUN_DIR,
-        state_dir=STATE_DIR,
-        config_file=f"{CONFIG_DIR}/{CONFIG_FILE}",
+        run_dir=SUPERVISED.run_dir,
+        state_dir=SUPERVISED.state_dir,
+        config_file=SUPERVISED.config_file,
         port=service.spec.engine.port,
     )

@@ -14,6 +14,7 @@ from plimsoll_operator.render.containers import LAST_WORDS, Images, probe, resou
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.engine_container import engine_container
 from plimsoll_operator.render.merge import merge_template
+from plimsoll_operator.render.paths import SUPERVISED
 from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import supervisor_args
 
@@ -65,7 +66,8 @@ def rendered_template(service: InferenceService, images: Images) -> dict[str, An
 
 def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
     """Containers and volumes of the pod."""
-    engine, supervisor = engine_container(service, images), supervisor_container(service, images)
+    engine = engine_container(service, images)
+    supervisor = supervisor_container(service.spec.supervisor, images.supervisor)
     pod = {
         # Downloads come first: the supervisor's clock would run during them.
         "initContainers": [*model.download(service, images), supervisor],
@@ -89,13 +91,12 @@ def grace_period(service: InferenceService) -> int:
     return math.ceil(service.spec.supervision.drain.deadline_s) + STOP_S
 
 
-def supervisor_container(service: InferenceService, images: Images) -> dict[str, Any]:
-    """The native sidecar, as it stands in ``initContainers``."""
-    supervisor = service.spec.supervisor
+def supervisor_container(supervisor: SupervisorContainer, image: str) -> dict[str, Any]:
+    """The native sidecar, as it stands in ``initContainers``; ``image`` is its default."""
     return {
         "name": names.SUPERVISOR,
-        "image": supervisor.image or images.supervisor,
-        "command": ["python", "-m", SUPERVISOR_MODULE, *supervisor_args(service)],
+        "image": supervisor.image or image,
+        "command": ["python", "-m", SUPERVISOR_MODULE, *supervisor_args(SUPERVISED)],
         # A restartable init container starts before the engine and ends after it.
         "restartPolicy": "Always",
         "env": [
@@ -145,13 +146,13 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "cache", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
         {"name": "config", "configMap": {"name": names.supervisor(name)}},
-        {"name": "token", "projected": {"sources": _token_sources()}},
+        {"name": "token", "projected": {"sources": token_sources()}},
         *model.volumes(service),
         *api_keys.volumes(service),
     ]
 
 
-def _token_sources() -> list[dict[str, Any]]:
+def token_sources() -> list[dict[str, Any]]:
     """What ``automountServiceAccountToken`` would mount, for the supervisor alone."""
     field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
     ca = [{"key": "ca.crt", "path": "ca.crt"}]

@@ -22,7 +22,7 @@ from plimsoll_api.supervision import (
 from plimsoll_api.units import parse_bytes
 from plimsoll_operator.render import names
 from plimsoll_operator.render.names import ENGINE, slots
-from plimsoll_operator.render.paths import Places, in_pod
+from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod
 
 
 def supervisor_config(
@@ -87,9 +87,8 @@ def _limited(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | N
     return replace(budget, limit_bytes=parse_bytes(limit))
 
 
-def supervisor_args(service: InferenceService, places: Places | None = None) -> list[str]:
+def supervisor_args(at: SupervisorPlaces) -> list[str]:
     """What follows the supervisor's command."""
-    at = places or in_pod(service)
     return [
         f"--config={at.config_file}",
         f"--run-dir={at.run_dir}",

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
+from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.revisions import Course
 from plimsoll_operator.fleet.suspects import Suspect
 from plimsoll_operator.kinds import Object
@@ -38,7 +39,7 @@ MAX_MESSAGE = 1024
 class Verdict:
     """A condition without its times. ``status`` None is Unknown."""
 
-    type: Type
+    type: Type | PolicyCondition
     status: bool | None
     reason: str
     message: str = ""

@@ -72,7 +72,7 @@ def status(
         if service is None
         else _wanted(service, deployment),
         "selector": f"{SERVICE_LABEL}={item['metadata']['name']}",
-        "conditions": _conditions(before, verdicts, generation, now),
+        "conditions": merged(before, verdicts, generation, now),
         **_incidents(incidents),
     }
     after |= _revisions(before, deployment, verdicts, plan, service)
@@ -116,8 +116,8 @@ def _wanted(service: InferenceService, deployment: Object | None) -> int:
     return int(spec.get("replicas", first_replicas(service)))
 
 
-def _conditions(
-    before: Object, verdicts: list[Verdict], generation: int, now: str
+def merged(
+    before: Object, verdicts: Sequence[Verdict], generation: int, now: str
 ) -> list[dict[str, Any]]:
     """The verdicts, with the time of the last change; what nobody judged stays as it was, and of
     two verdicts on one condition the later counts."""

@@ -36,8 +36,10 @@ WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 class Publisher:
     """``offer`` and ``acknowledged`` are for the journal's thread; neither ever blocks."""
 
-    def __init__(self, kube: KubeClient, service: ServiceRef, pod: str) -> None:
-        self._kube, self._service, self._pod = kube, service, pod
+    def __init__(
+        self, kube: KubeClient, service: ServiceRef, pod: str, container: str = ENGINE_CONTAINER
+    ) -> None:
+        self._kube, self._service, self._pod, self._container = kube, service, pod, container
         self._latest: dict[str, tuple[int, Incident]] = {}
         self._known: set[str] = set()
         self._lock = threading.Lock()
@@ -106,7 +108,7 @@ class Publisher:
         """Object, status, Event; each may be repeated. Raises KubeError."""
         namespace = self._service.namespace
         if incident.name not in self._known:
-            body = object_of(incident, self._service, self._pod, ENGINE_CONTAINER)
+            body = object_of(incident, self._service, self._pod, self._container)
             self._kube.apply(path_of(namespace, incident.name), body)
             self._known.add(incident.name)
         status = status_object_of(incident, self._service)

@@ -14,7 +14,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.plan import parse
 
 ROOT = Path(__file__).parents[3]
-CRDS = [generate.inference_service(), generate.leak_incident()]
+CRDS = [generate.inference_service(), generate.leak_incident(), generate.supervision_policy()]
 
 
 def schema_of(crd: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from plimsoll_api import incident_object as written
 from plimsoll_api import incidents, leakincident
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import Action
+from plimsoll_api.names import POLICY_KIND, POLICY_LABEL, SERVICE_LABEL
+from plimsoll_api.supervision import Action, ServiceRef, WorkloadRef
 from plimsoll_sidecar.govern.incident import Incident
 
 
@@ -21,10 +22,32 @@ def test_the_last_phases_are_ends() -> None:
 
 def test_what_is_written_can_be_read() -> None:
     incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
-    status, spec = written.status_of(incident), written.spec_of(incident, "a", "a-pod", "engine")
+    status = written.status_of(incident)
+    spec = written.spec_of(incident, ServiceRef("a"), "a-pod", "engine")
 
     assert msgspec.convert(msgspec.to_builtins(status), leakincident.LeakIncidentStatus) == status
     assert msgspec.convert(msgspec.to_builtins(spec), leakincident.LeakIncidentSpec) == spec
+
+
+def test_an_incident_of_a_policy_names_its_workload() -> None:
+    incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
+    service = ServiceRef("engines", "ml", "u", POLICY_KIND, WorkloadRef("Deployment", "vllm"))
+    made = written.object_of(incident, service, "vllm-0", "server")
+    assert made["spec"]["service"] == "vllm"
+    assert made["spec"]["policy"] == "engines"
+    assert made["spec"]["target"] == {"kind": "Deployment", "name": "vllm"}
+    assert made["metadata"]["labels"] == {SERVICE_LABEL: "vllm", POLICY_LABEL: "engines"}
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == (POLICY_KIND, "engines", "u")
+
+
+def test_an_incident_of_a_service_is_written_as_before() -> None:
+    """Its spec is immutable: a newer supervisor that applies it again may add nothing."""
+    incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
+    made = written.object_of(incident, ServiceRef("qwen", "ml", "u"), "qwen-0", "engine")
+    assert sorted(made["spec"]) == ["container", "epoch", "kind", "openedAt", "pod", "service"]
+    assert made["metadata"]["labels"] == {SERVICE_LABEL: "qwen"}
+    assert made["metadata"]["ownerReferences"][0]["kind"] == "InferenceService"
 
 
 def test_a_record_is_read_from_what_the_governor_keeps() -> None:

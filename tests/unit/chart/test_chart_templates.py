@@ -69,6 +69,8 @@ def test_it_lints(helm: str) -> None:
         ({"serviceMonitor": {"interval": "soon"}}, "interval"),
         ({"extraArgs": ["workers=2"]}, "extraArgs"),
         ({"logLevel": "LOUD"}, "logLevel"),
+        ({"webhook": {"port": 443}}, "port"),
+        ({"webhook": {"issuerRef": {"kind": "Secret"}}}, "kind"),
         ({"rules": {"runbooks": "wiki/plimsoll"}}, "runbooks"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name must name"),
     ],
@@ -190,3 +192,50 @@ def test_a_digest_wins_over_a_tag(helm: str) -> None:
     items = rendered(helm, values={"image": {"tag": "x", "digest": digest}})
     container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == f"plimsoll-operator@{digest}"
+
+
+def test_the_webhook_is_off_by_default(helm: str) -> None:
+    items = rendered(helm)
+    assert "MutatingWebhookConfiguration" not in kinds(items)
+    (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert not any("webhook" in flag for flag in operator["args"])
+
+
+def test_the_webhook_has_objects_and_just_the_rights_on_them(helm: str) -> None:
+    values = {"webhook": {"enabled": True, "port": 10443}, "networkPolicy": {"enabled": True}}
+    items = rendered(helm, values=values)
+    (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--webhook=sys/plimsoll-webhook" in operator["args"]
+    assert "--webhook-port=10443" in operator["args"]
+    assert {"name": "webhook", "containerPort": 10443} in operator["ports"]
+    assert "webhooks" not in of(items, "MutatingWebhookConfiguration", "plimsoll-webhook")
+    assert "data" not in of(items, "Secret", "plimsoll-webhook")
+    assert of(items, "Service", "plimsoll-webhook")["spec"]["ports"][0]["targetPort"] == "webhook"
+    (rule,) = of(items, "Role", "plimsoll-webhook")["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == (["plimsoll-webhook"], ["get", "patch"])
+    (rule,) = of(items, "ClusterRole", "plimsoll-webhook")["rules"]
+    assert rule["resourceNames"] == ["plimsoll-webhook"]
+    assert "Certificate" not in kinds(items)
+    ports = [one["ports"][0]["port"] for one in of(items, "NetworkPolicy")["spec"]["ingress"]]
+    assert ports == ["http", "webhook"]
+
+
+def test_cert_manager_writes_the_webhooks_secret(helm: str) -> None:
+    items = rendered(helm, values={"webhook": {"enabled": True, "certManager": True}})
+    certificate = of(items, "Certificate", "plimsoll-webhook")["spec"]
+    assert certificate["secretName"] == "plimsoll-webhook"
+    assert certificate["dnsNames"] == ["plimsoll-webhook.sys.svc"]
+    assert (
+        certificate["issuerRef"]["name"]
+        == of(items, "Issuer", "plimsoll-webhook")["metadata"]["name"]
+    )
+    assert "Secret" not in kinds(items)
+    (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--webhook-certificate-provided" in operator["args"]
+    (rule,) = of(items, "Role", "plimsoll-webhook")["rules"]
+    assert rule["verbs"] == ["get"]
+    issuer = {"name": "ours", "kind": "ClusterIssuer"}
+    given = {"enabled": True, "certManager": True, "issuerRef": issuer}
+    items = rendered(helm, values={"webhook": given})
+    assert "Issuer" not in kinds(items)
+    assert of(items, "Certificate", "plimsoll-webhook")["spec"]["issuerRef"] == issuer

@@ -12,9 +12,11 @@ import yaml
 from plimsoll_api import supervision
 from plimsoll_api.supervision import CONTAINER_ENV, EngineType, SupervisorConfig
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject import command, engine
+from plimsoll_cli.inject import command
 from plimsoll_cli.inject.selection import Selection, parse
-from plimsoll_cli.inject.sidecar import Injected, Options, inject
+from plimsoll_operator.injection import engine
+from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.sidecar import Injected, Options, inject
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "inject"
 OPTIONS = Options(image="registry.example/supervisor:1")
@@ -28,12 +30,17 @@ def documents(name: str) -> list[Object]:
 
 def done(document: Object, options: Options = OPTIONS) -> Injected:
     made = inject(document, options)
-    assert made.config_maps, made.notes
+    assert made.config_map is not None, made.notes
     return made
 
 
+def config_map_of(made: Injected) -> Object:
+    assert made.config_map is not None, made.notes
+    return made.config_map
+
+
 def config_of(made: Injected) -> SupervisorConfig:
-    return supervision.decode(made.config_maps[0]["data"]["supervisor.json"].encode())
+    return supervision.decode(config_map_of(made)["data"]["supervisor.json"].encode())
 
 
 def pod_of(document: Object) -> Object:
@@ -77,7 +84,7 @@ def test_published_shapes(
     assert pod["shareProcessNamespace"] is True
     mounted = {mount["name"] for mount in sidecar["volumeMounts"]}
     assert mounted <= {volume["name"] for volume in pod["volumes"]}
-    assert made.config_maps[0]["metadata"]["name"] == f"{document['metadata']['name']}-supervisor"
+    assert config_map_of(made)["metadata"]["name"] == f"{document['metadata']['name']}-supervisor"
 
 
 def test_a_slice_of_a_device_is_shared_and_the_nodes_exporter_is_asked() -> None:
@@ -147,13 +154,13 @@ def test_the_supervisor_gets_the_engines_user() -> None:
 
 def test_which_container_is_the_engine_must_be_clear() -> None:
     pod = {"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]}
-    with pytest.raises(UsageError, match="Use --container with one of a, b"):
+    with pytest.raises(InjectionError, match="Use --container with one of a, b"):
         engine.find(pod, "Pod p", unrecognized=True)
     assert engine.find(pod, "Pod p") is None
     found = engine.find(pod, "Pod p", "b")
     assert found is not None
     assert found.type is EngineType.CUSTOM
-    with pytest.raises(UsageError, match="no container 'c'"):
+    with pytest.raises(InjectionError, match="no container 'c'"):
         engine.find(pod, "Pod p", "c")
     pod["containers"][1]["image"] = "registry.local:5000/team/vllm:3"
     found = engine.find(pod, "Pod p")
@@ -292,7 +299,7 @@ def test_a_pythonpath_from_elsewhere_is_an_error_that_names_it() -> None:
     (engine,) = pod_of(document)["containers"]
     source = {"configMapKeyRef": {"name": "paths", "key": "python"}}
     engine["env"] = [{"name": "PYTHONPATH", "valueFrom": source}]
-    with pytest.raises(UsageError, match=r"containers\[\S+\]: PYTHONPATH comes from valueFrom"):
+    with pytest.raises(InjectionError, match=r"containers\[\S+\]: PYTHONPATH comes from valueFrom"):
         done(document, PROBED)
 
 
@@ -352,7 +359,7 @@ def test_what_runs_neither_vllm_nor_sglang_is_left_alone() -> None:
     web = deployment({"name": "web", "image": "nginx", "ports": [{"containerPort": 8080}]})
     made = inject(web, OPTIONS)
     assert made.document == web
-    assert not made.config_maps
+    assert made.config_map is None
     (note,) = made.notes
     assert note.startswith("Deployment w: spec.template.spec: left unchanged: no container runs")
     assert "(containers: web); use --container NAME or --all" in note
@@ -435,7 +442,7 @@ def test_external_engines_may_serve_where_ours_may_not(port: int) -> None:
 def test_a_pod_that_cannot_be_supervised_is_an_error_that_names_the_field(
     container: Object, pod: Object, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(InjectionError, match=message):
         inject(deployment(container, **pod), OPTIONS)
 
 
@@ -501,7 +508,7 @@ def test_a_group_that_restarts_with_any_container_needs_consent(policy: str | No
     assert templates["workerTemplate"] == group["workerTemplate"], "it serves no port"
     assert any("workerTemplate.spec: left unchanged" in note for note in made.notes)
     group["restartPolicy"] = "None"
-    assert inject(document, OPTIONS).config_maps
+    assert inject(document, OPTIONS).config_map is not None
 
 
 def test_the_workers_of_a_multi_node_predictor_are_left_alone_and_named() -> None:
@@ -515,7 +522,7 @@ def test_the_workers_of_a_multi_node_predictor_are_left_alone_and_named() -> Non
 
 def test_a_router_is_supervised_as_a_custom_engine_once_it_is_named() -> None:
     (document,) = documents("router-deployment")
-    assert not inject(document, OPTIONS).config_maps
+    assert inject(document, OPTIONS).config_map is None
     made = done(document, Options(OPTIONS.image, container="router"))
     config = config_of(made)
     assert config.engine.type is EngineType.CUSTOM
@@ -539,4 +546,4 @@ def test_a_name_that_begins_with_a_digit_or_is_generated_is_no_obstacle() -> Non
     assert config_of(done(deployment(vllm()) | {"metadata": {"name": "7b"}})).service.name == "7b"
     document = workload("v1", "Pod", POD)
     document["metadata"] = {"generateName": "vllm-"}
-    assert done(document).config_maps[0]["metadata"]["name"] == "vllm-supervisor"
+    assert config_map_of(done(document))["metadata"]["name"] == "vllm-supervisor"

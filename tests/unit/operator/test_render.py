@@ -128,7 +128,17 @@ def test_engine_arguments_in_a_pod_and_elsewhere() -> None:
     assert "--model=/mnt/model/qwen/4b" in args
     assert "--startup-timeout=90" in args
     assert args[-1] == "--dtype=float32", "the manifest's arguments come last, so they win"
-    here = Places("/m", "/run/x", "/state", "/c.json", 18000, "127.0.0.1", 18001, 0, 0)
+    here = Places(
+        model_dir="/m",
+        run_dir="/run/x",
+        state_dir="/state",
+        config_file="/c.json",
+        port=18000,
+        host="127.0.0.1",
+        admin_port=18001,
+        metrics_port=0,
+        probe_port=0,
+    )
     assert engine_args(one, here)[1:7] == [
         "--model=/m",
         "--served-model-name=qwen",
@@ -137,7 +147,7 @@ def test_engine_arguments_in_a_pod_and_elsewhere() -> None:
         "--admin-port=18001",
         "--run-dir=/run/x",
     ]
-    assert "--config=/c.json" in supervisor_args(one, here)
+    assert "--config=/c.json" in supervisor_args(here)
 
 
 def test_the_supervisor_reads_what_the_config_map_holds() -> None:

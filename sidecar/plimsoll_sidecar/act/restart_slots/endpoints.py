@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
-from plimsoll_sidecar.clients.kube import KubeClient
+from plimsoll_sidecar.clients.kube import KubeClient, Object
 
+SERVICE_NAME = "kubernetes.io/service-name"
 POLL_S = 0.5
 UNSEEN_S = 10.0
 """Probe period, endpoints and proxies, generously, where nobody can be asked."""
@@ -43,16 +45,14 @@ class Endpoints:
     def __init__(self, kube: KubeClient, namespace: str, service: str, pod: str) -> None:
         self._kube, self._pod = kube, pod
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        self._selector = f"kubernetes.io/service-name={service}"
+        self._selector = f"{SERVICE_NAME}={service}"
 
     def ready(self) -> dict[str, bool]:
-        """Pod name -> ready. A condition that is absent means ready (the API's own rule)."""
+        """Pod name -> ready."""
         slices = self._kube.get(self._path, labelSelector=self._selector)
         pods: dict[str, bool] = {}
         for piece in slices.get("items") or []:
-            for endpoint in piece.get("endpoints") or []:
-                name = (endpoint.get("targetRef") or {}).get("name", "")
-                is_ready = (endpoint.get("conditions") or {}).get("ready", True) is not False
+            for name, is_ready in _ready(piece):
                 pods[name] = pods.get(name, False) or is_ready
         return pods
 
@@ -73,3 +73,51 @@ class Endpoints:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)
+
+
+class ServicesOfPod:
+    """Endpoints of every Service that routes to the pod, whatever its name: a SupervisionPolicy
+    does not know the Services in front of its pods. Raises
+    :class:`~plimsoll_sidecar.clients.kube.KubeError`."""
+
+    def __init__(self, kube: KubeClient, namespace: str, pod: str) -> None:
+        self._kube, self._pod = kube, pod
+        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+
+    def services(self) -> list[dict[str, bool]]:
+        """Pod name -> ready, for each Service that routes to the pod."""
+        found: dict[str, dict[str, bool]] = {}
+        for piece in self._kube.get(self._path).get("items") or []:
+            labels = piece["metadata"].get("labels") or {}
+            of_service = found.setdefault(labels.get(SERVICE_NAME, ""), {})
+            for name, is_ready in _ready(piece):
+                of_service[name] = of_service.get(name, False) or is_ready
+        return [pods for name, pods in found.items() if name and self._pod in pods]
+
+    def is_last_ready(self) -> bool:
+        """True when a Service has other endpoints and none of them is ready."""
+        for pods in self.services():
+            others = [ok for name, ok in pods.items() if name != self._pod]
+            if others and not any(others):
+                return True
+        return False
+
+    def wait_until_left(self, timeout_s: float) -> bool:
+        """Waits until this pod is not a ready endpoint of any Service any more; a fixed time if no
+        Service routes to it, for then its clients have its address from elsewhere."""
+        if not self.services():
+            return Unseen().wait_until_left(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while any(pods[self._pod] for pods in self.services()):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+
+def _ready(piece: Object) -> Iterator[tuple[str, bool]]:
+    """Pod name and readiness of each endpoint in an EndpointSlice. A condition that is absent means
+    ready (the API's own rule)."""
+    for endpoint in piece.get("endpoints") or []:
+        name = (endpoint.get("targetRef") or {}).get("name", "")
+        yield name, (endpoint.get("conditions") or {}).get("ready", True) is not False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import API_VERSION, METRICS_PORT, PROBE_PORT, SERVICE_KIND, SERVICE_LABEL
+from plimsoll_api.names import METRICS_PORT, PROBE_PORT, SERVICE_LABEL
+from plimsoll_api.serving import SupervisorContainer
 from plimsoll_api.supervision import (
     CONFIG_FILE,
     EngineEndpoint,
@@ -20,10 +20,10 @@ from plimsoll_api.supervision import (
     encode,
 )
 from plimsoll_api.units import format_bytes, parse_bytes
-from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.engine import EngineContainer, find
-from plimsoll_cli.inject.engine import names as container_names
-from plimsoll_cli.inject.pods import (
+from plimsoll_operator.injection.engine import EngineContainer, find
+from plimsoll_operator.injection.engine import names as container_names
+from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.pods import (
     WORKERS,
     PodSpec,
     containers_of,
@@ -33,8 +33,7 @@ from plimsoll_cli.inject.pods import (
     pods_of,
 )
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.pod import supervisor_container
+from plimsoll_operator.render.pod import supervisor_container, token_sources
 from plimsoll_operator.render.probe import add_probe, remove_probe
 
 Object = dict[str, Any]
@@ -48,8 +47,21 @@ MAX_LABEL = 63
 
 
 @dataclass(frozen=True)
+class Fields:
+    """How a person sets each option: a flag of the command line, or a field of a policy."""
+
+    container: str = "--container"
+    unrecognized: str = "--container NAME or --all"
+    exclude: str = "--name or --selector"
+    group_restarts: str = "--allow-group-restarts"
+    host_budget: str = "--host-budget"
+    run_as_user: str = "--run-as-user"
+
+
+@dataclass(frozen=True)
 class Options:
-    """What the command's flags say. Budgets are bytes, times seconds."""
+    """What is wanted. Budgets are bytes, times seconds. ``fields`` says how messages name the
+    options."""
 
     image: str
     mode: Mode = Mode.OBSERVE
@@ -62,19 +74,22 @@ class Options:
     dcgm_exporter_port: int | None = None
     amd_exporter_port: int | None = None
     probe: bool = False
+    probe_image: str | None = None
+    token: bool = False
     unrecognized: bool = False
     group_restarts: bool = False
+    fields: Fields = Fields()
 
 
 @dataclass(frozen=True)
 class Injected:
-    """The changed document, its ConfigMaps, and what a person should know.
+    """The changed document, its supervisor's ConfigMap, and what a person should know.
 
-    Without ConfigMaps nothing was changed, and ``notes`` say why.
+    Without a ConfigMap nothing was changed, and ``notes`` say why.
     """
 
     document: Object
-    config_maps: tuple[Object, ...]
+    config_map: Object | None
     notes: tuple[str, ...]
 
 
@@ -88,7 +103,7 @@ def inject(document: Object, options: Options) -> Injected:
     meta: Object = metadata if isinstance(metadata, dict) else {}
     name = str(meta.get("name") or str(meta.get("generateName") or "engine").rstrip("-"))
     where = f"{changed.get('kind')} {name}"
-    config_maps: list[Object] = []
+    config_map: Object | None = None
     notes: list[str] = []
     for pod in pods_of(changed, where):
         if pod.worker:
@@ -98,11 +113,12 @@ def inject(document: Object, options: Options) -> Injected:
         if isinstance(engine, str):
             notes.append(f"{where}: {pod.path}: left unchanged: {engine}")
             continue
-        config_maps.append(_supervise(pod, engine, name, meta.get("namespace"), options))
+        # Of one document's pods all but one are workers.
+        config_map = _supervise(pod, engine, name, meta.get("namespace"), options)
         notes += _notes(f"{where}: {pod.path}", pod.spec, engine, options)
-    if not config_maps:
-        return Injected(document, (), tuple(notes))
-    return Injected(changed, tuple(config_maps), tuple(notes))
+    if config_map is None:
+        return Injected(document, None, tuple(notes))
+    return Injected(changed, config_map, tuple(notes))
 
 
 def _copy(value: Any) -> Any:
@@ -113,45 +129,50 @@ def _copy(value: Any) -> Any:
 
 
 def _engine(pod: PodSpec, where: str, options: Options) -> EngineContainer | str:
-    """The engine in ``pod``, or why the pod is left alone. UsageError where it cannot be."""
+    """The engine in ``pod``, or why the pod is left alone. InjectionError where it cannot be."""
     at = f"{where}: {pod.path}"
     spec = pod.spec
     engine = find(
-        {**spec, "containers": containers_of(spec)}, at, options.container, options.unrecognized
+        {**spec, "containers": containers_of(spec)},
+        at,
+        options.container,
+        options.unrecognized,
+        options.fields.container,
     )
     if engine is None:
         return (
             "no container runs vLLM or SGLang (containers:"
-            f" {container_names(spec)}); use --container NAME or --all to supervise it as a custom"
-            " engine"
+            f" {container_names(spec)}); use {options.fields.unrecognized} to supervise it"
+            " as a custom engine"
         )
     if spec.get("hostPID"):
-        raise UsageError(
+        raise InjectionError(
             f"{at}.hostPID: true: the supervisor would see, and could signal, every process of the"
-            " node: set it to false, or exclude the workload with --name or --selector"
+            f" node: set it to false, or exclude the workload with {options.fields.exclude}"
         )
     if pod.restarts_group and not options.group_restarts:
         return (
             "restartPolicy RecreateGroupOnPodRestart recreates the whole group whenever a container"
-            " restarts, the supervisor's included; use --allow-group-restarts if you want that, or"
+            f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"
+            " that, or"
             " set leaderWorkerTemplate.restartPolicy to None"
         )
-    _check_ports(containers_of(spec), engine, at)
+    check_ports(containers_of(spec), engine, at)
     return engine
 
 
-def _check_ports(containers: list[Object], engine: EngineContainer, at: str) -> None:
+def check_ports(containers: list[Object], engine: EngineContainer, at: str) -> None:
     """All containers of a pod share its ports, and two are the supervisor's."""
     own = (METRICS_PORT, PROBE_PORT)
     if engine.port in own:
-        raise UsageError(
+        raise InjectionError(
             f"{engine.path}: the supervisor needs ports {METRICS_PORT} and {PROBE_PORT}: let the"
             f" engine serve on a port other than {engine.port}"
         )
     for container in containers:
         for index, port in enumerate(container.get("ports") or []):
             if isinstance(port, dict) and port.get("containerPort") in own:
-                raise UsageError(
+                raise InjectionError(
                     f"{at}.containers[{container.get('name')}].ports[{index}].containerPort:"
                     f" the supervisor needs ports {METRICS_PORT} and {PROBE_PORT}: use another"
                 )
@@ -161,12 +182,7 @@ def _supervise(
     pod: PodSpec, engine: EngineContainer, name: str, namespace: object, options: Options
 ) -> Object:
     """Add the supervisor to ``pod`` and return its ConfigMap."""
-    supervisor = _container(pod.spec, engine, options)
-    remove_probe(pod.spec, engines_of(pod.spec))
-    _add(pod.spec, supervisor, names.supervisor(name))
-    mark(pod.spec, engine.container)
-    if options.probe:
-        _add_probe(pod.spec, supervisor, engine)
+    add_supervisor(pod.spec, engine, options, names.supervisor(name))
     pod.labels[SERVICE_LABEL] = name[:MAX_LABEL].rstrip("-.")
     config = _config(name, str(namespace or "default"), engine, options)
     metadata: Object = {"name": names.supervisor(name)}
@@ -180,13 +196,34 @@ def _supervise(
     }
 
 
-def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer) -> None:
+def add_supervisor(
+    pod: Object,
+    engine: EngineContainer,
+    options: Options,
+    config_map: str,
+    env: tuple[Object, ...] = (),
+) -> None:
+    """Add the supervisor of ``engine`` to ``pod``, a pod spec, in place.
+
+    It replaces what an earlier call added. ``config_map`` has its configuration, ``env`` is added
+    to its environment.
+    """
+    supervisor = _container(pod, engine, options)
+    supervisor["env"] = [*supervisor["env"], *env]
+    remove_probe(pod, engines_of(pod))
+    _add(pod, supervisor, config_map, options)
+    mark(pod, engine.container)
+    if options.probe:
+        _add_probe(pod, supervisor, engine, options.probe_image)
+
+
+def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: str | None) -> None:
     container = engine_of(pod, engine.container)
     assert container is not None, "the engine was found in it"
     try:
-        add_probe(pod, container, supervisor)
+        add_probe(pod, container, supervisor, image)
     except ValueError as error:
-        raise UsageError(f"{engine.path}: {error}") from None
+        raise InjectionError(f"{engine.path}: {error}") from None
 
 
 def _config(
@@ -203,8 +240,8 @@ def _config(
             container=engine.container,
         ),
         memory=MemoryPolicy(
-            host=_budget(options.host_budget_bytes, _limit(engine), engine, options),
-            device=_budget(options.device_budget_bytes, None, engine, options),
+            host=budget(options.host_budget_bytes, memory_limit(engine), engine, options),
+            device=budget(options.device_budget_bytes, None, engine, options),
             shared_device=any(resource.endswith(".shared") for resource in engine.limits),
             warmup_s=options.warmup_s,
         ),
@@ -212,34 +249,41 @@ def _config(
     )
 
 
-def _budget(
+def budget(
     growth: int | None, limit: int | None, engine: EngineContainer, options: Options
 ) -> MemoryBudget | None:
+    """The budget; InjectionError where the engine's limit is below it."""
     if growth is None:
         return None
     if limit is not None and growth > limit:
-        raise UsageError(
-            f"{engine.path}.resources.limits.memory: {engine.limit} is less than --host-budget"
-            f" {format_bytes(growth)}: set a smaller budget"
+        raise InjectionError(
+            f"{engine.path}.resources.limits.memory: {engine.limit} is less than"
+            f" {options.fields.host_budget} {format_bytes(growth)}: set a smaller budget"
         )
     return MemoryBudget(growth_bytes=growth, window_s=options.window_s, limit_bytes=limit)
 
 
-def _limit(engine: EngineContainer) -> int | None:
+def memory_limit(engine: EngineContainer) -> int | None:
+    """Bytes of the engine's memory limit, None where it has none."""
     if engine.limit is None:
         return None
     try:
         return parse_bytes(engine.limit)
     except ValueError as error:
-        raise UsageError(f"{engine.path}.resources.limits.memory: {error}") from None
+        raise InjectionError(f"{engine.path}.resources.limits.memory: {error}") from None
 
 
 def _container(pod: Object, engine: EngineContainer, options: Options) -> Object:
     made = supervisor_container(
-        _service(options), Images(engine="unused", supervisor=options.image)
+        SupervisorContainer(
+            dcgm_exporter_port=options.dcgm_exporter_port,
+            amd_exporter_port=options.amd_exporter_port,
+        ),
+        options.image,
     )
-    # It publishes nothing without an InferenceService, so it needs no token of an account.
-    mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in ("token", "shm")]
+    # It publishes nothing without a resource of ours, and then it needs no token of an account.
+    unwanted = ("shm",) if options.token else ("token", "shm")
+    mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in unwanted]
     # What the engine leaves in shared memory is seen there; the volume is the pod's.
     shm = [engine.shm] if engine.shm is not None else []
     uid = options.run_as_user if options.run_as_user is not None else engine.uid or 0
@@ -267,31 +311,15 @@ def _container(pod: Object, engine: EngineContainer, options: Options) -> Object
     }
 
 
-def _service(options: Options) -> InferenceService:
-    """A service with the same supervisor: one renderer writes the container for both."""
-    return InferenceService.model_validate(
-        {
-            "apiVersion": API_VERSION,
-            "kind": SERVICE_KIND,
-            "metadata": {"name": "engine"},
-            "spec": {
-                "model": {"uri": "file:///unused"},
-                "supervisor": {
-                    "dcgmExporterPort": options.dcgm_exporter_port,
-                    "amdExporterPort": options.amd_exporter_port,
-                },
-            },
-        }
-    )
-
-
-def _add(pod: Object, container: Object, config_map: str) -> None:
+def _add(pod: Object, container: Object, config_map: str, options: Options) -> None:
     pod["shareProcessNamespace"] = True
     others = [c for c in pod.get("initContainers") or [] if c.get("name") != names.SUPERVISOR]
     # Last of all: it is up before the engine, and downloads are not its concern.
     pod["initContainers"] = [*others, container]
     volumes = {PREFIX + name: source for name, source in VOLUMES.items()}
     volumes[PREFIX + "config"] = {"configMap": {"name": config_map}}
+    if options.token:
+        volumes[PREFIX + "token"] = {"projected": {"sources": token_sources()}}
     kept = [v for v in pod.get("volumes") or [] if v.get("name") not in volumes]
     pod["volumes"] = [*kept, *({"name": name, **source} for name, source in volumes.items())]
 
@@ -302,12 +330,13 @@ def _notes(where: str, pod: Object, engine: EngineContainer, options: Options) -
     if engine.uid is None and options.run_as_user is None:
         notes.append(
             f"{where}: runAsUser is not set, so the supervisor runs as root, the default of these"
-            " images; set the engine's user with --run-as-user"
+            f" images; set the engine's user with {options.fields.run_as_user}"
         )
     if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
         notes.append(
             f"{where}: the engine runs as user {engine.uid} and the supervisor as"
-            f" {options.run_as_user}: the supervisor cannot see or signal it; omit --run-as-user"
+            f" {options.run_as_user}: the supervisor cannot see or signal it; omit"
+            f" {options.fields.run_as_user}"
         )
     elif engine.hidden and not known:
         notes.append(

@@ -8,7 +8,7 @@ from typing import Any
 
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.supervision import CONTAINER_ENV
-from plimsoll_cli.errors import UsageError
+from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
 
@@ -58,7 +58,7 @@ class PodSpec:
 def pods_of(document: Object, where: str) -> list[PodSpec]:
     """Return the pod specs of ``document``, none for a kind without pods.
 
-    UsageError, which begins with ``where``, if something stands where an object is due.
+    InjectionError, which begins with ``where``, if something stands where an object is due.
     """
     kind = str(document.get("kind", ""))
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
@@ -142,7 +142,7 @@ def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterato
     for index, group in enumerate(groups):
         at = f"{'.'.join(path)}.workerGroupSpecs[{index}]"
         if not isinstance(group, dict):
-            raise UsageError(f"{where}: {at}: must be an object")
+            raise InjectionError(f"{where}: {at}: must be an object")
         found = _template(group, ("template",), where)
         yield PodSpec(f"{at}.{found.path}", found.spec, found.labels, worker=True)
 
@@ -179,7 +179,7 @@ def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
             found[key] = {}
         found = found[key]
         if not isinstance(found, dict):
-            raise UsageError(f"{where}: {'.'.join(path[: at + 1])}: must be an object")
+            raise InjectionError(f"{where}: {'.'.join(path[: at + 1])}: must be an object")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll_api import engine_flags
 from plimsoll_api.supervision import EngineType
-from plimsoll_cli.errors import UsageError
+from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
 
@@ -54,20 +54,27 @@ class EngineContainer:
 
 
 def find(
-    pod: Object, where: str, named: str | None = None, unrecognized: bool = False
+    pod: Object,
+    where: str,
+    named: str | None = None,
+    unrecognized: bool = False,
+    field: str = "--container",
+    kind: EngineType | None = None,
+    port: int | None = None,
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
     With ``unrecognized``, a container that runs something else counts as a custom engine. A
-    container that is ``named`` always counts. ``where`` begins the message of a UsageError: the
-    document and the path of the pod spec.
+    container that is ``named`` always counts. ``where`` begins the message of an InjectionError:
+    the document and the path of the pod spec. ``field`` is what a person names a container by.
+    ``kind`` and ``port`` are the engine's where somebody says them.
     """
     containers: list[Object] = pod.get("containers") or []
-    chosen = _choose(containers, where, named, unrecognized)
+    chosen = _choose(containers, where, named, unrecognized, field)
     if chosen is None:
         return None
     words = _words(chosen)
-    kind = _type(chosen, words)
+    kind = kind or _type(chosen, words)
     server = _server(words)
     path = f"{where}.containers[{chosen.get('name')}]"
     limits = (chosen.get("resources") or {}).get("limits") or {}
@@ -76,7 +83,7 @@ def find(
         path=path,
         type=kind,
         scheme=_scheme(chosen, server, kind),
-        port=_port(chosen, server, kind, path),
+        port=port or _port(chosen, server, kind, path),
         model=_model(server),
         limits=limits,
         uid=_uid(pod, chosen, where, path),
@@ -96,12 +103,12 @@ def _shm(container: Object) -> Object | None:
 
 
 def _choose(
-    containers: list[Object], where: str, named: str | None, unrecognized: bool
+    containers: list[Object], where: str, named: str | None, unrecognized: bool, field: str
 ) -> Object | None:
     listed = [str(one.get("name")) for one in containers]
     if named is not None:
         if named not in listed:
-            raise UsageError(
+            raise InjectionError(
                 f"{where}.containers: no container {named!r}: use one of {', '.join(listed)}"
             )
         return containers[listed.index(named)]
@@ -113,8 +120,8 @@ def _choose(
     for found in (kserve, candidates):
         if len(found) == 1:
             return found[0]
-    raise UsageError(
-        f"{where}.containers: which container is the engine? Use --container with one of"
+    raise InjectionError(
+        f"{where}.containers: which container is the engine? Use {field} with one of"
         f" {', '.join(listed)}"
     )
 
@@ -174,7 +181,7 @@ def _port(container: Object, words: Sequence[str], kind: EngineType, path: str) 
 
 def _checked(port: object, where: str) -> int:
     if not isinstance(port, int) or not 0 < port <= MAX_PORT:
-        raise UsageError(f"{where}: {port!r} is not a port number from 1 to {MAX_PORT}")
+        raise InjectionError(f"{where}: {port!r} is not a port number from 1 to {MAX_PORT}")
     return port
 
 
@@ -207,7 +214,7 @@ def _uid(pod: Object, container: Object, where: str, path: str) -> int | None:
         if found is None:
             continue
         if not isinstance(found, int) or found < 0:
-            raise UsageError(f"{at}.securityContext.runAsUser: {found!r} is not a user ID")
+            raise InjectionError(f"{at}.securityContext.runAsUser: {found!r} is not a user ID")
         return found
     return None
 

@@ -1,0 +1,112 @@
+"""SupervisionPolicy, spec side: which pods that something else makes get a supervisor.
+
+Memory, supervision and probe are the types of an InferenceService: a policy means the same there.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator
+
+from plimsoll_api.cel import rule, validations
+from plimsoll_api.inferenceservice import ObjectMeta
+from plimsoll_api.label_selector import SELECTOR_RULES, LabelSelector
+from plimsoll_api.names import API_VERSION, METRICS_PORT, POLICY_KIND, PROBE_PORT
+from plimsoll_api.probe import Probe
+from plimsoll_api.schema import FromStruct, ResourceModel
+from plimsoll_api.supervision import MemoryPolicy, Supervision
+from plimsoll_api.supervision_policy_status import SupervisionPolicyStatus
+
+RESERVED_PORTS = (METRICS_PORT, PROBE_PORT)
+PORT_MESSAGE = (
+    f"engine.port must not be {METRICS_PORT} or {PROBE_PORT}: the supervisor uses them in each pod"
+)
+
+
+def object_name(policy: str) -> str:
+    """Name of what the operator makes for a policy: its ConfigMap, Role and RoleBinding.
+
+    No object of an InferenceService has a dot in its name.
+    """
+    return f"{policy}.policy"
+
+
+class SelectedType(StrEnum):
+    """Which engine the selected pods run. ``auto`` means that each pod shows it."""
+
+    AUTO = "auto"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    CUSTOM = "custom"
+
+
+class SelectedEngine(ResourceModel):
+    """Which container of a selected pod is the engine, what it runs and where it serves."""
+
+    type: SelectedType = Field(
+        default=SelectedType.AUTO,
+        description="Type of the engine. With `auto`, the image and the command of each pod show "
+        "whether it runs vLLM or SGLang, and a pod that runs neither is refused. Defaults to "
+        "`auto`.",
+    )
+    container: (
+        Annotated[
+            str,
+            StringConstraints(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Name of the engine's container. If unset, it is the only container that runs "
+        "an engine of this type, or the only container of the pod.",
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None,
+        description="Port of the engine's HTTP server in the pod. Must not be 9464 or 9465, which "
+        "the supervisor uses. If unset, it is the port in the container's arguments, or the first "
+        "port that the container declares, or the default port of the engine.",
+        json_schema_extra=validations(rule(f"!(self in {list(RESERVED_PORTS)})", PORT_MESSAGE)),
+    )
+
+    @field_validator("port")
+    @classmethod
+    def _free_port(cls, port: int | None) -> int | None:
+        if port in RESERVED_PORTS:
+            raise ValueError(PORT_MESSAGE)
+        return port
+
+
+class SupervisionPolicySpec(ResourceModel):
+    """The wanted state."""
+
+    selector: LabelSelector = Field(
+        description="Pods to supervise, by their labels. Must not be empty.",
+        json_schema_extra=SELECTOR_RULES,
+    )
+    engine: SelectedEngine = Field(
+        default_factory=SelectedEngine, description="Engine in the selected pods."
+    )
+    memory: Annotated[MemoryPolicy, FromStruct(MemoryPolicy)] = Field(
+        default_factory=MemoryPolicy, description="Memory budgets of each pod."
+    )
+    supervision: Annotated[Supervision, FromStruct(Supervision)] = Field(
+        default_factory=Supervision,
+        description="How the supervisor responds to memory leaks and stalls.",
+    )
+    probe: Annotated[Probe, FromStruct(Probe)] = Field(
+        default_factory=Probe, description="Probe inside the engine."
+    )
+
+
+class SupervisionPolicy(ResourceModel):
+    """Supervision for the inference engines in pods that other workloads create."""
+
+    api_version: Literal["plimsoll.dev/v1alpha1"] = API_VERSION  # type: ignore[assignment]
+    kind: Literal["SupervisionPolicy"] = POLICY_KIND  # type: ignore[assignment]
+    metadata: ObjectMeta
+    spec: SupervisionPolicySpec = Field(description="Desired state.")
+    status: SupervisionPolicyStatus | None = Field(
+        default=None, description="Observed state, written by the operator. Read-only."
+    )

@@ -1,0 +1,72 @@
+"""SupervisionPolicy, status side: what the operator saw."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from plimsoll_api.inferenceservice_status import Condition, MemoryStatus
+from plimsoll_api.schema import ResourceModel
+
+MAX_REFUSALS = 16
+MAX_REASON = 512
+
+
+class PolicyCondition(StrEnum):
+    """Conditions of a SupervisionPolicy."""
+
+    READY = "Ready"
+    CONFLICTING = "Conflicting"
+
+
+class Refusal(ResourceModel):
+    """A pod that is selected and cannot be supervised."""
+
+    pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="Name of the pod.")
+    reason: Annotated[str, StringConstraints(max_length=MAX_REASON)] = Field(
+        description="Why the pod has no supervisor, and what to do about it."
+    )
+
+
+class SupervisionPolicyStatus(ResourceModel):
+    """The observed state."""
+
+    observed_generation: int | None = Field(
+        default=None,
+        description="Generation of the spec that this status describes.",
+        json_schema_extra={"format": "int64"},
+    )
+    selected: int | None = Field(
+        default=None, description="Number of pods that the selector selects."
+    )
+    supervised: int | None = Field(
+        default=None, description="Number of selected pods that have a supervisor of this policy."
+    )
+    waiting_for_restart: int | None = Field(
+        default=None,
+        description="Number of selected pods that are older than the policy, or that started while "
+        "the webhook did not answer. They get a supervisor when they are created anew.",
+    )
+    refused: int | None = Field(
+        default=None, description="Number of selected pods that this policy does not supervise."
+    )
+    refusals: Annotated[list[Refusal], Field(max_length=MAX_REFUSALS)] | None = Field(
+        default=None,
+        description="Why pods are refused, ordered by name. At most 16, even if `refused` is more.",
+    )
+    open_incidents: int | None = Field(
+        default=None, description="Number of LeakIncidents of the policy that have not ended."
+    )
+    memory: MemoryStatus | None = Field(
+        default=None, description="Memory of the worst supervised pod."
+    )
+    conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
+        default=None,
+        description="Conditions of the policy, one for each type: `Ready` and `Conflicting`.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
+    )

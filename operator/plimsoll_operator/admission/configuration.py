@@ -1,0 +1,119 @@
+"""The MutatingWebhookConfiguration: which pods the API server asks about, and where.
+
+One webhook a policy, with the policy's own selector, so that no other pod waits for an answer. The
+number of webhooks is bounded: beyond it, the namespaces of the policies that are left share some.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll_api.names import SERVICE_LABEL
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_operator.kinds import Object
+
+TIMEOUT_S = 2
+MAX_WEBHOOKS = 64
+MAX_NAMESPACES = 256
+"""In one webhook, for the policies beyond :data:`MAX_WEBHOOKS`."""
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+NOT_OURS = {"key": SERVICE_LABEL, "operator": "DoesNotExist"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the API server finds the webhook: a Service, or a URL where it cannot reach one."""
+
+    namespace: str
+    service: str
+    url: str | None = None
+
+    @property
+    def host(self) -> str:
+        """The name that the certificate must have."""
+        if self.url is not None:
+            host = self.url.partition("://")[2].partition("/")[0]
+            return host.rpartition(":")[0].strip("[]") or host
+        return f"{self.service}.{self.namespace}.svc"
+
+    def client_config(self, bundle: bytes) -> Object:
+        """``clientConfig``, which trusts the certificates in ``bundle`` alone."""
+        trusted = {"caBundle": base64.b64encode(bundle).decode()}
+        if self.url is not None:
+            return {"url": self.url} | trusted
+        at = {"namespace": self.namespace, "name": self.service, "path": "/pods", "port": 443}
+        return {"service": at} | trusted
+
+
+def configuration(
+    name: str, policies: Sequence[SupervisionPolicy], address: Address, bundle: bytes
+) -> Object:
+    """The whole object, for server-side apply."""
+    client = address.client_config(bundle)
+    own, shared = policies[:MAX_WEBHOOKS], policies[MAX_WEBHOOKS:]
+    webhooks = [
+        _webhook(
+            f"{_digest(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",
+            client,
+            [one.metadata.namespace],
+            one.spec.selector.manifest(),
+        )
+        for one in own
+    ]
+    namespaces = sorted({one.metadata.namespace for one in shared})
+    for at in range(0, len(namespaces), MAX_NAMESPACES):
+        part = namespaces[at : at + MAX_NAMESPACES]
+        label = f"shared-{at // MAX_NAMESPACES}.pods.plimsoll.dev"
+        webhooks.append(_webhook(label, client, part, {}))
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name, "namespace": ""},
+        "webhooks": webhooks,
+    }
+
+
+def same(wanted: Object, found: Object) -> bool:
+    """Whether the webhooks of ``found``, as the API server has them, are the wanted ones."""
+    return _by_name(wanted.get("webhooks")) == _by_name(found.get("webhooks"))
+
+
+def _by_name(webhooks: Iterable[Any] | None) -> dict[str, Any]:
+    return {one["name"]: one for one in webhooks or ()}
+
+
+def _webhook(name: str, client: Object, namespaces: list[str], selector: Object) -> Object:
+    within = {"key": NAMESPACE_LABEL, "operator": "In", "values": namespaces}
+    # Every field is set: the server's defaults would look like somebody's change.
+    return {
+        "name": name,
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": client,
+        "failurePolicy": "Ignore",
+        "matchPolicy": "Equivalent",
+        "namespaceSelector": {"matchExpressions": [within]},
+        "objectSelector": selector
+        | {"matchExpressions": [*selector.get("matchExpressions", ()), NOT_OURS]},
+        # A webhook after ours may add a container, such as a mesh's.
+        "reinvocationPolicy": "IfNeeded",
+        "rules": [
+            {
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "operations": ["CREATE"],
+                "resources": ["pods"],
+                "scope": "Namespaced",
+            }
+        ],
+        "sideEffects": "None",
+        "timeoutSeconds": TIMEOUT_S,
+    }
+
+
+def _digest(namespace: str, name: str) -> str:
+    """A name for a webhook: those of policies may be too long together."""
+    return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

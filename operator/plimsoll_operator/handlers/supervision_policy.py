@@ -1,0 +1,225 @@
+"""The reconcile of one SupervisionPolicy: list its pods, write what differs, report in its status.
+
+Pods of policies are anybody's, and a watch of all pods would cost the operator every change in the
+cluster. It lists those that a policy selects instead, in pages, and keeps a few words of each.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_operator.config import Config
+from plimsoll_operator.handlers.event import Recorder
+from plimsoll_operator.handlers.inference_service import REPORT_AFTER, now
+from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects
+from plimsoll_operator.handlers.pod import attend
+from plimsoll_operator.kinds import (
+    INCIDENT,
+    LEASE,
+    OWNED,
+    POD,
+    POLICY,
+    Key,
+    Object,
+    Ref,
+    owner_uid,
+    ref,
+)
+from plimsoll_operator.plan import InvalidSpec, held_slots, old_incidents, read
+from plimsoll_operator.policies.policy_status import status
+from plimsoll_operator.policies.render import render
+from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
+from plimsoll_operator.policies.selection import in_order, selecting
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.scraper import Scraper, address_of
+from plimsoll_operator.status.conditions import Failure
+from plimsoll_operator.status.notices import refused
+
+log = logging.getLogger(__name__)
+
+LIST_S = 10.0
+MAX_LIST_S = 20.0
+"""Seconds between lists of a policy's pods; below the time that an incident of an unknown pod is
+given (``pod_incidents.GRACE_S``), so that no pod counts as gone that is only new."""
+PODS_A_SECOND = 200
+"""Pods for which the next list waits one second longer."""
+
+MAX_ACCOUNTS = 100
+"""Accounts in one RoleBinding."""
+
+_OWNED = frozenset(kind.kind for kind in OWNED)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """The policy's pods at a time, for these policies of the namespace."""
+
+    at: float
+    policies: tuple[tuple[str, str, int], ...]
+    pods: tuple[SelectedPod, ...]
+
+
+class PolicyController:
+    """Reconcile policies, one call a policy; safe to call at any time, any number of times."""
+
+    def __init__(
+        self,
+        api: Api,
+        store: Store,
+        scraper: Scraper,
+        config: Config,
+        later: Callable[[Key, float], None] = lambda *_: None,
+        clock: Callable[[], str] = now,
+    ) -> None:
+        """``later`` asks for another reconcile of a policy after some seconds."""
+        self._api, self._store, self._scraper = api, store, scraper
+        self._config, self._later, self._clock = config, later, clock
+        self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
+        self._refused: Counter[Key] = Counter()
+        self._listed: dict[Key, _Listed] = {}
+
+    async def handle(self, key: Key) -> None:
+        """Make the policy ``key`` what its spec says, and its status what it is."""
+        item = self._store.get(key, Ref(POLICY.kind, key.name))
+        if item is None:
+            self._scraper.forget(key)
+            self._listed.pop(key, None)
+            return
+        if item["metadata"].get("deletionTimestamp"):
+            return
+        failure: Failure | None = None
+        error: Exception | None = None
+        pods: tuple[SelectedPod, ...] | None = None
+        again = LIST_S
+        try:
+            policy = read(SupervisionPolicy, item)
+            pods = await self._pods(key, policy)
+            again = _list_s(len(pods))
+            failure = await self._carry_out(key, policy, pods)
+            due = await attend(
+                self._api, self._store, key, item, _brief(pods), self._incidents(key), self._clock()
+            )
+            again = min(again, due) if due is not None else again
+        except InvalidSpec as problem:
+            failure = Failure("InvalidSpec", str(problem), lasting=True)
+        except NameConflict as problem:
+            failure, error = Failure("NameConflict", str(problem), lasting=True), problem
+        except ApiError as problem:
+            self._refused[key] += 1
+            if not problem.lasting and self._refused[key] < REPORT_AFTER:
+                raise  # it comes again at once; a status that flickers helps nobody
+            failure, error = Failure("ApplyFailed", problem.message, problem.lasting), problem
+        else:
+            self._refused.pop(key, None)
+        if failure is not None:
+            await self._recorder.write(item, [refused(failure)])
+        await self._report(key, item, pods, failure)
+        if error:
+            raise error
+        if pods is not None:
+            self._later(key, again)
+
+    async def _pods(self, key: Key, policy: SupervisionPolicy) -> tuple[SelectedPod, ...]:
+        """The selected pods, from the last list if it is recent and was for the same policies."""
+        items = [
+            one for one in self._store.of_kind(POLICY.kind)
+            if one["metadata"].get("namespace") == key.namespace
+        ]  # fmt: skip
+        policies = in_order(items)
+        seen = tuple(
+            (one.metadata.name, one.metadata.uid, one.metadata.generation) for one in policies
+        )
+        known, began = self._listed.get(key), time.monotonic()
+        if known and known.policies == seen and began - known.at < _list_s(len(known.pods)):
+            return known.pods
+        pods: list[SelectedPod] = []
+        addresses: dict[str, str] = {}
+        kind = replace(POD, selector=policy.spec.selector.query())
+        async for page, _ in self._api.pages(kind, key.namespace):
+            for pod in page:
+                labels = pod["metadata"].get("labels") or {}
+                names = [one.metadata.name for one in selecting(policies, labels)]
+                found = examine(pod, key.name, names)
+                pods.append(found)
+                if found.state is State.SUPERVISED and (address := address_of(pod)):
+                    addresses[found.name] = address
+        self._scraper.follow(key, addresses)
+        self._listed[key] = _Listed(began, seen, tuple(pods))
+        return tuple(pods)
+
+    async def _carry_out(
+        self, key: Key, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
+    ) -> Failure | None:
+        uid = policy.metadata.uid
+        owned = {ref(item): item for item in self._store.of(key, _OWNED)}
+        held = held_slots(owned.values(), {one.name for one in pods})
+        accounts = sorted({one.account for one in pods if one.state is State.SUPERVISED})
+        desired = render(policy, accounts[:MAX_ACCOUNTS], held)
+        for one in desired:
+            await self._owned.apply(key, uid, one, 0)
+        wanted = {ref(one) for one in desired}
+        surplus = [
+            item
+            for where, item in owned.items()
+            if where not in wanted
+            and owner_uid(item) == uid
+            and not (where.kind == LEASE.kind and where.name in held)
+        ]
+        old = old_incidents(self._incidents(key), self._config.kept_incidents)
+        await self._owned.remove(key, surplus + old)
+        if len(accounts) <= MAX_ACCOUNTS:
+            return None
+        text = (
+            f"the supervised pods have {len(accounts)} ServiceAccounts, and {MAX_ACCOUNTS} can have"
+            f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
+            " accounts, or more policies"
+        )
+        return Failure("TooManyServiceAccounts", text, lasting=True)
+
+    async def _report(
+        self,
+        key: Key,
+        item: Object,
+        pods: tuple[SelectedPod, ...] | None,
+        failure: Failure | None,
+    ) -> None:
+        """Write the status where it changed."""
+        item = self._store.get(key, Ref(POLICY.kind, key.name)) or item
+        figures = self._scraper.published(key)
+        wanted = status(item, pods, self._incidents(key), figures, failure, self._clock())
+        if wanted == item.get("status"):
+            return
+        body = {
+            "apiVersion": item["apiVersion"],
+            "kind": item["kind"],
+            "metadata": {"name": key.name, "namespace": key.namespace},
+            "status": wanted,
+        }
+        try:
+            self._store.put(await self._api.apply(POLICY, body, "status"))
+        except ApiError as error:
+            if error.status != 404:  # deleted meanwhile
+                raise
+
+    def _incidents(self, key: Key) -> list[Object]:
+        return self._store.of(key, {INCIDENT.kind})
+
+
+def _list_s(pods: int) -> float:
+    return min(MAX_LIST_S, LIST_S + pods / PODS_A_SECOND)
+
+
+def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:
+    """What :func:`attend` needs of the pods that are supervised or on their way out."""
+    leaving = {"deletionTimestamp": "now"}
+    return [
+        {"metadata": {"name": one.name} | (leaving if one.state is State.LEAVING else {})}
+        for one in pods
+        if one.state in (State.SUPERVISED, State.LEAVING)
+    ]

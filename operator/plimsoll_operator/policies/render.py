@@ -1,0 +1,162 @@
+"""The objects of a policy: the supervisors' configuration, their rights, and restart slots."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from plimsoll_api.names import (
+    API_GROUP,
+    API_VERSION,
+    APPLIED_HASH,
+    INCIDENT_PLURAL,
+    POLICY_KIND,
+    POLICY_LABEL,
+    POLICY_PLURAL,
+    SERVICE_LABEL,
+)
+from plimsoll_api.supervision import (
+    CONFIG_FILE,
+    EngineEndpoint,
+    EngineType,
+    ServiceRef,
+    SupervisorConfig,
+    encode,
+)
+from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
+from plimsoll_operator.kinds import Key, Object
+from plimsoll_operator.render.deployment import digest
+from plimsoll_operator.render.names import MANAGED_BY, MANAGER
+
+RBAC = "rbac.authorization.k8s.io"
+REPORT = "report"
+"""Verb on a SupervisionPolicy: to write incidents and to take slots in its name. The admission
+policies ask for it; the API server itself does not know it."""
+
+DEFAULT_PORT = 8000
+
+
+def key_of(policy: SupervisionPolicy) -> Key:
+    """The policy's key."""
+    return Key(policy.metadata.namespace, policy.metadata.name, POLICY_KIND)
+
+
+def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
+    """What all of the policy's pods have in common.
+
+    Each supervisor replaces ``engine`` with what was found in its pod
+    (:class:`plimsoll_api.supervision.PodEngine`).
+    """
+    meta, spec = policy.metadata, policy.spec
+    url = f"http://127.0.0.1:{spec.engine.port or DEFAULT_PORT}"
+    kind = spec.engine.type
+    return SupervisorConfig(
+        service=ServiceRef(meta.name, meta.namespace, meta.uid, POLICY_KIND),
+        engine=EngineEndpoint(
+            type=EngineType.CUSTOM if kind is SelectedType.AUTO else EngineType(kind.value),
+            admin_url=url,
+            serving_url=url,
+            container=spec.engine.container or "",
+        ),
+        memory=spec.memory,
+        supervision=spec.supervision,
+        slots=key_of(policy).slots(spec.supervision.max_unavailable) if meta.uid else (),
+    )
+
+
+def render(
+    policy: SupervisionPolicy, accounts: Collection[str], held: Collection[str] = ()
+) -> list[Object]:
+    """All objects of ``policy``, in the order in which they are to be applied.
+
+    ``accounts`` are the ServiceAccounts of the pods that it supervises. ``held`` names slots that
+    are no longer wanted and still held: their holders give them back.
+    """
+    name = object_name(policy.metadata.name)
+    slots = key_of(policy).slots(policy.spec.supervision.max_unavailable)
+    config: Object = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {CONFIG_FILE: encode(supervisor_config(policy)).decode()},
+    }
+    leases: list[Object] = [
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            # The admission policy for slots selects Leases by this label.
+            "metadata": {"name": slot, "labels": {SERVICE_LABEL: name}},
+        }
+        for slot in slots
+    ]
+    rights = [role(policy, (*slots, *sorted(set(held) - set(slots))))]
+    if accounts:
+        rights.append(role_binding(policy, accounts))
+    return [_owned(policy, item) for item in (config, *leases, *rights)]
+
+
+def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
+    """What the supervisors use. The admission policies hold each to what its own pod has."""
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "Role",
+        "metadata": {"name": object_name(policy.metadata.name)},
+        "rules": [
+            _rule(API_GROUP, [INCIDENT_PLURAL], ["create", "get", "patch"]),
+            _rule(API_GROUP, [f"{INCIDENT_PLURAL}/status"], ["get", "patch"]),
+            _rule(API_GROUP, [POLICY_PLURAL], [REPORT]) | {"resourceNames": [policy.metadata.name]},
+            _rule("", ["events"], ["create", "patch"]),
+            _rule("discovery.k8s.io", ["endpointslices"], ["list"]),
+            _rule("coordination.k8s.io", ["leases"], ["get", "update"])
+            | {"resourceNames": list(slots)},
+        ],
+    }
+
+
+def role_binding(policy: SupervisionPolicy, accounts: Collection[str]) -> Object:
+    """The role, for the accounts of the pods that have a supervisor."""
+    name, namespace = object_name(policy.metadata.name), policy.metadata.namespace
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
+        "subjects": [
+            {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+            for account in sorted(accounts)
+        ],
+    }
+
+
+def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+
+
+def _owned(policy: SupervisionPolicy, item: Object) -> Object:
+    """Adds namespace, labels, owner and the hash of the whole."""
+    meta = item["metadata"]
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": POLICY_KIND,
+        "name": policy.metadata.name,
+        "uid": policy.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    labels = {
+        POLICY_LABEL: policy.metadata.name,
+        MANAGED_BY: MANAGER,
+        "app.kubernetes.io/name": "supervision-policy",
+        "app.kubernetes.io/instance": policy.metadata.name,
+    }
+    full: Object = {
+        **item,
+        "metadata": {
+            **meta,
+            "namespace": policy.metadata.namespace,
+            "labels": meta.get("labels", {}) | labels,
+            "ownerReferences": [owner],
+        },
+    }
+    full["metadata"]["annotations"] = {APPLIED_HASH: digest(full)}
+    return full

@@ -1,0 +1,88 @@
+"""One pod that a policy selects: what its manifest says about its supervision.
+
+Whoever may create pods in the namespace writes these labels and annotations, so nothing here grants
+a right on what another pod has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
+from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.render.names import MANAGED_BY, MANAGER, SUPERVISOR
+from plimsoll_operator.status.causes import clean
+
+ENDED = ("Succeeded", "Failed")
+
+
+class State(Enum):
+    """Where a selected pod stands."""
+
+    SUPERVISED = auto()
+    WAITING = auto()
+    REFUSED = auto()
+    LEAVING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedPod:
+    """What is kept of a pod. ``others`` names the other policies that select it, oldest first;
+    ``mine`` says whether this policy is older than they are."""
+
+    name: str
+    account: str
+    state: State
+    reason: str = ""
+    others: tuple[str, ...] = ()
+    mine: bool = True
+
+
+def examine(pod: Object, policy: str, selecting: Sequence[str]) -> SelectedPod:
+    """Where ``pod`` stands with ``policy``. ``selecting`` names all policies that select it, in the
+    order in which they may have it."""
+    meta, spec = pod["metadata"], pod.get("spec") or {}
+    others = tuple(name for name in selecting if name != policy)
+    mine = not selecting or selecting[0] == policy
+    state, reason = _state(pod, policy, "" if mine else selecting[0])
+    mine = mine or state is State.SUPERVISED
+    account = str(spec.get("serviceAccountName") or "default")
+    return SelectedPod(meta["name"], account, state, reason, others, mine)
+
+
+def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
+    meta, spec = pod["metadata"], pod.get("spec") or {}
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ENDED:
+        return State.LEAVING, ""
+    if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == MANAGER:
+        return State.REFUSED, (
+            f"InferenceService {labels[SERVICE_LABEL]} supervises this pod: narrow the selector"
+        )
+    has = {str(one.get("name")) for one in spec.get("initContainers") or ()}
+    has |= {str(one.get("name")) for one in spec.get("containers") or ()}
+    if SUPERVISOR in has and labels.get(POLICY_LABEL) == policy:
+        return State.SUPERVISED, ""  # until it is created anew, whichever policy is older by now
+    if older:
+        return State.REFUSED, (
+            f"SupervisionPolicy {older}, which is older, selects this pod too: narrow one of the"
+            " selectors"
+        )
+    if SUPERVISOR in has:
+        if labels.get(POLICY_LABEL):
+            return State.WAITING, ""
+        return State.REFUSED, (
+            f"the pod already has a container {SUPERVISOR} that no SupervisionPolicy added: remove"
+            " it from the workload"
+        )
+    if REFUSED in annotations:
+        return State.REFUSED, clean(str(annotations[REFUSED]), MAX_REASON) or "no reason given"
+    if spec.get("hostPID"):
+        return State.REFUSED, (
+            "spec.hostPID is true: a supervisor would see, and could signal, every process of the"
+            " node: set it to false"
+        )
+    return State.WAITING, ""

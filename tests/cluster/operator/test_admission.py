@@ -1,0 +1,277 @@
+"""Pods under a policy on a real API server: injected, and created whatever befalls the webhook."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+
+from plimsoll_operator.admission.certificate import Certificate, make
+from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.render.containers import Images
+from tests.lab import binaries
+from tests.lab.helm import CHART, RELEASE, Helm
+from tests.lab.kube import Kube
+from tests.lab.lab import Lab
+from tests.pod_specs import pods, policies
+
+HOST = "127.0.0.1"
+SECRET = f"{RELEASE}-webhook"
+BATCH = 100
+PATIENCE_S = 2.0 + 8.0
+"""The webhook's timeout, and what a busy machine takes for the rest."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def webhook(kubectl: Any, cluster: Lab) -> Iterator[str]:
+    """The chart's objects for the webhook, for the tests' operator account; returns their
+    namespace."""
+    values = {
+        "crds": {"enabled": False},
+        "admissionPolicy": {"enabled": False},
+        "serviceAccount": {"create": False, "name": "plimsoll-operator"},
+        "webhook": {"enabled": True},
+    }
+    system = Kube(cluster.kube.kubectl, cluster.kubeconfig, "plimsoll-system")
+    only = ("--show-only=templates/webhook.yaml", "--kube-version=1.34.4")
+    text = Helm(binaries.helm(4), system)("template", RELEASE, str(CHART), *only, values=values)
+    system("apply", "-f", "-", stdin=text)
+    yield system.namespace
+    system("delete", "--ignore-not-found", "-f", "-", stdin=text)
+
+
+@pytest.fixture
+def flags(webhook: str) -> list[str]:
+    port = free_port()
+    return [
+        f"--webhook={webhook}/{SECRET}",
+        f"--webhook-port={port}",
+        f"--webhook-url=https://{HOST}:{port}/pods",
+    ]
+
+
+def policy(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "SupervisionPolicy",
+        "metadata": {"name": "engines"},
+        "spec": {"selector": {"matchLabels": {"app": "vllm"}}} | spec,
+    }
+
+
+def pod(**spec: Any) -> dict[str, Any]:
+    restricted = {
+        "runAsUser": 1000,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    engine = {
+        "name": "engine",
+        "image": "vllm/vllm-openai:v0.24.0",
+        "args": ["serve", "org/model"],
+        "securityContext": restricted,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"vllm-{uuid.uuid4().hex[:6]}", "labels": {"app": "vllm"}},
+        "spec": {
+            "containers": [engine],
+            "nodeSelector": {"plimsoll.dev/no-node": "true"},
+        }
+        | spec,
+    }
+
+
+def created(kubectl: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The pod as the API server has it; it must be there within the webhook's timeout."""
+    began = time.monotonic()
+    found = json.loads(kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(wanted)))
+    assert time.monotonic() - began < PATIENCE_S
+    assert isinstance(found, dict)
+    return found
+
+
+def supervised(found: dict[str, Any]) -> bool:
+    return any(one["name"] == "supervisor" for one in found["spec"].get("initContainers", ()))
+
+
+def webhooks(kubectl: Any) -> list[dict[str, Any]]:
+    found = kubectl.get("mutatingwebhookconfiguration", SECRET) or {}
+    return list(found.get("webhooks") or ())
+
+
+def put(kubectl: Any, namespace: str, found: Certificate) -> None:
+    texts = {"tls.crt": found.certificate, "tls.key": found.key, "ca.crt": found.bundle}
+    data = {key: base64.b64encode(text).decode() for key, text in texts.items()}
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": SECRET, "namespace": namespace},
+        "data": data,
+    }
+    kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
+
+
+def injects(kubectl: Any) -> bool:
+    """Whether a pod is injected by now: API servers take a moment to see a webhook."""
+    return supervised(created(kubectl, pod()))
+
+
+def test_a_pod_under_a_policy_is_injected_and_starts_when_the_operator_is_gone(
+    kubectl: Any, flags: list[str], start: Callable[..., Any], eventually: Any
+) -> None:
+    kubectl.apply(policy())
+    assert not injects(kubectl), "nobody is asked yet"
+    operator = start(*flags)
+    eventually(lambda: webhooks(kubectl), 60)
+    eventually(lambda: injects(kubectl), 60)
+
+    (asked,) = webhooks(kubectl)
+    assert (asked["failurePolicy"], asked["timeoutSeconds"]) == ("Ignore", 2)
+    found = created(kubectl, pod())
+    assert supervised(found)
+    assert found["metadata"]["labels"]["plimsoll.dev/policy"] == "engines"
+    volumes = {one["name"]: one for one in found["spec"]["volumes"]}
+    assert volumes["plimsoll-config"]["configMap"]["name"] == "engines.policy"
+    refused = created(kubectl, pod(containers=[pod()["spec"]["containers"][0] | {"image": "x"}]))
+    assert not supervised(refused)
+    note = refused["metadata"]["annotations"]["plimsoll.dev/not-supervised"]
+    assert note.startswith("no container runs vLLM or SGLang")
+    unselected = pod()
+    unselected["metadata"]["labels"] = {"app": "web"}
+    assert not supervised(created(kubectl, unselected))
+    assert operator.metric('plimsoll_operator_admissions_total{result="failed"}') == 0
+    assert operator.metric('plimsoll_operator_admissions_total{result="injected"}') >= 2
+
+    operator.kill()
+    late = created(kubectl, pod())
+    assert not supervised(late)
+    assert "plimsoll.dev/not-supervised" not in late["metadata"].get("annotations", {})
+
+
+def test_a_standby_serves_too(
+    kubectl: Any, flags: list[str], start: Callable[..., Any], eventually: Any
+) -> None:
+    lease = f"--leader-election={kubectl.namespace}/operator"
+    kubectl.apply(policy())
+    leader = start(*flags, lease)
+    eventually(lambda: injects(kubectl), 60)
+    standby = start(*flags, lease)
+    assert standby.metric("plimsoll_operator_leader") == 0
+    port = int(flags[1].partition("=")[2])
+    # Both have the port (SO_REUSEPORT); what answers once the leader is stopped is the other.
+    eventually(lambda: "admission is served on port" in standby.log.read_text(), 60)
+    leader.kill()
+    assert standby.metric("plimsoll_operator_leader") == 0
+    with socket.create_connection((HOST, port), timeout=5):
+        pass
+    assert injects(kubectl)
+    assert standby.metric("plimsoll_operator_admissions_total") >= 1
+
+
+def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
+    kubectl: Any, flags: list[str], webhook: str, start: Callable[..., Any], eventually: Any
+) -> None:
+    kubectl.apply(policy())
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
+    expired = make(HOST, past, valid=datetime.timedelta(days=1))
+    put(kubectl, webhook, expired)
+    operator = start(*flags, "--webhook-certificate-provided")
+    eventually(lambda: webhooks(kubectl), 60)
+    assert not supervised(created(kubectl, pod())), "the API server does not trust it"
+    assert operator.stop() == 0
+
+    start(*flags)
+    eventually(lambda: injects(kubectl), 60)
+    text = kubectl("get", "secret", SECRET, "-n", webhook, "-o", "jsonpath={.data.tls\\.crt}")
+    renewed = Certificate(base64.b64decode(text), b"", b"")
+    assert renewed.expires > datetime.datetime.now(datetime.UTC)
+
+
+def test_a_webhook_that_never_answers_costs_its_timeout(
+    kubectl: Any, flags: list[str], start: Callable[..., Any], eventually: Any
+) -> None:
+    kubectl.apply(policy())
+    operator = start(*flags)
+    eventually(lambda: injects(kubectl), 60)
+    operator.kill()
+    port = int(flags[1].partition("=")[2])
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        silent.bind((HOST, port))
+        silent.listen(8)
+        began = time.monotonic()
+        assert not supervised(created(kubectl, pod()))
+        assert time.monotonic() - began >= 1.5, "it did wait for the answer"
+
+
+def dry_run(kubectl: Any, items: list[dict[str, Any]]) -> list[str]:
+    """What the API server says against each, an empty text where it would take it."""
+    said: list[str] = []
+    for at in range(0, len(items), BATCH):
+        named = []
+        for number, item in enumerate(items[at : at + BATCH]):
+            meta = {key: value for key, value in item["metadata"].items() if key != "namespace"}
+            named.append(item | {"metadata": meta | {"name": f"fuzz-{number}"}})
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": named})
+        done = kubectl.run("create", "--dry-run=server", "-o", "name", "-f", "-", stdin=text)
+        taken = set(done.stdout.split())
+        errors = re.split(r"\n(?=Error from server|The Pod )", done.stderr)
+        for number in range(len(named)):
+            whole = "\n".join(one for one in errors if f'"fuzz-{number}"' in one)
+            said.append("" if f"pod/fuzz-{number}" in taken else whole or done.stderr)
+    return said
+
+
+@pytest.mark.parametrize(
+    "count", [200, pytest.param(2000, marks=(pytest.mark.long, pytest.mark.timeout(3600)))]
+)
+def test_what_the_api_server_takes_before_it_takes_after(
+    kubectl: Any, count: int, tmp_path: Path
+) -> None:
+    kubectl("label", "ns", kubectl.namespace, "pod-security.kubernetes.io/enforce-")
+    images = Images("engine:1", "supervisor:1")
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    @given(pods(), policies())
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def collect(before: dict[str, Any], wanted: Any) -> None:
+        pairs.append((before, admit(before, wanted, images).pod))
+
+    collect()
+    assert len(pairs) >= count * 0.9
+    before = dry_run(kubectl, [one for one, _ in pairs])
+    valid = [number for number, said in enumerate(before) if not said]
+    after = dry_run(kubectl, [pairs[number][1] for number in valid])
+    wrong = [(pairs[n][0], said) for n, said in zip(valid, after, strict=True) if said]
+    assert not wrong, yaml.safe_dump(wrong[:3])
+    injected = sum("initContainers" in pairs[n][1]["spec"] for n in valid)
+    assert len(valid) > count / 2, "most are valid before, or this shows nothing"
+    assert injected > count / 10

@@ -1,0 +1,149 @@
+"""SupervisionPolicy: its models say what its CRD says; a selector selects what Kubernetes does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import ValidationError
+
+from plimsoll_api import generate
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.label_selector import LabelSelector
+from plimsoll_api.supervision import EngineEndpoint, EngineType, PodEngine, WorkloadRef
+from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
+
+SELECTOR = {"matchLabels": {"app": "vllm"}}
+
+
+def policy(**spec: Any) -> SupervisionPolicy:
+    return SupervisionPolicy.model_validate(
+        {
+            "apiVersion": "plimsoll.dev/v1alpha1",
+            "kind": "SupervisionPolicy",
+            "metadata": {"name": "engines", "namespace": "ml"},
+            "spec": {"selector": SELECTOR} | spec,
+        }
+    )
+
+
+def test_the_smallest_policy_observes() -> None:
+    spec = policy().spec
+    assert spec.engine.type is SelectedType.AUTO
+    assert (spec.engine.container, spec.engine.port) == (None, None)
+    assert spec.supervision.mode == "Observe"
+    assert spec.memory.host is None
+    assert not spec.probe.enabled
+
+
+def test_shared_fields_are_those_of_an_inference_service() -> None:
+    """The same manifest means the same, and the API server applies the same schema and rules."""
+
+    def spec_of(crd: dict[str, Any]) -> dict[str, Any]:
+        versions = crd["spec"]["versions"]
+        spec = versions[0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        found: dict[str, Any] = spec["properties"]
+        return found
+
+    ours, theirs = spec_of(generate.supervision_policy()), spec_of(generate.inference_service())
+    for name in ("memory", "supervision", "probe"):
+        same = {key: value for key, value in ours[name].items() if key != "description"}
+        assert same == {key: value for key, value in theirs[name].items() if key != "description"}
+    shared = {
+        "memory": {"host": {"growthBudget": "2Gi", "window": "12h"}},
+        "supervision": {"mode": "Recover", "restartBudget": {"count": 1}},
+    }
+    service = InferenceService.model_validate(
+        {
+            "apiVersion": "plimsoll.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "a"},
+            "spec": {"model": {"uri": "file:///m"}} | shared,
+        }
+    )
+    found = policy(**shared).spec
+    assert (found.memory, found.supervision) == (service.spec.memory, service.spec.supervision)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"selector": {}}, "selector must not be empty"),
+        ({"selector": {"matchLabels": {}}}, "selector must not be empty"),
+        ({"selector": {"matchExpressions": []}}, "selector must not be empty"),
+        ({"selector": {"matchLabels": {"a b": "c"}}}, "valid label keys"),
+        ({"selector": {"matchLabels": {"a": "b c"}}}, "selector.matchLabels.a"),
+        ({"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "values must name"),
+        (
+            {
+                "selector": {
+                    "matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]
+                }
+            },
+            "values must name",
+        ),
+        ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator"),
+        ({"engine": {"type": "plimsoll"}}, "engine.type"),
+        ({"engine": {"port": 9464}}, "engine.port must not be 9464"),
+        ({"engine": {"port": 0}}, "engine.port"),
+        ({"engine": {"container": "A"}}, "engine.container"),
+        ({"memory": {"host": {"growthBudget": "0"}}}, "must be more than 0"),
+        ({"supervision": {"ladder": ["Reboot"]}}, "may only name"),
+        ({"selecter": {}}, "selecter"),
+    ],
+)
+def test_a_bad_policy_is_refused_by_name(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        policy(**spec)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "labels", "selected"),
+    [
+        ({"operator": "In", "values": ["a", "b"]}, {"tier": "b"}, True),
+        ({"operator": "In", "values": ["a"]}, {"tier": "b"}, False),
+        ({"operator": "In", "values": ["a"]}, {}, False),
+        ({"operator": "NotIn", "values": ["a"]}, {"tier": "a"}, False),
+        ({"operator": "NotIn", "values": ["a"]}, {}, True),  # as Kubernetes does
+        ({"operator": "Exists"}, {"tier": ""}, True),
+        ({"operator": "Exists"}, {}, False),
+        ({"operator": "DoesNotExist"}, {"tier": ""}, False),
+        ({"operator": "DoesNotExist"}, {"other": "a"}, True),
+    ],
+)
+def test_requirements_mean_what_they_mean_to_kubernetes(
+    expression: dict[str, Any], labels: dict[str, str], selected: bool
+) -> None:
+    manifest = {"matchExpressions": [{"key": "tier", **expression}]}
+    selector = LabelSelector.model_validate(manifest)
+    assert selector.matches(labels) is selected
+    assert selector.manifest() == manifest
+
+
+def test_all_labels_and_all_requirements_must_hold() -> None:
+    selector = LabelSelector.model_validate(
+        {
+            "matchLabels": {"app": "vllm", "team": "ml"},
+            "matchExpressions": [{"key": "canary", "operator": "DoesNotExist"}],
+        }
+    )
+    assert selector.matches({"app": "vllm", "team": "ml", "x": "y"})
+    assert not selector.matches({"app": "vllm"})
+    assert not selector.matches({"app": "vllm", "team": "ml", "canary": "1"})
+
+
+def test_no_object_has_the_name_of_one_of_an_inference_service() -> None:
+    """Their names hold no dot."""
+    assert object_name("engines") == "engines.policy"
+
+
+def test_the_engine_of_a_pod_survives_its_environment_variable() -> None:
+    url = "http://127.0.0.1:8000"
+    found = PodEngine(
+        EngineEndpoint(EngineType.VLLM, url, url, "m", container="server"),
+        WorkloadRef("Deployment", "vllm"),
+        memory_limit_bytes=1 << 30,
+    )
+    assert msgspec.json.decode(msgspec.json.encode(found), type=PodEngine) == found

@@ -1,0 +1,247 @@
+"""What the webhook answers, what the API server is told to ask, and the certificate."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import ssl
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+
+from plimsoll_operator.admission.certificate import RENEW_BEFORE, VALID, Certificate, due, make
+from plimsoll_operator.admission.configuration import (
+    MAX_WEBHOOKS,
+    Address,
+    configuration,
+    same,
+)
+from plimsoll_operator.admission.policies import Policies
+from plimsoll_operator.admission.review import Reviewer, patch
+from plimsoll_operator.render.containers import Images
+from tests.pod_specs import SELECTED
+from tests.pod_specs import policy as parsed
+
+Object = dict[str, Any]
+IMAGES = Images("e", "s")
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+ADDRESS = Address("sys", "plimsoll-webhook")
+
+
+def policy(name: str = "p", namespace: str = "ns", **meta: Any) -> Object:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "SupervisionPolicy",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"{namespace}-{name}",
+            "resourceVersion": "1",
+            "creationTimestamp": "2026-01-02T00:00:00Z",
+        }
+        | meta,
+        "spec": {"selector": {"matchLabels": SELECTED}},
+    }
+
+
+def known(*items: Object) -> Policies:
+    made = Policies()
+    made.replace(items)
+    return made
+
+
+def pod(image: str = "vllm/vllm-openai:v0.24.0", **meta: Any) -> Object:
+    return {
+        "metadata": {"generateName": "vllm-", "labels": dict(SELECTED)} | meta,
+        "spec": {"containers": [{"name": "engine", "image": image}]},
+    }
+
+
+def review(item: Any, namespace: str = "ns", operation: str = "CREATE") -> Object:
+    request = {
+        "uid": "u-1",
+        "operation": operation,
+        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+        "namespace": namespace,
+        "object": item,
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def answered(
+    asked: Any, policies: Policies | None = None, images: Any = IMAGES
+) -> tuple[Object, Counter[str]]:
+    results: Counter[str] = Counter()
+    reviewer = Reviewer(policies or known(policy()), images, lambda one: results.update([one]))
+    whole = reviewer.answer(asked)
+    assert json.loads(json.dumps(whole))["kind"] == "AdmissionReview"
+    found: Object = whole["response"]
+    return found, results
+
+
+def operations(response: Object) -> list[Object]:
+    found: list[Object] = json.loads(base64.b64decode(response["patch"]))
+    return found
+
+
+def test_a_selected_pod_is_patched() -> None:
+    response, results = answered(review(pod()))
+    assert (response["uid"], response["allowed"]) == ("u-1", True)
+    assert response["patchType"] == "JSONPatch"
+    paths = {one["path"] for one in operations(response)}
+    assert paths == {
+        "/metadata/labels",
+        "/spec/containers",
+        "/spec/initContainers",
+        "/spec/shareProcessNamespace",
+        "/spec/volumes",
+    }
+    assert results == {"injected": 1}
+
+
+def test_a_refused_pod_gets_an_annotation_and_its_creator_a_warning() -> None:
+    response, results = answered(review(pod("nginx")))
+    (operation,) = operations(response)
+    assert operation["path"] == "/metadata/annotations"
+    (warning,) = response["warnings"]
+    assert warning.startswith("SupervisionPolicy p: not supervised: no container runs vLLM")
+    assert results == {"refused": 1}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        review(pod(), namespace="other"),
+        review(pod(labels={"fuzz": "no"})),
+        review(pod(), operation="UPDATE"),
+        review(
+            pod(
+                labels=SELECTED
+                | {
+                    "plimsoll.dev/service": "tiny",
+                    "app.kubernetes.io/managed-by": "plimsoll-operator",
+                }
+            )
+        ),
+    ],
+)
+def test_other_pods_are_left_alone(asked: Object) -> None:
+    response, results = answered(asked)
+    assert response == {"uid": "u-1", "allowed": True}
+    assert results == {"unselected": 1}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        None,
+        [],
+        {},
+        {"request": None},
+        {"request": {"uid": 7}},
+        review(None),
+        review({"metadata": {"labels": SELECTED}}),
+        review({"metadata": {"labels": SELECTED}, "spec": {"containers": "none"}}),
+    ],
+)
+def test_an_error_costs_no_pod(asked: Any) -> None:
+    response, results = answered(asked)
+    assert response["allowed"] is True
+    assert "patch" not in response
+    assert isinstance(response["uid"], str)
+    assert results == {"failed": 1}
+
+
+def test_a_bug_of_ours_costs_no_pod(caplog: pytest.LogCaptureFixture) -> None:
+    response, results = answered(review(pod()), images=None)
+    assert response == {"uid": "u-1", "allowed": True}
+    assert results == {"failed": 1}
+    assert "created without a supervisor" in caplog.text
+
+
+def test_of_two_policies_the_older_one_has_the_pod() -> None:
+    older = policy("z", creationTimestamp="2026-01-01T00:00:00Z")
+    policies = known(policy("a"), older)
+    found = policies.of("ns", SELECTED)
+    assert found is not None
+    assert found.metadata.name == "z"
+    policies.replace([policy("a"), older | {"spec": {"selector": {}}}])
+    assert found == policies.of("ns", SELECTED), "the same version is not parsed again"
+    policies.replace([policy("a")])
+    found = policies.of("ns", SELECTED)
+    assert found is not None
+    assert found.metadata.name == "a"
+
+
+def test_fields_that_are_gone_are_removed_by_the_patch() -> None:
+    before = {"metadata": {"annotations": {}, "labels": {}}, "spec": {}}
+    assert patch(before, {"metadata": {"labels": {}}, "spec": {}}) == [
+        {"op": "remove", "path": "/metadata/annotations"}
+    ]
+
+
+def test_each_policy_has_a_webhook_that_asks_about_its_pods_alone() -> None:
+    made = configuration("w", [parsed("a"), parsed("b")], ADDRESS, b"CA")
+    first, second = made["webhooks"]
+    assert first["name"] != second["name"]
+    assert first["failurePolicy"] == "Ignore"
+    assert first["timeoutSeconds"] == 2
+    assert first["objectSelector"]["matchLabels"] == SELECTED
+    (within,) = first["namespaceSelector"]["matchExpressions"]
+    assert within["values"] == ["default"]
+    assert first["clientConfig"]["service"]["name"] == "plimsoll-webhook"
+    assert base64.b64decode(first["clientConfig"]["caBundle"]) == b"CA"
+    assert same(made, {"webhooks": [second, first]})
+    assert not same(made, {"webhooks": [first]})
+    assert not same(made, {"webhooks": [first, second | {"timeoutSeconds": 30}]})
+
+
+def test_the_number_of_webhooks_is_bounded() -> None:
+    many = [parsed(f"p-{number}") for number in range(500)]
+    made = configuration("w", many, ADDRESS, b"CA")
+    assert len(made["webhooks"]) == MAX_WEBHOOKS + 1
+    last = made["webhooks"][-1]
+    assert last["namespaceSelector"]["matchExpressions"][0]["values"] == ["default"]
+    assert "matchLabels" not in last["objectSelector"]
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        (None, "plimsoll-webhook.sys.svc"),
+        ("https://127.0.0.1:9443/pods", "127.0.0.1"),
+        ("https://hook.example/pods", "hook.example"),
+        ("https://[::1]:9443", "::1"),
+    ],
+)
+def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path: Path) -> None:
+    address = Address("sys", "plimsoll-webhook", url)
+    assert address.host == host
+    made = make(host, NOW)
+    assert made.covers(host)
+    assert not made.covers("other")
+    certificate, key = tmp_path / "c", tmp_path / "k"
+    certificate.write_bytes(made.certificate)
+    key.write_bytes(made.key)
+    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+
+
+def test_a_certificate_is_replaced_in_time_and_the_one_before_stays_trusted() -> None:
+    first = make("h", NOW)
+    assert not due(first, "h", NOW)
+    assert due(first, "other", NOW)
+    assert due(None, "h", NOW)
+    assert due(Certificate(b"?", b"?", b"?"), "h", NOW)
+    assert not due(first, "h", NOW + VALID - RENEW_BEFORE - datetime.timedelta(seconds=1))
+    late = NOW + VALID - RENEW_BEFORE
+    assert due(first, "h", late)
+    second = make("h", late, first)
+    trusted = x509.load_pem_x509_certificates(second.bundle)
+    own = [x509.load_pem_x509_certificate(one.certificate) for one in (second, first)]
+    assert trusted == own
+    third = make("h", NOW + 2 * VALID, second)
+    assert len(x509.load_pem_x509_certificates(third.bundle)) == 1, "the second one has expired"

@@ -1,0 +1,265 @@
+"""From policies and pods to objects and status, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll_api import supervision
+from plimsoll_api.names import POLICY_LABEL, REFUSED
+from plimsoll_api.supervision import (
+    EngineEndpoint,
+    EngineType,
+    PodEngine,
+    SupervisorConfig,
+    WorkloadRef,
+    of_pod,
+)
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervision_policy_status import MAX_REASON, MAX_REFUSALS
+from plimsoll_operator.kinds import Key, key_of
+from plimsoll_operator.plan import InvalidSpec, read
+from plimsoll_operator.policies.policy_status import status
+from plimsoll_operator.policies.render import render
+from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
+from plimsoll_operator.policies.selection import in_order, selecting
+from plimsoll_operator.status.conditions import Failure
+from plimsoll_operator.status.figures import Figures
+
+NOW = "2026-01-01T00:00:00Z"
+LATER = "2026-01-01T01:00:00Z"
+
+
+def item(name: str = "engines", created: str = NOW, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "SupervisionPolicy",
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "uid": f"uid-{name}",
+            "generation": 3,
+            "creationTimestamp": created,
+        },
+        "spec": {"selector": {"matchLabels": {"app": "vllm"}}} | spec,
+    }
+
+
+def policy(**spec: Any) -> SupervisionPolicy:
+    return read(SupervisionPolicy, item(**spec))
+
+
+def pod(name: str = "vllm-0", supervisor: str = "", **spec: Any) -> dict[str, Any]:
+    """A pod that a policy selects; ``supervisor`` is the policy that its supervisor is of."""
+    sidecar = [{"name": "supervisor"}] if supervisor else []
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "ml",
+            "labels": {"app": "vllm"} | ({POLICY_LABEL: supervisor} if supervisor else {}),
+        },
+        "spec": {"initContainers": sidecar, "containers": [{"name": "server"}]} | spec,
+    }
+
+
+def config_of(objects: list[dict[str, Any]]) -> SupervisorConfig:
+    (found,) = [one for one in objects if one["kind"] == "ConfigMap"]
+    return supervision.decode(found["data"]["supervisor.json"].encode())
+
+
+def test_the_objects_of_a_policy() -> None:
+    made = render(policy(supervision={"maxUnavailable": 2}), ["vllm", "default"])
+    names = [(one["kind"], one["metadata"]["name"]) for one in made]
+    assert names == [
+        ("ConfigMap", "engines.policy"),
+        ("Lease", "engines.policy-restart-0"),
+        ("Lease", "engines.policy-restart-1"),
+        ("Role", "engines.policy"),
+        ("RoleBinding", "engines.policy"),
+    ]
+    assert made == render(policy(supervision={"maxUnavailable": 2}), ["default", "vllm"])
+    for one in made:
+        assert key_of(one) == Key("ml", "engines", "SupervisionPolicy")
+        (owner,) = one["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == ("uid-engines", True)
+    subjects = made[-1]["subjects"]
+    assert [one["name"] for one in subjects] == ["default", "vllm"]
+    assert {one["namespace"] for one in subjects} == {"ml"}
+    config = config_of(made)
+    assert config.slots == ("engines.policy-restart-0", "engines.policy-restart-1")
+    assert (config.service.name, config.service.kind) == ("engines", "SupervisionPolicy")
+
+
+def test_nobody_has_rights_before_a_supervisor_runs() -> None:
+    assert "RoleBinding" not in {one["kind"] for one in render(policy(), [])}
+
+
+def test_a_pods_supervisor_reads_its_policy_and_its_own_engine() -> None:
+    memory = {"host": {"growthBudget": "2Gi", "window": "12h"}}
+    common = config_of(render(policy(memory=memory, supervision={"mode": "Recover"}), []))
+    url = "http://127.0.0.1:30000"
+    own = PodEngine(
+        EngineEndpoint(EngineType.SGLANG, url, url, "m", container="server"),
+        WorkloadRef("StatefulSet", "sglang"),
+        memory_limit_bytes=8 << 30,
+        shared_device=True,
+    )
+    config = of_pod(common, own)
+    assert config.engine.type is EngineType.SGLANG
+    assert config.service.workload == WorkloadRef("StatefulSet", "sglang")
+    assert config.supervision.mode == "Recover"
+    assert config.memory.shared_device
+    host = config.memory.host
+    assert host is not None
+    assert (host.growth_bytes, host.limit_bytes, host.window_s) == (2 << 30, 8 << 30, 43_200)
+    small = of_pod(common, PodEngine(own.engine, memory_limit_bytes=1 << 30)).memory.host
+    assert small is not None
+    assert small.growth_bytes == small.limit_bytes == 1 << 30, "no budget beyond the limit"
+
+
+def test_the_older_policy_has_the_pod() -> None:
+    young, old = item("a", LATER), item("z", NOW)
+    twin = item("b", NOW)
+    assert [one.metadata.name for one in in_order([young, old, twin])] == ["b", "z", "a"]
+    leaving = item("gone", "2025-01-01T00:00:00Z")
+    leaving["metadata"]["deletionTimestamp"] = NOW
+    invalid = item("bad", "2025-01-01T00:00:00Z", selector={})
+    elsewhere = item("other", NOW, selector={"matchLabels": {"app": "sglang"}})
+    order = in_order([young, old, leaving, invalid, elsewhere])
+    assert [one.metadata.name for one in selecting(order, {"app": "vllm"})] == ["z", "a"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "reason"),
+    [
+        (pod(), State.WAITING, ""),
+        (pod(supervisor="engines"), State.SUPERVISED, ""),
+        (pod(supervisor="former"), State.WAITING, ""),
+        (pod(initContainers=[{"name": "supervisor"}]), State.REFUSED, "already has a container"),
+        (pod(hostPID=True), State.REFUSED, "spec.hostPID is true"),
+    ],
+)
+def test_where_a_pod_stands(changed: dict[str, Any], state: State, reason: str) -> None:
+    found = examine(changed, "engines", ["engines"])
+    assert found.state is state
+    assert reason in found.reason
+    assert (found.account, found.mine, found.others) == ("default", True, ())
+
+
+def test_a_label_alone_is_no_supervisor() -> None:
+    claimed = pod(supervisor="engines", initContainers=[])
+    assert examine(claimed, "engines", ["engines"]).state is State.WAITING
+
+
+def test_what_a_pod_says_of_itself_is_bounded() -> None:
+    forged = pod()
+    forged["metadata"]["annotations"] = {REFUSED: "\x1b[31m" + "a\n" * 100_000}
+    found = examine(forged, "engines", ["engines"])
+    assert found.state is State.REFUSED
+    assert len(found.reason) <= MAX_REASON
+    assert "\n" not in found.reason
+    assert "\x1b" not in found.reason
+
+
+def test_pods_of_others_are_left_to_them() -> None:
+    ours = pod()
+    labels = {"plimsoll.dev/service": "qwen", "app.kubernetes.io/managed-by": "plimsoll-operator"}
+    ours["metadata"]["labels"] |= labels
+    found = examine(ours, "engines", ["engines"])
+    assert found.state is State.REFUSED
+    assert "InferenceService qwen" in found.reason
+    shared = examine(pod(), "engines", ["older", "engines"])
+    assert shared.state is State.REFUSED
+    assert "SupervisionPolicy older, which is older" in shared.reason
+    assert (shared.mine, shared.others) == (False, ("older",))
+    kept = examine(pod(supervisor="engines"), "engines", ["older", "engines"])
+    assert kept.state is State.SUPERVISED, "its supervisor keeps its rights until it ends"
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_pods_that_ended_count_for_nothing(phase: str) -> None:
+    ended = pod(supervisor="engines") | {"status": {"phase": phase}}
+    found = examine(ended, "engines", ["engines"])
+    assert found.state is State.LEAVING
+    assert status(item(), [found], [], {}, None, NOW)["selected"] == 0
+
+
+def seen(count: int, state: State, **more: Any) -> list[SelectedPod]:
+    return [
+        SelectedPod(f"{state.name.lower()}-{at:04}", "default", state, **more)
+        for at in range(count)
+    ]
+
+
+def condition(found: dict[str, Any], type_: str) -> dict[str, Any]:
+    (one,) = [one for one in found["conditions"] if one["type"] == type_]
+    return one
+
+
+def test_the_status_counts_and_names_few() -> None:
+    pods = [
+        *seen(3, State.SUPERVISED),
+        *seen(2, State.WAITING),
+        *reversed(seen(40, State.REFUSED, reason="hostPID")),
+        *seen(1, State.LEAVING),
+    ]
+    found = status(item(), pods, [], {"supervised-0001": Figures(host=0.52)}, None, NOW)
+    counts = [found[key] for key in ("selected", "supervised", "waitingForRestart", "refused")]
+    assert counts == [45, 3, 2, 40]
+    assert len(found["refusals"]) == MAX_REFUSALS
+    assert found["refusals"][0] == {"pod": "refused-0000", "reason": "hostPID"}
+    assert found["memory"] == {"hostConsumedPercent": 50, "replica": "supervised-0001"}
+    assert found["observedGeneration"] == 3
+    ready = condition(found, "Ready")
+    assert (ready["status"], ready["reason"]) == ("True", "PartlySupervised")
+    assert "3 of 45 selected pods are supervised" in ready["message"]
+    assert condition(found, "Conflicting")["status"] == "False"
+    # The same again, later and in another order, is the same status: nothing is written.
+    again = item() | {"status": found}
+    assert status(again, pods[::-1], [], None, None, LATER) == found
+    SupervisionPolicy.model_validate(again)
+
+
+def test_both_policies_say_that_they_conflict() -> None:
+    older = status(item(), seen(6, State.SUPERVISED, others=("newer",)), [], {}, None, NOW)
+    newer = status(
+        item("newer"), seen(1, State.REFUSED, others=("engines",), mine=False), [], {}, None, NOW
+    )
+    for found, name in ((older, "newer"), (newer, "engines")):
+        conflict = condition(found, "Conflicting")
+        assert (conflict["status"], conflict["reason"]) == ("True", "PodsSelectedTwice")
+        assert conflict["message"].startswith(f"{name} also selects ")
+    assert "and 2 more: this policy, which is older" in condition(older, "Conflicting")["message"]
+
+
+def test_an_incident_counts_only_for_a_supervised_pod() -> None:
+    """Any pod with the account of a supervised one may write one in the policy's name."""
+
+    def incident(pod: str, phase: str) -> dict[str, Any]:
+        spec = {"service": "vllm", "policy": "engines", "pod": pod}
+        return {"kind": "LeakIncident", "spec": spec, "status": {"phase": phase}}
+
+    pods = [*seen(1, State.SUPERVISED), *seen(1, State.WAITING)]
+    incidents = [
+        incident("supervised-0000", "Confirmed"),
+        incident("supervised-0000", "Resolved"),
+        incident("waiting-0000", "Confirmed"),
+        incident("elsewhere", "Confirmed"),
+    ]
+    assert status(item(), pods, incidents, {}, None, NOW)["openIncidents"] == 1
+
+
+def test_an_invalid_policy_keeps_what_is_known_of_its_pods() -> None:
+    known = status(item(), seen(2, State.SUPERVISED), [], {}, None, NOW)
+    bad = item(selector={}) | {"status": known}
+    with pytest.raises(InvalidSpec, match=r"spec\.selector: .*must not be empty"):
+        read(SupervisionPolicy, bad)
+    failure = Failure("InvalidSpec", "spec.selector: must not be empty", lasting=True)
+    found = status(bad, None, [], None, failure, LATER)
+    assert (found["selected"], found["supervised"]) == (2, 2)
+    ready = condition(found, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
+    assert ready["lastTransitionTime"] == LATER
+    assert condition(found, "Conflicting")["lastTransitionTime"] == NOW
