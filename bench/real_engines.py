@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.real_engines_cases import CASES, USUAL, Book, run
-from bench.real_engines_figures import figures, passed
+from bench.real_engines_figures import figures, load_average, passed
 from bench.real_engines_pair import PAIRS, pair
 from bench.real_engines_probe_cost import METHOD, Pairs
 from bench.result import RESULTS, command
@@ -127,6 +127,8 @@ def _publish(name: str, peer: Peer, folders: list[Path]) -> None:
     for number, folder in enumerate(folders):
         for path in sorted(folder.glob("*.jsonl")):
             rows += [json.loads(line) | {"run": number} for line in path.read_text().splitlines()]
+        if load := load_average(row for row in rows if row["run"] == number):
+            runs[number]["load_average"] = load
     about = {key: value for key, value in runs[0].items() if value is not None}
     found, samples = figures(rows), {"runs": runs, "probe_method": METHOD, "rows": rows}
     if peer.name not in ON_DEVICE:

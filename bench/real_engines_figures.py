@@ -105,6 +105,13 @@ def passed(rows: Iterable[Row]) -> list[tuple[str, float | None, str]]:
     return made
 
 
+def load_average(rows: Iterable[Row]) -> str | None:
+    """The least and the most load of the machine when the rows were written; None of rows that do
+    not say."""
+    known = [row["load_1min"] for row in rows if "load_1min" in row]
+    return f"{min(known):.0f} to {max(known):.0f}" if known else None
+
+
 def _bound_s(row: Row) -> float:
     """The longest time with which a case passes; kills have the limit of the case alone."""
     if row["case"] == "stall":

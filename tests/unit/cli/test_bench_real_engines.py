@@ -163,3 +163,10 @@ def healthy(seconds: float, answers: dict[str, int], *incidents: Any) -> dict[st
 
 def suspected(confirmed: bool = False, actions: int = 0) -> dict[str, Any]:
     return {"name": "one", "confirmed": confirmed, "actions": actions}
+
+
+def test_the_load_of_a_run_is_that_of_its_rows() -> None:
+    rows = [{"load_1min": 2.4}, {"load_1min": 11.6}, {}]
+
+    assert bench.load_average(rows) == "2 to 12"
+    assert bench.load_average([{}]) is None, "rows of earlier runs do not say it"
