@@ -25,7 +25,8 @@ then.
 - ``segment_and_process_right_ratio``: of the leaks that were confirmed, with the probe.
 - ``orphan_processes_count``: processes of the engine that outlived a killed one by two minutes.
 
-``--rows FOLDER`` keeps what each case has found so far; ``--publish`` makes the result of that.
+``--rows FOLDER`` keeps what each case has found so far; ``--publish`` makes the result of that, and
+with ``--add`` of the runs that the result has already, too: no run is lost.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from tests.conformance.peers import ON_DEVICE, PEERS, Peer
 
 ALL_PEERS = PEERS | ON_DEVICE
 Figures = dict[str, float | int | None]
+ABOUT = ("date", "machine", "commit", "command")
 END_S = 240.0
 """For the cases to end their engines."""
 
@@ -70,7 +72,8 @@ def main() -> int:
         return 0
     if flags.publish is None:
         _run_all(flags)
-    _publish(flags.name, ALL_PEERS[flags.peer], [flags.rows, *(flags.publish or [])])
+    folders = [flags.rows, *(flags.publish or [])]
+    _publish(flags.name, ALL_PEERS[flags.peer], folders, flags.add)
     return 0
 
 
@@ -89,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         "--publish", nargs="*", type=Path, metavar="FOLDER",
         help="what --rows has, and these of other runs; no new run",
     )  # fmt: skip
+    parse.add_argument("--add", action="store_true", help="beside the runs that the result has")
     parse.add_argument("--case", choices=[*CASES, *PAIRS], help=argparse.SUPPRESS)
     parse.add_argument("--ends-at", type=float, default=0.0, help=argparse.SUPPRESS)
     return parse
@@ -99,7 +103,7 @@ def _run_all(flags: argparse.Namespace) -> None:
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": machine(),
         "commit": commit(),
-        "command": shlex.join(["python", *command()]),
+        "command": shlex.join(["python", *_said(flags.rows)]),
     }
     (flags.rows / "run.json").write_text(json.dumps(about))
     probe = str(flags.rows / "probe")
@@ -119,22 +123,34 @@ def _run_all(flags: argparse.Namespace) -> None:
             process.wait(30)
 
 
-def _publish(name: str, peer: Peer, folders: list[Path]) -> None:
-    """One result of one or more runs, with the machine, date and commit of the first: they may have
-    been elsewhere. What passed goes into the table of conformance, each with its newest run."""
-    runs = [json.loads((folder / "run.json").read_text()) for folder in folders]
-    rows: list[dict[str, Any]] = []
-    for number, folder in enumerate(folders):
-        for path in sorted(folder.glob("*.jsonl")):
-            rows += [json.loads(line) | {"run": number} for line in path.read_text().splitlines()]
-        if load := load_average(row for row in rows if row["run"] == number):
-            runs[number]["load_average"] = load
-    about = {key: value for key, value in runs[0].items() if value is not None}
+def _said(rows: Path) -> list[str]:
+    """The command line; where its rows are is of this machine alone."""
+    return ["ROWS" if word == str(rows) else word for word in command()]
+
+
+def _publish(name: str, peer: Peer, folders: list[Path], add: bool) -> None:
+    """One result of one or more runs, with the machine, date and commit of the newest: they may
+    have been elsewhere. What passed goes into the table of conformance, each with its newest
+    run."""
+    path = RESULTS / f"{name}.json"
+    runs, rows = _published(path, peer) if add else ([], [])
+    for number, folder in enumerate(folders, len(runs)):
+        runs.append(json.loads((folder / "run.json").read_text()))
+        of_it = [
+            json.loads(line) | {"run": number}
+            for file in sorted(folder.glob("*.jsonl"))
+            for line in file.read_text().splitlines()
+        ]
+        if load := load_average(of_it):
+            runs[-1]["load_average"] = load
+        rows += of_it
+    newest = max(runs, key=lambda run: str(run["date"]))
+    about = {key: newest[key] for key in ABOUT if newest.get(key) is not None}
     found, samples = figures(rows), {"runs": runs, "probe_method": METHOD, "rows": rows}
     if peer.name not in ON_DEVICE:
-        found, samples = _beside_others(RESULTS / f"{name}.json", peer, found, samples)
+        found, samples = _beside_others(path, peer, found, samples)
     whole = result(name, found, [], samples) | about
-    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    path.write_text(json.dumps(whole, indent=1) + "\n")
     sys.stdout.write(json.dumps(whole["figures"], indent=1) + "\n")
     version = peer.version
     if peer.name in ON_DEVICE:
@@ -143,6 +159,13 @@ def _publish(name: str, peer: Peer, folders: list[Path]) -> None:
         ran = table.Ran(peer.type.value, version, case, seconds, told)
         run = _newest(case, runs, rows)
         table.write(ran, {"date": run["date"][:10], "commit": run["commit"][:7]})
+
+
+def _published(path: Path, peer: Peer) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Runs and rows of ``peer`` that the result has."""
+    samples = json.loads(path.read_text())["samples"]
+    mine = samples if peer.name in ON_DEVICE else samples.get(peer.name, {"runs": [], "rows": []})
+    return list(mine["runs"]), list(mine["rows"])
 
 
 def _newest(case: str, runs: list[Any], rows: list[dict[str, Any]]) -> Any:
