@@ -43,7 +43,7 @@ from typing import Any
 
 from bench.real_engines_cases import CASES, USUAL, Book, run
 from bench.real_engines_figures import figures, load_average, passed
-from bench.real_engines_pair import PAIRS, pair
+from bench.real_engines_pair import LAPS, PAIRS, pair
 from bench.real_engines_probe_cost import METHOD, Pairs
 from bench.result import RESULTS, command
 from plimsoll_cli.figures import commit, machine, result
@@ -61,7 +61,8 @@ def main() -> int:
     flags = _parser().parse_args()
     flags.rows.mkdir(parents=True, exist_ok=True)
     if flags.case in PAIRS:
-        pair(flags.case, ALL_PEERS[flags.peer], flags.rows, flags.rows / "probe", flags.ends_at)
+        probe, peer = flags.rows / "probe", ALL_PEERS[flags.peer]
+        pair(flags.case, peer, flags.rows, probe, flags.ends_at, flags.laps)
         return 0
     if flags.case:
         beside = tuple(name for name in flags.cases if name != flags.case)
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parse.add_argument("--seconds", type=float, default=1300.0)
     parse.add_argument("--alone", type=float, default=300.0, help="seconds for the pairs")
     parse.add_argument("--pairs", type=int, default=40, help="at most")
+    parse.add_argument("--laps", type=int, default=LAPS, help="leak restarts of a pair, at most")
     parse.add_argument("--rows", type=Path, required=True)
     parse.add_argument(
         "--publish", nargs="*", type=Path, metavar="FOLDER",
