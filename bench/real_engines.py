@@ -19,7 +19,8 @@ then.
   of the 95 % interval of the pairs' mean (``real_engines_probe_cost.py`` has the method).
 - ``*_confirm_s``: the slowest, from the cause to the confirmation. Leaks are of 2 MiB/s with a
   budget of 256 MiB; ``second_*`` are of later lives of the same replica. Stalls are SIGSTOP to
-  EngineCore after five minutes of service, ``young_*`` after the first one.
+  EngineCore after five minutes of service, ``young_*`` after the first one and
+  ``first_minute_*`` within it, where there is no history yet.
 - ``requests_failed_count``: of clients of two replicas behind a balancer, of which one leaks and is
   restarted again and again (cases ``pair``); ``leak_restarts_count`` says how often.
 - ``segment_and_process_right_ratio``: of the leaks that were confirmed, with the probe.
