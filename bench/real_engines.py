@@ -19,13 +19,15 @@ then.
   of the 95 % interval of the pairs' mean (``real_engines_probe_cost.py`` has the method).
 - ``*_confirm_s``: the slowest, from the cause to the confirmation. Leaks are of 2 MiB/s with a
   budget of 256 MiB; ``second_*`` are of later lives of the same replica. Stalls are SIGSTOP to
-  EngineCore after five minutes of service, ``young_*`` after the first one.
+  EngineCore after five minutes of service, ``young_*`` after the first one and
+  ``first_minute_*`` within it, where there is no history yet.
 - ``requests_failed_count``: of clients of two replicas behind a balancer, of which one leaks and is
   restarted again and again (cases ``pair``); ``leak_restarts_count`` says how often.
 - ``segment_and_process_right_ratio``: of the leaks that were confirmed, with the probe.
 - ``orphan_processes_count``: processes of the engine that outlived a killed one by two minutes.
 
-``--rows FOLDER`` keeps what each case has found so far; ``--publish`` makes the result of that.
+``--rows FOLDER`` keeps what each case has found so far; ``--publish`` makes the result of that, and
+with ``--add`` of the runs that the result has already, too: no run is lost.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.real_engines_cases import CASES, USUAL, Book, run
-from bench.real_engines_figures import figures, passed
-from bench.real_engines_pair import PAIRS, pair
+from bench.real_engines_figures import figures, load_average, passed
+from bench.real_engines_pair import LAPS, PAIRS, pair
 from bench.real_engines_probe_cost import METHOD, Pairs
 from bench.result import RESULTS, command
 from plimsoll_cli.figures import commit, machine, result
@@ -51,6 +53,7 @@ from tests.conformance.peers import ON_DEVICE, PEERS, Peer
 
 ALL_PEERS = PEERS | ON_DEVICE
 Figures = dict[str, float | int | None]
+ABOUT = ("date", "machine", "commit", "command")
 END_S = 240.0
 """For the cases to end their engines."""
 
@@ -59,7 +62,8 @@ def main() -> int:
     flags = _parser().parse_args()
     flags.rows.mkdir(parents=True, exist_ok=True)
     if flags.case in PAIRS:
-        pair(flags.case, ALL_PEERS[flags.peer], flags.rows, flags.rows / "probe", flags.ends_at)
+        probe, peer = flags.rows / "probe", ALL_PEERS[flags.peer]
+        pair(flags.case, peer, flags.rows, probe, flags.ends_at, flags.laps)
         return 0
     if flags.case:
         beside = tuple(name for name in flags.cases if name != flags.case)
@@ -70,7 +74,8 @@ def main() -> int:
         return 0
     if flags.publish is None:
         _run_all(flags)
-    _publish(flags.name, ALL_PEERS[flags.peer], [flags.rows, *(flags.publish or [])])
+    folders = [flags.rows, *(flags.publish or [])]
+    _publish(flags.name, ALL_PEERS[flags.peer], folders, flags.add)
     return 0
 
 
@@ -84,11 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     parse.add_argument("--seconds", type=float, default=1300.0)
     parse.add_argument("--alone", type=float, default=300.0, help="seconds for the pairs")
     parse.add_argument("--pairs", type=int, default=40, help="at most")
+    parse.add_argument("--laps", type=int, default=LAPS, help="leak restarts of a pair, at most")
     parse.add_argument("--rows", type=Path, required=True)
     parse.add_argument(
         "--publish", nargs="*", type=Path, metavar="FOLDER",
         help="what --rows has, and these of other runs; no new run",
     )  # fmt: skip
+    parse.add_argument("--add", action="store_true", help="beside the runs that the result has")
     parse.add_argument("--case", choices=[*CASES, *PAIRS], help=argparse.SUPPRESS)
     parse.add_argument("--ends-at", type=float, default=0.0, help=argparse.SUPPRESS)
     return parse
@@ -99,7 +106,7 @@ def _run_all(flags: argparse.Namespace) -> None:
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": machine(),
         "commit": commit(),
-        "command": shlex.join(["python", *command()]),
+        "command": shlex.join(["python", *_said(flags.rows)]),
     }
     (flags.rows / "run.json").write_text(json.dumps(about))
     probe = str(flags.rows / "probe")
@@ -119,20 +126,34 @@ def _run_all(flags: argparse.Namespace) -> None:
             process.wait(30)
 
 
-def _publish(name: str, peer: Peer, folders: list[Path]) -> None:
-    """One result of one or more runs, with the machine, date and commit of the first: they may have
-    been elsewhere. What passed goes into the table of conformance, each with its newest run."""
-    runs = [json.loads((folder / "run.json").read_text()) for folder in folders]
-    rows: list[dict[str, Any]] = []
-    for number, folder in enumerate(folders):
-        for path in sorted(folder.glob("*.jsonl")):
-            rows += [json.loads(line) | {"run": number} for line in path.read_text().splitlines()]
-    about = {key: value for key, value in runs[0].items() if value is not None}
+def _said(rows: Path) -> list[str]:
+    """The command line; where its rows are is of this machine alone."""
+    return ["ROWS" if word == str(rows) else word for word in command()]
+
+
+def _publish(name: str, peer: Peer, folders: list[Path], add: bool) -> None:
+    """One result of one or more runs, with the machine, date and commit of the newest: they may
+    have been elsewhere. What passed goes into the table of conformance, each with its newest
+    run."""
+    path = RESULTS / f"{name}.json"
+    runs, rows = _published(path, peer) if add else ([], [])
+    for number, folder in enumerate(folders, len(runs)):
+        runs.append(json.loads((folder / "run.json").read_text()))
+        of_it = [
+            json.loads(line) | {"run": number}
+            for file in sorted(folder.glob("*.jsonl"))
+            for line in file.read_text().splitlines()
+        ]
+        if load := load_average(of_it):
+            runs[-1]["load_average"] = load
+        rows += of_it
+    newest = max(runs, key=lambda run: str(run["date"]))
+    about = {key: newest[key] for key in ABOUT if newest.get(key) is not None}
     found, samples = figures(rows), {"runs": runs, "probe_method": METHOD, "rows": rows}
     if peer.name not in ON_DEVICE:
-        found, samples = _beside_others(RESULTS / f"{name}.json", peer, found, samples)
+        found, samples = _beside_others(path, peer, found, samples)
     whole = result(name, found, [], samples) | about
-    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    path.write_text(json.dumps(whole, indent=1) + "\n")
     sys.stdout.write(json.dumps(whole["figures"], indent=1) + "\n")
     version = peer.version
     if peer.name in ON_DEVICE:
@@ -141,6 +162,13 @@ def _publish(name: str, peer: Peer, folders: list[Path]) -> None:
         ran = table.Ran(peer.type.value, version, case, seconds, told)
         run = _newest(case, runs, rows)
         table.write(ran, {"date": run["date"][:10], "commit": run["commit"][:7]})
+
+
+def _published(path: Path, peer: Peer) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Runs and rows of ``peer`` that the result has."""
+    samples = json.loads(path.read_text())["samples"]
+    mine = samples if peer.name in ON_DEVICE else samples.get(peer.name, {"runs": [], "rows": []})
+    return list(mine["runs"]), list(mine["rows"])
 
 
 def _newest(case: str, runs: list[Any], rows: list[dict[str, Any]]) -> Any:

@@ -69,7 +69,8 @@ class Book:
         return all((self.path.parent / f"{name}.ended").exists() for name in self.beside)
 
     def note(self, case: str, **found: Any) -> None:
-        row = {"case": case, "replica": self.path.stem, "at": round(time.time(), 1)} | found
+        row = {"case": case, "replica": self.path.stem, "at": round(time.time(), 1)}
+        row |= {"load_1min": round(os.getloadavg()[0], 1)} | found
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 

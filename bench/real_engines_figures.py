@@ -10,8 +10,8 @@ from typing import Any
 Row = Mapping[str, Any]
 Z_975 = 1.959964
 LEAK_S, STALL_S, YOUNG_STALL_S = 60.0, 20.0, 45.0
-SERVED_S = 300.0
-"""From which on a stall has the shorter bound."""
+SERVED_S, FIRST_S = 300.0, 60.0
+"""From which on a stall has the shorter bound, and from which on it has one at all."""
 
 
 def t_975(degrees: int) -> float:
@@ -65,8 +65,10 @@ def figures(rows: Iterable[Row]) -> dict[str, float | int | None]:
     for how in ("busy", "idle"):
         stalls = [row for row in _of(every, "stall") if row["how"] == how]
         old = [row for row in stalls if row["served_s"] >= SERVED_S]
-        young = [row for row in stalls if row["served_s"] < SERVED_S]
+        young = [row for row in stalls if FIRST_S <= row["served_s"] < SERVED_S]
+        first = [row for row in stalls if row["served_s"] < FIRST_S]
         made |= _confirmed(f"stall_{how}", old) | _confirmed(f"young_stall_{how}", young)
+        made |= _confirmed(f"first_minute_stall_{how}", first)
     made |= _kills(_of(every, "kill"))
     made |= _restarts(_of(every, "leak_restart"))
     made["failed_steps_count"] = len(_of(every, "failed"))
@@ -103,6 +105,13 @@ def passed(rows: Iterable[Row]) -> list[tuple[str, float | None, str]]:
             often = "once" if len(same) == 1 else f"{len(same)} times"
             made.append((name, max(row["seconds"] for row in same), told + often))
     return made
+
+
+def load_average(rows: Iterable[Row]) -> str | None:
+    """The least and the most load of the machine when the rows were written; None of rows that do
+    not say."""
+    known = [row["load_1min"] for row in rows if "load_1min" in row]
+    return f"{min(known):.0f} to {max(known):.0f}" if known else None
 
 
 def _bound_s(row: Row) -> float:

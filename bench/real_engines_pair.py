@@ -75,8 +75,9 @@ class Clients:
                     self.answers["0"] += 1
 
 
-def pair(case: str, peer: Peer, rows: Path, probe: Path, ends_at: float) -> None:
-    """Both replicas, from their start to their end; each has rows of its own."""
+def pair(case: str, peer: Peer, rows: Path, probe: Path, ends_at: float, laps: int = LAPS) -> None:
+    """Both replicas, from their start to their end; each has rows of its own. ``laps`` leaks at
+    most; what time they leave is for kills."""
     replicas = []
     for name in (f"{case}-a", f"{case}-b"):
         (rows / name).mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ def pair(case: str, peer: Peer, rows: Path, probe: Path, ends_at: float) -> None
             replica.rig.start()
         for replica in replicas:
             replica.book.step(replica.ready)
-        leaking.book.step(lambda: leaks(leaking, serving, parts))
+        leaking.book.step(lambda: leaks(leaking, serving, parts, laps))
         serving.book.step(lambda: stall(serving, (PAIRS[case],), 5.0, serving.age_s()))
         both = [threading.Thread(target=_kills, args=(one, parts)) for one in replicas]
         for thread in both:
@@ -104,14 +105,14 @@ def pair(case: str, peer: Peer, rows: Path, probe: Path, ends_at: float) -> None
         (rows / f"{case}.ended").touch()
 
 
-def leaks(leaking: Replica, serving: Replica, parts: Sequence[str]) -> None:
+def leaks(leaking: Replica, serving: Replica, parts: Sequence[str], laps: int) -> None:
     """Leaks in one process after the other, while clients ask both replicas."""
     balancer = Balancer([_backend(replica.rig) for replica in (leaking, serving)])
     clients = None
     try:
         until(lambda: balancer.ready == 2, START_S, "two ready replicas")
         clients = Clients(balancer.port)
-        for part in itertools.islice(itertools.cycle(parts), LAPS):
+        for part in itertools.islice(itertools.cycle(parts), laps):
             if leaking.book.left_s() < LAP_S + KILLS_S:
                 break
             begin, before = time.monotonic(), Counter(clients.answers)

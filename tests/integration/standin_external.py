@@ -6,7 +6,8 @@ removes that file, so that the next process is well. Calls that do something are
 that of SIGTERM says whether ``--gate`` was there. ``--helpers`` are processes beside the main one,
 which nothing ends but a signal of their own, as vLLM's and SGLang's, and each ``--title`` is one
 more that has it; the main one listens once ``--hold`` is gone. The first ``--busy`` questions for
-its version are errors. ``--cache-mib`` is what a trim gives back.
+its version are errors. ``--cache-mib`` is what a trim gives back. With ``--outstays`` SIGTERM ends
+the titled processes alone, as vLLM's server does while it has open streams.
 """
 
 import argparse
@@ -135,12 +136,15 @@ def main() -> None:
     parse.add_argument("--cache-mib", type=int, default=0)
     parse.add_argument("--busy", type=int, default=0)
     parse.add_argument("--title", action="append", default=[])
+    parse.add_argument("--outstays", action="store_true")
     parse.add_argument("--hold", type=Path, default=Path("/nonexistent"))
     arguments, _ = parse.parse_known_args()
+    started = []
     for title in ["sleep"] * arguments.helpers + arguments.title:
-        if os.fork() == 0:
+        if (child := os.fork()) == 0:
             # vLLM's write their titles over their environment: nothing in it tells whose they are.
             os.execve("/bin/sleep", [title, "600"], {})
+        started.append(child)
     while arguments.hold.exists():
         time.sleep(0.02)
     engine = Engine(arguments)
@@ -149,7 +153,11 @@ def main() -> None:
         gated = arguments.gate.exists()
         engine.note("SIGTERM unready" if gated else "SIGTERM")
         engine.sick.unlink(missing_ok=True)
-        os._exit(0)
+        if not arguments.outstays:
+            os._exit(0)
+        for part in started[arguments.helpers :]:
+            os.kill(part, signal.SIGKILL)
+            os.waitpid(part, 0)
 
     signal.signal(signal.SIGTERM, terminate)
     ThreadingHTTPServer.allow_reuse_address = True

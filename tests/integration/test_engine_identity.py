@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from plimsoll_api.admin import EngineState, Parts, Role
 from plimsoll_api.supervision import CONTAINER_ENV, EngineEndpoint, EngineType
-from plimsoll_sidecar.act.adapters import owned_processes
+from plimsoll_sidecar.act.adapters import external_engine, owned_processes
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.stalls.stall import StallWatch
@@ -230,6 +231,38 @@ def test_a_restart_ends_every_process(machine: Machine, number: signal.Signals) 
     assert "ended by SIGTERM" in ending.summary
     process.wait(LIMIT_S)
     assert group(process.pid) == set()
+
+
+def test_a_server_that_ended_its_own_core_is_not_waited_for(machine: Machine) -> None:
+    """At SIGTERM vLLM 0.32 kills its core and waits for streams that nothing feeds any more."""
+    process = machine.serving("--outstays", "--helpers=1", "--title=VLLM::EngineCore")
+    adapter = machine.adapter()
+    status = adapter.status()
+    begin = time.monotonic()
+    result = adapter.restart_engine(
+        msgspec.structs.replace(restart(status.epoch), stalled=False, deadline_s=30.0)
+    )
+    assert result.outcome is Outcome.SUCCEEDED, result
+    assert f"process {process.pid} was killed by SIGKILL" in result.message
+    assert time.monotonic() - begin < 15.0, "its grace is 60 s"
+    process.wait(LIMIT_S)
+    assert group(process.pid) == set()
+
+
+def test_a_server_whose_core_works_on_has_its_grace(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_engine, "EXIT_GRACE_S", 6.5)
+    process = machine.serving("--title=VLLM::EngineCore")
+    adapter = machine.adapter()
+    status = adapter.status()
+    os.kill(process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    result = adapter.restart_engine(
+        msgspec.structs.replace(restart(status.epoch), stalled=False, deadline_s=0.0)
+    )
+    assert result.outcome is Outcome.SUCCEEDED, result
+    assert time.monotonic() - begin >= 6.5
 
 
 def test_what_a_killed_frontend_left_is_known_and_ended(machine: Machine) -> None:

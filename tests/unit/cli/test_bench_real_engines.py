@@ -56,6 +56,16 @@ def test_a_young_stall_is_a_figure_of_its_own() -> None:
     assert found["young_stall_idle_confirm_s"] == 33.0
 
 
+def test_a_stall_in_the_first_minute_has_no_bound_and_is_told() -> None:
+    rows = [stall("busy", 5.5, 129.0), stall("busy", 75.0, 31.0)]
+
+    found = bench.figures(rows)
+
+    assert found["young_stall_busy_confirm_s"] == 31.0
+    assert found["first_minute_stall_busy_confirm_s"] == 129.0
+    assert [case for case, *_ in bench.passed(rows)] == ["stall, busy, after 75 s of service"]
+
+
 def test_health_is_added_up() -> None:
     rows = [healthy(90.0, {"200": 100, "0": 1}, suspected()), healthy(30.0, {"200": 50})]
     rows.append(healthy(60.0, {}, suspected(confirmed=True, actions=2)))
@@ -163,3 +173,10 @@ def healthy(seconds: float, answers: dict[str, int], *incidents: Any) -> dict[st
 
 def suspected(confirmed: bool = False, actions: int = 0) -> dict[str, Any]:
     return {"name": "one", "confirmed": confirmed, "actions": actions}
+
+
+def test_the_load_of_a_run_is_that_of_its_rows() -> None:
+    rows = [{"load_1min": 2.4}, {"load_1min": 11.6}, {}]
+
+    assert bench.load_average(rows) == "2 to 12"
+    assert bench.load_average([{}]) is None, "rows of earlier runs do not say it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from plimsoll_api.admin import ProcessMemory
@@ -148,7 +148,7 @@ class OwnedProcesses:
         if main is not None and members.main is not None and members.main != main:
             left = tuple(p for p in members.everyone if p.started < members.main.started)
             members = Members(main, left, None)
-        return _ender(members).end(main or members.main, grace_s)
+        return _ender(members, self._parts(members)).end(main or members.main, grace_s)
 
 
 def sweep(members: Members) -> Ending:
@@ -161,10 +161,10 @@ def sweep(members: Members) -> Ending:
     return _ender(members).end(None)
 
 
-def _ender(members: Members) -> Ender:
+def _ender(members: Members, parts: Iterable[ProcessId] = ()) -> Ender:
     container = members.container
     return Ender(
-        members.everyone, lambda process: container is None or is_in(process.pid, container)
+        members.everyone, lambda process: container is None or is_in(process.pid, container), parts
     )
 
 

@@ -20,6 +20,9 @@ from plimsoll_sidecar.signals.process.process_table import descendants, parents
 
 TERM_GRACE_S = 5.0
 """A frontend that hangs does not run its handler; one that is only slow can still end cleanly."""
+ALONE_S = 5.0
+"""For a main process whose parts have all ended: it can finish no request any more, yet vLLM's
+waits for its open streams as long as its clients do."""
 FOLLOW_S = 3.0
 """Time for helpers to follow a main process that ended by itself."""
 KILL_WAIT_S = 5.0
@@ -36,18 +39,21 @@ class Ending(msgspec.Struct, frozen=True):
 
 class Ender:
     """Ends one engine. ``allowed`` is asked before every signal: whether the process is still the
-    engine's. Children that are started meanwhile belong to those that started them."""
+    engine's. Children that are started meanwhile belong to those that started them. ``parts`` are
+    the processes without which the main one can do no work."""
 
     def __init__(
         self,
         everyone: Iterable[ProcessId],
         allowed: Callable[[ProcessId], bool] = lambda process: True,
+        parts: Iterable[ProcessId] = (),
     ) -> None:
-        self._everyone, self._allowed = set(everyone), allowed
+        self._everyone, self._allowed, self._parts = set(everyone), allowed, set(parts)
         self._refused: dict[ProcessId, str] = {}
 
     def end(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> Ending:
-        """SIGTERM to ``main``, a grace, SIGKILL; then the same for whatever it left."""
+        """SIGTERM to ``main``, a grace, SIGKILL; then the same for whatever it left. The grace is
+        short once its parts have ended."""
         summary: list[str] = []
         if main is not None and identify(main.pid) == main:
             self._everyone.add(main)
@@ -79,7 +85,11 @@ class Ender:
     def _one(self, process: ProcessId, grace_s: float) -> signal.Signals:
         """The signal that ended it, or the last that was tried."""
         self._send(process, signal.SIGTERM)
-        self._wait({process}, grace_s)
+        deadline = time.monotonic() + grace_s
+        if self._parts:
+            self._wait({process}, grace_s, until=self._is_alone)
+            deadline = min(deadline, time.monotonic() + ALONE_S)
+        self._wait({process}, deadline - time.monotonic())
         if identify(process.pid) != process:
             return signal.SIGTERM
         self._send(process, signal.SIGKILL)
@@ -95,10 +105,20 @@ class Ender:
         self._everyone |= alive
         return alive
 
-    def _wait(self, processes: Iterable[ProcessId], seconds: float) -> None:
+    def _is_alone(self) -> bool:
+        """Whether every part has ended."""
+        return not any(identify(part.pid) == part for part in self._parts)
+
+    def _wait(
+        self,
+        processes: Iterable[ProcessId],
+        seconds: float,
+        until: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Waits for the end of all of them, or ``until`` that is so."""
         deadline = time.monotonic() + seconds
         waited = list(processes)
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not until():
             waited = [
                 one for one in waited if identify(one.pid) == one and one not in self._refused
             ]
