@@ -178,7 +178,7 @@ def test_of_two_policies_the_older_one_has_the_pod() -> None:
 
 
 def test_fields_that_are_gone_are_removed_by_the_patch() -> None:
-    before = {"metadata": {"annotations": {}, "labels": {}}, "spec": {}}
+    before: Object = {"metadata": {"annotations": {}, "labels": {}}, "spec": {}}
     assert patch(before, {"metadata": {"labels": {}}, "spec": {}}) == [
         {"op": "remove", "path": "/metadata/annotations"}
     ]
