@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_operator.plan import parse
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_operator.plan import parse, read
+from plimsoll_operator.policies import render as policies
 from plimsoll_operator.render import Images, rbac, render
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
@@ -208,3 +210,93 @@ def test_only_incidents_of_the_own_pod(kube: Kube, tmp_path: Path) -> None:
     theirs = {**incident("llama-0", "llama", "theirs"), "status": {"phase": "Resolved"}}
     del theirs["spec"]
     assert refused(own(theirs, "--subresource=status"), "is not the pod of this token")
+
+
+def of_policy(kube: Kube, name: str, *accounts: str) -> list[dict[str, Any]]:
+    """What the operator makes for a policy whose pods have these accounts."""
+    manifest = {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "SupervisionPolicy",
+        "metadata": {"name": name, "namespace": kube.namespace},
+        "spec": {"selector": {"matchLabels": {"app": name}}},
+    }
+    made = policies.render(read(SupervisionPolicy, manifest), accounts)
+    for one in made:
+        del one["metadata"]["ownerReferences"]
+    return made
+
+
+def test_a_hostile_engine_of_a_policy_forges_no_more_than_its_own_pod(
+    kube: Kube, tmp_path: Path
+) -> None:
+    """All containers of such a pod share its account, so this is what an engine may do at most."""
+    for name in ("engine", "other"):
+        kube("create", "serviceaccount", name)
+        kube.apply(pod(name) | {"spec": pod(name)["spec"] | {"serviceAccountName": name}})
+    kube.apply(*of_policy(kube, "engines", "engine"), *of_policy(kube, "foreign", "other"))
+    own = writer(kube, tmp_path, "engine-0", account="engine")
+    unbound = writer(kube, tmp_path, account="engine")
+
+    def told(pod: str, policy: str, name: str) -> dict[str, Any]:
+        made = incident(pod, "vllm", name)
+        made["spec"] |= {"policy": policy, "target": {"kind": "Deployment", "name": "vllm"}}
+        return made
+
+    # A policy is in force a moment after it was made.
+    foreign = told("other-0", "engines", "a")
+    eventually(lambda: refused(own(foreign), "other-0 is not the pod of this token"), "in force")
+    assert refused(own(told("engine-0", "foreign", "b")), "foreign supervises no pod of")
+    assert refused(own(incident("engine-0", "qwen", "c")), "spec.service qwen is not the service")
+    assert refused(unbound(told("engine-0", "engines", "d")), "it is bound to none")
+    assert kube.list("leakincidents") == []
+
+    done = own(told("engine-0", "engines", "own"))
+    assert done.returncode == 0, done.stderr
+    status = {**told("engine-0", "engines", "own"), "status": {"phase": "Open"}}
+    del status["spec"]
+    done = own(status, "--subresource=status")
+    assert done.returncode == 0, done.stderr
+    # An incident of another pod stays as it is, and so do policies, their configuration, and pods.
+    kube.apply(told("other-0", "foreign", "theirs"))
+    theirs = {**told("other-0", "foreign", "theirs"), "status": {"phase": "Resolved"}}
+    del theirs["spec"]
+    assert refused(own(theirs, "--subresource=status"), "is not the pod of this token")
+    can = f"--as=system:serviceaccount:{kube.namespace}:engine"
+    for right in (
+        ("list", "leakincidents"),
+        ("delete", "leakincidents"),
+        ("update", "leases/foreign.policy-restart-0"),
+        ("get", "configmaps/engines.policy"),
+        ("patch", "configmaps/engines.policy"),
+        ("get", "secrets"),
+        ("list", "pods"),
+        ("patch", "supervisionpolicies/engines"),
+        ("create", "rolebindings"),
+    ):
+        assert kube.run("auth", "can-i", *right, can).stdout.strip() == "no", right
+
+    # It takes and gives back a slot for its own pod, and for no other.
+    def put(**spec: Any) -> subprocess.CompletedProcess[str]:
+        lease = kube.get("lease", "engines.policy-restart-0") or {}
+        lease["spec"] = (lease.get("spec") or {}) | spec
+        return own(lease, verb="replace")
+
+    assert refused(put(holderIdentity="other-0"), "is not the pod of this token")
+    for holder in ("engine-0", ""):
+        done = put(holderIdentity=holder, renewTime="2026-01-01T00:00:00.000000Z")
+        assert done.returncode == 0, done.stderr
+
+
+def test_rights_on_a_slot_of_a_policy_are_not_enough(kube: Kube, tmp_path: Path) -> None:
+    """Who may edit everything in the namespace still takes no slot of a policy, not even for the
+    own pod: it must be one that the policy supervises."""
+    kube.apply(*of_policy(kube, "engines"))
+    subject = f"--serviceaccount={kube.namespace}:qwen-supervisor"
+    kube("create", "rolebinding", "edits", "--clusterrole=edit", subject)
+    tenant = writer(kube, tmp_path, "qwen-0")
+
+    def takes() -> subprocess.CompletedProcess[str]:
+        lease = kube.get("lease", "engines.policy-restart-0") or {}
+        return tenant(lease | {"spec": {"holderIdentity": "qwen-0"}}, verb="replace")
+
+    eventually(lambda: refused(takes(), "this slot is of service engines.policy"), "in force")

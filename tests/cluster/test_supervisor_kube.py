@@ -34,7 +34,7 @@ from plimsoll_operator.render import disruption, rbac
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.restart_slots import budget_reset, lease_counts
-from plimsoll_sidecar.act.restart_slots.endpoints import Endpoints
+from plimsoll_sidecar.act.restart_slots.endpoints import Endpoints, ServicesOfPod
 from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.config import ConfigFile
@@ -473,17 +473,25 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
     }
     created = rig.admin.create(path, body)
     first = Endpoints(rig.kube, rig.namespace, SERVICE, "qwen-1")
+    # A policy's supervisor does not know the Service: it finds those that route to its pod.
+    found = ServicesOfPod(rig.kube, rig.namespace, "qwen-1")
+    assert found.services() == [{"qwen-1": True, "qwen-2": False}]
+    assert found.is_last_ready()
+    assert not found.wait_until_left(0.0)
+    assert ServicesOfPod(rig.kube, rig.namespace, "qwen-9").services() == []
     assert first.ready() == {"qwen-1": True, "qwen-2": False}
     assert first.is_last_ready()
     assert not first.wait_until_left(0.0)
     created["endpoints"][1]["conditions"]["ready"] = True
     created["endpoints"][0]["conditions"]["ready"] = False
     created = rig.admin.put(f"{path}/qwen-1", created)
-    assert not first.is_last_ready()
-    assert first.wait_until_left(5.0)
+    for one in (first, found):
+        assert not one.is_last_ready()
+        assert one.wait_until_left(5.0)
     created["endpoints"] = created["endpoints"][:1]
     rig.admin.put(f"{path}/qwen-1", created)
     assert not first.is_last_ready()  # the only replica may leave
+    assert not found.is_last_ready()
 
 
 def test_a_missing_permission_is_named(rig: Rig) -> None:

@@ -82,7 +82,7 @@ def _ready(counts: Object, failure: Failure | None) -> Verdict:
         return Verdict(kind, True, "NoPods", "the selector selects no pod")
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
-        text += f"; {counts['waitingForRestart']} get a supervisor when they are created anew"
+        text += f"; {counts['waitingForRestart']} are not supervised until they are next created"
     if counts["refused"]:
         text += f"; {counts['refused']} are refused: see status.refusals"
     complete = counts["supervised"] == counts["selected"]

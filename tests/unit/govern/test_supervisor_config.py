@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from plimsoll_api import supervision
+from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervision import (
+    POD_ENGINE_ENV,
     EngineEndpoint,
     EngineType,
     Mode,
+    PodEngine,
     ServiceRef,
     Supervision,
     SupervisorConfig,
@@ -51,6 +56,31 @@ def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None
     assert not file.reread()
     assert file.error is not None
     assert file.current.supervision.mode is Mode.RECOVER
+
+
+def test_a_pod_of_a_policy_has_an_engine_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, url = tmp_path / "supervisor.json", "http://127.0.0.1:30000"
+    own = EngineEndpoint(type=EngineType.SGLANG, admin_url=url, serving_url=url, container="server")
+    monkeypatch.setenv(POD_ENGINE_ENV, msgspec.json.encode(PodEngine(own)).decode())
+    path.write_bytes(supervision.encode(config(Mode.OBSERVE)))
+    file = ConfigFile(path)
+    assert file.current.engine.type is EngineType.PLIMSOLL, "an InferenceService says all itself"
+
+    of_policy = replace(config(Mode.RECOVER), service=ServiceRef("engines", kind=POLICY_KIND))
+    path.write_bytes(supervision.encode(of_policy))
+    assert file.reread()
+    assert file.current.engine == own
+    assert file.current.supervision.mode is Mode.RECOVER
+    assert not file.reread(), "the same file in the same pod is no change"
+
+    monkeypatch.setenv(POD_ENGINE_ENV, '{"engine": {"type": "magic"}}')
+    assert not file.reread()
+    assert file.error is not None
+    assert POD_ENGINE_ENV in file.error
+    assert "$.engine" in file.error
+    assert file.current.engine == own
 
 
 def test_a_first_file_that_is_absent_is_named(tmp_path: Path) -> None:

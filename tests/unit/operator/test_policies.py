@@ -194,6 +194,7 @@ def seen(count: int, state: State, **more: Any) -> list[SelectedPod]:
 
 
 def condition(found: dict[str, Any], type_: str) -> dict[str, Any]:
+    one: dict[str, Any]
     (one,) = [one for one in found["conditions"] if one["type"] == type_]
     return one
 

@@ -1,0 +1,220 @@
+"""A SupervisionPolicy over pods that something else made, on a real API server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plimsoll_api import supervision
+from plimsoll_api.times import unix_seconds
+
+SELECTOR = {"matchLabels": {"app": "vllm"}}
+LISTED_S = 60.0
+"""The operator lists a policy's pods each 10 s, and the machine may be busy."""
+
+
+def policy(name: str = "engines", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "SupervisionPolicy",
+        "metadata": {"name": name},
+        "spec": {"selector": SELECTOR} | spec,
+    }
+
+
+def pod(name: str, supervisor: str = "", account: str = "default", **annotations: str) -> Any:
+    """A pod as a Deployment's; ``supervisor`` names the policy whose supervisor it has."""
+    restricted = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    sidecar = {"name": "supervisor", "image": "none", "restartPolicy": "Always"}
+    labels = {"app": "vllm"} | ({"plimsoll.dev/policy": supervisor} if supervisor else {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        "spec": {
+            "serviceAccountName": account,
+            "nodeSelector": {"plimsoll.dev/no-node": "true"},
+            "initContainers": [sidecar | {"securityContext": restricted}] if supervisor else [],
+            "containers": [{"name": "server", "image": "none", "securityContext": restricted}],
+        },
+    }
+
+
+def status(kubectl: Any, name: str = "engines") -> dict[str, Any]:
+    found: dict[str, Any] = (kubectl.get("plsp", name) or {}).get("status") or {}
+    return found
+
+
+def condition(kubectl: Any, name: str, type_: str) -> dict[str, Any]:
+    found = [one for one in status(kubectl, name).get("conditions", []) if one["type"] == type_]
+    return found[0] if found else {}
+
+
+def counts(kubectl: Any, name: str = "engines") -> tuple[Any, ...]:
+    fields = ("selected", "supervised", "waitingForRestart", "refused")
+    return tuple(status(kubectl, name).get(field) for field in fields)
+
+
+def owned(kubectl: Any) -> list[tuple[str, str]]:
+    found = kubectl.list("configmaps,leases,roles,rolebindings", "plimsoll.dev/policy=engines")
+    return sorted((one["kind"], one["metadata"]["name"]) for one in found)
+
+
+def wait_for_account(kubectl: Any, eventually: Any) -> None:
+    """Pods need their namespace's default account, which a controller makes."""
+    eventually(lambda: kubectl.get("serviceaccount", "default"))
+
+
+def test_the_whole_life_of_a_policy(
+    kubectl: Any, start: Callable[..., Any], eventually: Any
+) -> None:
+    operator = start()
+    wait_for_account(kubectl, eventually)
+    kubectl("create", "serviceaccount", "vllm")
+    refusal = {"plimsoll.dev/not-supervised": "no container runs vLLM or SGLang"}
+    kubectl.apply(
+        pod("vllm-0", supervisor="engines", account="vllm"),
+        pod("vllm-1"),
+        pod("nginx", **refusal),
+    )
+    kubectl.apply(policy(memory={"host": {"growthBudget": "2Gi"}}))
+
+    eventually(lambda: counts(kubectl) == (3, 1, 1, 1), LISTED_S)
+    assert status(kubectl)["refusals"] == [
+        {"pod": "nginx", "reason": "no container runs vLLM or SGLang"}
+    ]
+    ready = condition(kubectl, "engines", "Ready")
+    assert (ready["status"], ready["reason"]) == ("True", "PartlySupervised")
+    assert condition(kubectl, "engines", "Conflicting")["status"] == "False"
+    assert owned(kubectl) == [
+        ("ConfigMap", "engines.policy"),
+        ("Lease", "engines.policy-restart-0"),
+        ("Role", "engines.policy"),
+        ("RoleBinding", "engines.policy"),
+    ]
+    subjects = kubectl.get("rolebinding", "engines.policy")["subjects"]
+    assert [one["name"] for one in subjects] == ["vllm"], "of the supervised pod alone"
+    config = read_config(kubectl)
+    assert config.memory.host is not None
+    assert config.memory.host.growth_bytes == 2 << 30
+    row = kubectl("get", "plsp", "engines").splitlines()
+    assert row[0].split()[:6] == [
+        "NAME", "SELECTED", "SUPERVISED", "WAITING", "REFUSED", "REASON",
+    ]  # fmt: skip
+    assert row[1].split()[:6] == ["engines", "3", "1", "1", "1", "PartlySupervised"]
+
+    # Nothing is written while nothing changes, and an edit by somebody else is put back.
+    writes, version = operator.metric("plimsoll_operator_writes"), resource_version(kubectl)
+    kubectl.apply(pod("other") | {"metadata": {"name": "other", "labels": {"app": "other"}}})
+    lists = operator.metric("plimsoll_operator_requests")
+    eventually(lambda: operator.metric("plimsoll_operator_requests") > lists + 1, LISTED_S)
+    assert operator.metric("plimsoll_operator_writes") == writes
+    assert resource_version(kubectl) == version
+    kubectl.patch("configmap", "engines.policy", {"data": {"supervisor.json": "{}"}})
+    eventually(
+        lambda: "growth_bytes" in str(kubectl.get("configmap", "engines.policy")["data"]), LISTED_S
+    )
+
+    kubectl.patch("plsp", "engines", {"spec": {"memory": {"host": {"growthBudget": "3Gi"}}}})
+    eventually(lambda: growth(kubectl) == 3 << 30, LISTED_S)
+    kubectl.patch("plsp", "engines", {"spec": {"supervision": {"maxUnavailable": 2}}})
+    eventually(lambda: ("Lease", "engines.policy-restart-1") in owned(kubectl), LISTED_S)
+    kubectl.patch("plsp", "engines", {"spec": {"supervision": {"maxUnavailable": 1}}})
+    eventually(lambda: ("Lease", "engines.policy-restart-1") not in owned(kubectl), LISTED_S)
+
+    kubectl("delete", "pod", "vllm-0", "--force", "--grace-period=0")
+    eventually(lambda: counts(kubectl) == (2, 0, 1, 1), LISTED_S)
+    assert ("RoleBinding", "engines.policy") not in owned(kubectl), "nobody needs it any more"
+
+    kubectl("delete", "plsp", "engines", "--timeout=10s")
+    # The garbage collector looks for new kinds every 30 s, and this one may be younger.
+    eventually(lambda: owned(kubectl) == [], 75)
+    assert kubectl.get("pod", "vllm-1"), "pods are not the policy's"
+
+
+def resource_version(kubectl: Any) -> str:
+    return str(kubectl.get("plsp", "engines")["metadata"]["resourceVersion"])
+
+
+def read_config(kubectl: Any) -> supervision.SupervisorConfig:
+    data = kubectl.get("configmap", "engines.policy")["data"]
+    return supervision.decode(data["supervisor.json"].encode())
+
+
+def growth(kubectl: Any) -> int:
+    host = read_config(kubectl).memory.host
+    return host.growth_bytes if host else 0
+
+
+def test_two_policies_that_select_one_pod_both_say_so(
+    kubectl: Any, start: Callable[..., Any], eventually: Any
+) -> None:
+    start()
+    wait_for_account(kubectl, eventually)
+    kubectl.apply(pod("vllm-0"))
+    kubectl.apply(policy("zeta"))
+    eventually(lambda: counts(kubectl, "zeta") == (1, 0, 1, 0), LISTED_S)
+    expression = {"key": "app", "operator": "In", "values": ["vllm", "sglang"]}
+    # The API server counts in seconds: of two policies of one second the name decides.
+    eventually(lambda: age(kubectl, "zeta") > 1.5)
+    kubectl.apply(policy("alpha", selector={"matchExpressions": [expression]}))
+
+    eventually(lambda: counts(kubectl, "alpha") == (1, 0, 0, 1), LISTED_S)
+    (refused,) = status(kubectl, "alpha")["refusals"]
+    assert "SupervisionPolicy zeta, which is older" in refused["reason"]
+    eventually(lambda: condition(kubectl, "zeta", "Conflicting").get("status") == "True", LISTED_S)
+    for name, other in (("zeta", "alpha"), ("alpha", "zeta")):
+        found = condition(kubectl, name, "Conflicting")
+        assert found["reason"] == "PodsSelectedTwice"
+        assert found["message"].startswith(f"{other} also selects vllm-0: ")
+    assert counts(kubectl, "zeta") == (1, 0, 1, 0), "the older one has it"
+
+    kubectl("delete", "plsp", "zeta", "--timeout=10s")
+    eventually(lambda: counts(kubectl, "alpha") == (1, 0, 1, 0), LISTED_S)
+    assert condition(kubectl, "alpha", "Conflicting")["status"] == "False"
+
+
+def age(kubectl: Any, name: str) -> float:
+    created = kubectl.get("plsp", name)["metadata"]["creationTimestamp"]
+    return time.time() - unix_seconds(created)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"selector": {}}, "selector must not be empty"),
+        ({"selector": None}, "spec.selector"),
+        ({"selector": {"matchLabels": {"a b": "c"}}}, "valid label keys"),
+        (
+            {"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
+            "values must name at least one value for In and NotIn",
+        ),
+        ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator"),
+        ({"engine": {"type": "plimsoll"}}, "spec.engine.type"),
+        ({"engine": {"port": 9464}}, "engine.port must not be 9464"),
+        ({"memory": {"host": {"growthBudget": "0"}}}, "growthBudget must be more than 0"),
+        (
+            {"memory": {"host": {"growthBudget": "2Gi", "limit": "1Gi"}}},
+            "growthBudget must not be larger than limit",
+        ),
+        ({"supervision": {"ladder": ["WorkerRestart", "Trim"]}}, "ladder must be in the order"),
+        ({"supervison": {}}, 'unknown field "spec.supervison"'),
+    ],
+)
+def test_the_api_server_refuses_a_bad_policy_by_name(
+    kubectl: Any, spec: dict[str, Any], message: str
+) -> None:
+    body = json.dumps(policy(**spec))
+    done = kubectl.run("apply", "--dry-run=server", "-f", "-", stdin=body)
+    assert done.returncode != 0
+    assert message in done.stderr
