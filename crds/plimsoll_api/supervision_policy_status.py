@@ -47,7 +47,7 @@ class SupervisionPolicyStatus(ResourceModel):
     waiting_for_restart: int | None = Field(
         default=None,
         description="Number of selected pods that are older than the policy, or that started while "
-        "the webhook did not answer. They get one when they are next created.",
+        "the webhook did not answer. They get a supervisor when they are next created.",
     )
     refused: int | None = Field(
         default=None, description="Number of selected pods that this policy does not supervise."

@@ -37,8 +37,8 @@ from plimsoll_operator.injection.sidecar import (
 )
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
+from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKETS
 from plimsoll_operator.render.probe import NAME as PROBE
-from plimsoll_operator.render.probe import SOCKETS
 
 Object = dict[str, Any]
 
@@ -183,6 +183,8 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
         token=True,
         fields=FIELDS,
     )
+    if options.probe:
+        _check_mounts(spec, engine)
     limit = memory_limit(engine)
     budget(options.host_budget_bytes, limit, engine, options)
     found = PodEngine(
@@ -195,6 +197,17 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
     # Kubernetes expands $(NAME) in values; $$ stands for a dollar.
     env = {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}
     add_supervisor(spec, engine, options, object_name(policy.metadata.name), (env,))
+
+
+def _check_mounts(spec: Object, engine: EngineContainer) -> None:
+    """The API server refuses a container with two mounts at one path."""
+    container = next(one for one in spec["containers"] if one["name"] == engine.container)
+    for mount in container.get("volumeMounts") or ():
+        if mount["mountPath"] in (CODE_DIR, SOCKET_DIR) and mount["name"] not in (PROBE, SOCKETS):
+            raise InjectionError(
+                f"{engine.path}.volumeMounts[{mount['mountPath']}]: the probe is mounted there: use"
+                " another path, or turn the policy's spec.probe off"
+            )
 
 
 def _stays(container: Object) -> bool:

@@ -20,51 +20,26 @@ from hypothesis import HealthCheck, Phase, given, settings
 from plimsoll_operator.admission.certificate import Certificate, make
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.render.containers import Images
-from tests.lab import binaries
-from tests.lab.helm import CHART, RELEASE, Helm
-from tests.lab.kube import Kube
-from tests.lab.lab import Lab
+from tests.lab.webhook import HOST, NAME, NAMESPACE, Webhook
 from tests.pod_specs import pods, policies
 
-HOST = "127.0.0.1"
-SECRET = f"{RELEASE}-webhook"
 BATCH = 100
 PATIENCE_S = 2.0 + 8.0
 """The webhook's timeout, and what a busy machine takes for the rest."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def webhook(kubectl: Any) -> Iterator[Webhook]:
+    """The chart's objects for the webhook, for the tests' operator account."""
+    made = Webhook(kubectl)
+    made.install()
+    yield made
+    made.remove()
 
 
 @pytest.fixture
-def webhook(kubectl: Any, cluster: Lab) -> Iterator[str]:
-    """The chart's objects for the webhook, for the tests' operator account; returns their
-    namespace."""
-    values = {
-        "crds": {"enabled": False},
-        "admissionPolicy": {"enabled": False},
-        "serviceAccount": {"create": False, "name": "plimsoll-operator"},
-        "webhook": {"enabled": True},
-    }
-    system = Kube(cluster.kube.kubectl, cluster.kubeconfig, "plimsoll-system")
-    only = ("--show-only=templates/webhook.yaml", "--kube-version=1.34.4")
-    text = Helm(binaries.helm(4), system)("template", RELEASE, str(CHART), *only, values=values)
-    system("apply", "-f", "-", stdin=text)
-    yield system.namespace
-    system("delete", "--ignore-not-found", "-f", "-", stdin=text)
-
-
-@pytest.fixture
-def flags(webhook: str) -> list[str]:
-    port = free_port()
-    return [
-        f"--webhook={webhook}/{SECRET}",
-        f"--webhook-port={port}",
-        f"--webhook-url=https://{HOST}:{port}/pods",
-    ]
+def flags(webhook: Webhook) -> tuple[str, ...]:
+    return webhook.flags
 
 
 def policy(**spec: Any) -> dict[str, Any]:
@@ -116,7 +91,7 @@ def supervised(found: dict[str, Any]) -> bool:
 
 
 def webhooks(kubectl: Any) -> list[dict[str, Any]]:
-    found = kubectl.get("mutatingwebhookconfiguration", SECRET) or {}
+    found = kubectl.get("mutatingwebhookconfiguration", NAME) or {}
     return list(found.get("webhooks") or ())
 
 
@@ -126,7 +101,7 @@ def put(kubectl: Any, namespace: str, found: Certificate) -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": SECRET, "namespace": namespace},
+        "metadata": {"name": NAME, "namespace": namespace},
         "data": data,
     }
     kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
@@ -138,7 +113,7 @@ def injects(kubectl: Any) -> bool:
 
 
 def test_a_pod_under_a_policy_is_injected_and_starts_when_the_operator_is_gone(
-    kubectl: Any, flags: list[str], start: Callable[..., Any], eventually: Any
+    kubectl: Any, flags: tuple[str, ...], start: Callable[..., Any], eventually: Any
 ) -> None:
     kubectl.apply(policy())
     assert not injects(kubectl), "nobody is asked yet"
@@ -170,7 +145,7 @@ def test_a_pod_under_a_policy_is_injected_and_starts_when_the_operator_is_gone(
 
 
 def test_a_standby_serves_too(
-    kubectl: Any, flags: list[str], start: Callable[..., Any], eventually: Any
+    kubectl: Any, flags: tuple[str, ...], start: Callable[..., Any], eventually: Any
 ) -> None:
     lease = f"--leader-election={kubectl.namespace}/operator"
     kubectl.apply(policy())
@@ -190,12 +165,12 @@ def test_a_standby_serves_too(
 
 
 def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
-    kubectl: Any, flags: list[str], webhook: str, start: Callable[..., Any], eventually: Any
+    kubectl: Any, flags: tuple[str, ...], start: Callable[..., Any], eventually: Any
 ) -> None:
     kubectl.apply(policy())
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
     expired = make(HOST, past, valid=datetime.timedelta(days=1))
-    put(kubectl, webhook, expired)
+    put(kubectl, NAMESPACE, expired)
     operator = start(*flags, "--webhook-certificate-provided")
     eventually(lambda: webhooks(kubectl), 60)
     assert not supervised(created(kubectl, pod())), "the API server does not trust it"
@@ -203,13 +178,13 @@ def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
 
     start(*flags)
     eventually(lambda: injects(kubectl), 60)
-    text = kubectl("get", "secret", SECRET, "-n", webhook, "-o", "jsonpath={.data.tls\\.crt}")
+    text = kubectl("get", "secret", NAME, "-n", NAMESPACE, "-o", "jsonpath={.data.tls\\.crt}")
     renewed = Certificate(base64.b64decode(text), b"", b"")
     assert renewed.expires > datetime.datetime.now(datetime.UTC)
 
 
 def test_a_webhook_that_never_answers_costs_its_timeout(
-    kubectl: Any, flags: list[str], start: Callable[..., Any], eventually: Any
+    kubectl: Any, flags: tuple[str, ...], start: Callable[..., Any], eventually: Any
 ) -> None:
     kubectl.apply(policy())
     operator = start(*flags)

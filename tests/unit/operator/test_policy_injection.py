@@ -118,6 +118,11 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
         (pod(vllm(), {"name": "supervisor", "image": "x"}), {}, "spec.containers[supervisor]"),
         (pod(volumes=[{"name": "plimsoll-run", "emptyDir": {}}]), {}, "volumes[plimsoll-run]"),
         (pod(vllm(securityContext={"runAsNonRoot": True})), {}, "runAsUser is not set"),
+        (
+            pod(vllm(volumeMounts=[{"name": "x", "mountPath": "/opt/plimsoll-probe"}])),
+            {"probe": {"enabled": True}},
+            "volumeMounts[/opt/plimsoll-probe]: the probe is mounted there",
+        ),
         (pod(os={"name": "windows"}), {}, "spec.os.name is windows"),
         (pod(resources={"limits": {"memory": "1Gi"}}), {}, "spec.resources bounds"),
         (

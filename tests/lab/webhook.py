@@ -1,0 +1,40 @@
+"""The chart's objects for the admission webhook, for an operator that runs beside the cluster."""
+
+from __future__ import annotations
+
+from tests.lab import binaries
+from tests.lab.controlplane import free_port
+from tests.lab.helm import CHART, RELEASE, Helm
+from tests.lab.kube import Kube
+
+HOST = "127.0.0.1"
+NAMESPACE = "plimsoll-system"
+NAME = f"{RELEASE}-webhook"
+"""Of the Secret, the Service and the MutatingWebhookConfiguration."""
+KUBE_VERSION = "1.34.4"
+
+
+class Webhook:
+    """``flags`` are the operator's, whose account is that of ``config/``."""
+
+    def __init__(self, admin: Kube) -> None:
+        self._system = Kube(admin.kubectl, admin.kubeconfig, NAMESPACE)
+        values = {
+            "serviceAccount": {"create": False, "name": "plimsoll-operator"},
+            "webhook": {"enabled": True},
+        }
+        only = ("--show-only=templates/webhook.yaml", f"--kube-version={KUBE_VERSION}")
+        helm = Helm(binaries.helm(4), self._system)
+        self._text = helm("template", RELEASE, str(CHART), *only, values=values)
+        self.port = free_port()
+        self.flags = (
+            f"--webhook={NAMESPACE}/{NAME}",
+            f"--webhook-port={self.port}",
+            f"--webhook-url=https://{HOST}:{self.port}/pods",
+        )
+
+    def install(self) -> None:
+        self._system("apply", "-f", "-", stdin=self._text)
+
+    def remove(self) -> None:
+        self._system("delete", "--ignore-not-found", "-f", "-", stdin=self._text)
