@@ -405,9 +405,9 @@ def _one(name: str, replica: Replica) -> None:
         part = replica.rig.peer.core if named in ("core", "device") else named
         leak(replica, part, "device" if name == "device-leak" else "host")
     elif name == "kills":
-        kill(replica, ("frontend", "core"))
+        kill(replica, ("frontend", *replica.rig.peer.parts))
     elif name == "more-kills":
-        kill(replica, ("core", "frontend"))
+        kill(replica, (*replica.rig.peer.parts, "frontend"))
     elif name == "stall-young":
         stall(replica, ("busy", "idle", "busy", "idle"), YOUNG_S)
     else:
