@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.control_plane import NAMESPACE, Admin, control_plane, until
 from bench.result import publish
-from plimsoll_api.names import POLICY_LABEL
+from plimsoll_api.names import API_VERSION, POLICY_KIND, POLICY_LABEL
 from plimsoll_operator.kinds import POD, POLICY
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator
@@ -77,8 +77,8 @@ async def measure(lab: Lab, kubeconfig: Path, seconds: float) -> dict[str, float
     webhook = Webhook(lab.kube)
     webhook.install()
     policy = {
-        "apiVersion": "plimsoll.dev/v1alpha1",
-        "kind": "SupervisionPolicy",
+        "apiVersion": API_VERSION,
+        "kind": POLICY_KIND,
         "metadata": {"name": "engines"},
         "spec": {"selector": {"matchLabels": {"app": "vllm"}}},
     }

@@ -21,6 +21,7 @@ from plimsoll_api.supervision import (
     WorkloadRef,
 )
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
+from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_operator.injection.engine import EngineContainer, find
 from plimsoll_operator.injection.engine import names as container_names
 from plimsoll_operator.injection.errors import InjectionError
@@ -48,7 +49,6 @@ the supervisor does."""
 LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
 LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
 RAY_NODE = "ray.io/node-type"
-MAX_REASON = 512
 OWN_VOLUMES = frozenset(
     {PREFIX + name for name in (*VOLUMES, "config", "token")} | {PROBE, SOCKETS}
 )
