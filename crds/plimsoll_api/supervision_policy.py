@@ -19,8 +19,8 @@ from plimsoll_api.schema import FromStruct, ResourceModel
 from plimsoll_api.supervision import MemoryPolicy, Supervision
 from plimsoll_api.supervision_policy_status import SupervisionPolicyStatus
 
-RESERVED_PORTS = (METRICS_PORT, PROBE_PORT)
-PORT_MESSAGE = (
+SUPERVISOR_PORTS = (METRICS_PORT, PROBE_PORT)
+ENGINE_PORT_MESSAGE = (
     f"engine.port must not be {METRICS_PORT} or {PROBE_PORT}: the supervisor uses them in each pod"
 )
 
@@ -67,14 +67,16 @@ class SelectedEngine(ResourceModel):
         description="Port of the engine's HTTP server in the pod. Must not be 9464 or 9465, which "
         "the supervisor uses. If unset, it is the port in the container's arguments, or the first "
         "port that the container declares, or the default port of the engine.",
-        json_schema_extra=validations(rule(f"!(self in {list(RESERVED_PORTS)})", PORT_MESSAGE)),
+        json_schema_extra=validations(
+            rule(f"!(self in {list(SUPERVISOR_PORTS)})", ENGINE_PORT_MESSAGE)
+        ),
     )
 
     @field_validator("port")
     @classmethod
     def _free_port(cls, port: int | None) -> int | None:
-        if port in RESERVED_PORTS:
-            raise ValueError(PORT_MESSAGE)
+        if port in SUPERVISOR_PORTS:
+            raise ValueError(ENGINE_PORT_MESSAGE)
         return port
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from plimsoll_api.inferenceservice_status import Condition, MemoryStatus
 from plimsoll_api.schema import ResourceModel
 
-MAX_REFUSALS = 16
+MAX_REFUSED_PODS = 16
 MAX_REASON = 512
 
 
@@ -21,7 +21,7 @@ class PolicyCondition(StrEnum):
     CONFLICTING = "Conflicting"
 
 
-class Refusal(ResourceModel):
+class RefusedPod(ResourceModel):
     """A pod that is selected and cannot be supervised."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="Name of the pod.")
@@ -52,7 +52,7 @@ class SupervisionPolicyStatus(ResourceModel):
     refused: int | None = Field(
         default=None, description="Number of selected pods that this policy does not supervise."
     )
-    refusals: Annotated[list[Refusal], Field(max_length=MAX_REFUSALS)] | None = Field(
+    refusals: Annotated[list[RefusedPod], Field(max_length=MAX_REFUSED_PODS)] | None = Field(
         default=None,
         description="Why pods are refused, ordered by name. At most 16, even if `refused` is more.",
     )
