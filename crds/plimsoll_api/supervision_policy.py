@@ -20,7 +20,7 @@ from plimsoll_api.supervision import MemoryPolicy, Supervision
 from plimsoll_api.supervision_policy_status import SupervisionPolicyStatus
 
 SUPERVISOR_PORTS = (METRICS_PORT, PROBE_PORT)
-SUPERVISOR_PORTS_MESSAGE = (
+ENGINE_PORT_MESSAGE = (
     f"engine.port must not be {METRICS_PORT} or {PROBE_PORT}: the supervisor uses them in each pod"
 )
 
@@ -68,7 +68,7 @@ class SelectedEngine(ResourceModel):
         "the supervisor uses. If unset, it is the port in the container's arguments, or the first "
         "port that the container declares, or the default port of the engine.",
         json_schema_extra=validations(
-            rule(f"!(self in {list(SUPERVISOR_PORTS)})", SUPERVISOR_PORTS_MESSAGE)
+            rule(f"!(self in {list(SUPERVISOR_PORTS)})", ENGINE_PORT_MESSAGE)
         ),
     )
 
@@ -76,7 +76,7 @@ class SelectedEngine(ResourceModel):
     @classmethod
     def _free_port(cls, port: int | None) -> int | None:
         if port in SUPERVISOR_PORTS:
-            raise ValueError(SUPERVISOR_PORTS_MESSAGE)
+            raise ValueError(ENGINE_PORT_MESSAGE)
         return port
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from plimsoll_api.inferenceservice_status import Condition, MemoryStatus
 from plimsoll_api.schema import ResourceModel
 
-MAX_NAMED_REFUSALS = 16
+MAX_REFUSED_PODS = 16
 MAX_REASON = 512
 
 
@@ -52,7 +52,7 @@ class SupervisionPolicyStatus(ResourceModel):
     refused: int | None = Field(
         default=None, description="Number of selected pods that this policy does not supervise."
     )
-    refusals: Annotated[list[RefusedPod], Field(max_length=MAX_NAMED_REFUSALS)] | None = Field(
+    refusals: Annotated[list[RefusedPod], Field(max_length=MAX_REFUSED_PODS)] | None = Field(
         default=None,
         description="Why pods are refused, ordered by name. At most 16, even if `refused` is more.",
     )

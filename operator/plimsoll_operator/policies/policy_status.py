@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plimsoll_api.incidents import ENDED
-from plimsoll_api.supervision_policy_status import MAX_NAMED_REFUSALS, PolicyCondition
+from plimsoll_api.supervision_policy_status import MAX_REFUSED_PODS, PolicyCondition
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.policies.selected_pod import SelectedPod, State
 from plimsoll_operator.status.conditions import MAX_MESSAGE, Failure, Verdict
@@ -59,7 +59,7 @@ def _counts(pods: Sequence[SelectedPod]) -> Object:
         "refused": len(refused),
     }
     if refused:
-        shown = refused[:MAX_NAMED_REFUSALS]
+        shown = refused[:MAX_REFUSED_PODS]
         found["refusals"] = [{"pod": one.name, "reason": one.reason} for one in shown]
     return found
 

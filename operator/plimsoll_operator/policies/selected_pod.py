@@ -16,7 +16,7 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, SUPERVISOR
 from plimsoll_operator.status.causes import clean
 
-ENDED_PHASES = ("Succeeded", "Failed")
+OVER = ("Succeeded", "Failed")
 
 
 class State(Enum):
@@ -56,7 +56,7 @@ def examine(pod: Object, policy: str, selecting: Sequence[str]) -> SelectedPod:
 def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
     meta, spec = pod["metadata"], pod.get("spec") or {}
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ENDED_PHASES:
+    if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in OVER:
         return State.LEAVING, ""
     if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == MANAGER:
         return State.REFUSED, (

@@ -17,7 +17,7 @@ from plimsoll_api.supervision import (
     of_pod,
 )
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_NAMED_REFUSALS, MAX_REASON
+from plimsoll_api.supervision_policy_status import MAX_REASON, MAX_REFUSED_PODS
 from plimsoll_operator.kinds import Key, key_of
 from plimsoll_operator.plan import InvalidSpec, read
 from plimsoll_operator.policies.policy_status import status
@@ -209,7 +209,7 @@ def test_the_status_counts_and_names_few() -> None:
     found = status(item(), pods, [], {"supervised-0001": Figures(host=0.52)}, None, NOW)
     counts = [found[key] for key in ("selected", "supervised", "waitingForRestart", "refused")]
     assert counts == [45, 3, 2, 40]
-    assert len(found["refusals"]) == MAX_NAMED_REFUSALS
+    assert len(found["refusals"]) == MAX_REFUSED_PODS
     assert found["refusals"][0] == {"pod": "refused-0000", "reason": "hostPID"}
     assert found["memory"] == {"hostConsumedPercent": 50, "replica": "supervised-0001"}
     assert found["observedGeneration"] == 3
