@@ -97,6 +97,9 @@ def _environment(env: list[Object]) -> list[Object]:
             f"{PATH} comes from valueFrom, so the probe's folder cannot be appended to it: set a"
             " value, or turn the probe off"
         )
+    if path is not None and not path.get("value"):
+        # As good as none to Python, and :func:`remove_probe` leaves none.
+        env, path = [one for one in env if one is not path], None
     folders = [*_folders(str((path or {}).get("value") or "")), CODE_DIR]
     with_probe = {"name": PATH, "value": ":".join(folders)}
     # In its place: variables after it may refer to it.
