@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.lab.errors import MissingError
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from tests.lab.lab import ExistingCluster, Lab
 
 E2E = "PLIMSOLL_E2E_KUBECONFIG"
+
+# Hypothesis fails an example that takes 200 ms. On a busy machine that says nothing of the code;
+# every test has a time limit of its own, and benchmarks hold the speed.
+settings.register_profile("plimsoll", deadline=None)
+settings.load_profile("plimsoll")
 
 
 def _missing(why: str) -> None:
