@@ -44,8 +44,8 @@ MODULES = {
 FORMS = "python-multipart"
 """Starlette's form parser imports it."""
 TOOLS = (
-    "deptry", "import-linter", "mypy", "py-spy", "pytest-timeout", "ruff", "types-psutil",
-    "types-pyyaml",
+    "deptry", "import-linter", "mypy", "py-spy", "pytest-rerunfailures", "pytest-timeout", "ruff",
+    "types-psutil", "types-pyyaml",
 )  # fmt: skip
 """Commands, plugins and types: nothing imports them."""
 IGNORED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
