@@ -145,7 +145,7 @@ class PolicyController:
             for pod in page:
                 labels = pod["metadata"].get("labels") or {}
                 names = [one.metadata.name for one in selecting(policies, labels)]
-                found = examine(pod, key.name, names)
+                found = examine(pod, policy, names, self._config.images)
                 pods.append(found)
                 if found.state is State.SUPERVISED and (address := address_of(pod)):
                     addresses[found.name] = address

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
+from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.kinds import Object
+from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, SUPERVISOR
 from plimsoll_operator.status.causes import clean
 
@@ -41,20 +44,27 @@ class SelectedPod:
     mine: bool = True
 
 
-def examine(pod: Object, policy: str, selecting: Sequence[str]) -> SelectedPod:
+def examine(
+    pod: Object, policy: SupervisionPolicy, selecting: Sequence[str], images: Images
+) -> SelectedPod:
     """Where ``pod`` stands with ``policy``. ``selecting`` names all policies that select it, in the
     order in which they may have it."""
     meta, spec = pod["metadata"], pod.get("spec") or {}
-    others = tuple(name for name in selecting if name != policy)
-    mine = not selecting or selecting[0] == policy
-    state, reason = _state(pod, policy, "" if mine else selecting[0])
+    name = policy.metadata.name
+    others = tuple(other for other in selecting if other != name)
+    mine = not selecting or selecting[0] == name
+    state, reason = _state(pod, name, "" if mine else selecting[0])
     mine = mine or state is State.SUPERVISED
+    if state is State.WAITING and not _has_supervisor(pod):
+        # What admission would refuse does not wait for anything.
+        refusal = admit(pod, policy, images).refusal
+        state, reason = (State.REFUSED, refusal) if refusal else (state, reason)
     account = str(spec.get("serviceAccountName") or "default")
     return SelectedPod(meta["name"], account, state, reason, others, mine)
 
 
 def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
-    meta, spec = pod["metadata"], pod.get("spec") or {}
+    meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in OVER:
         return State.LEAVING, ""
@@ -62,16 +72,15 @@ def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
         return State.REFUSED, (
             f"InferenceService {labels[SERVICE_LABEL]} supervises this pod: narrow the selector"
         )
-    has = {str(one.get("name")) for one in spec.get("initContainers") or ()}
-    has |= {str(one.get("name")) for one in spec.get("containers") or ()}
-    if SUPERVISOR in has and labels.get(POLICY_LABEL) == policy:
+    has = _has_supervisor(pod)
+    if has and labels.get(POLICY_LABEL) == policy:
         return State.SUPERVISED, ""  # until it is created anew, whichever policy is older by now
     if older:
         return State.REFUSED, (
             f"SupervisionPolicy {older}, which is older, selects this pod too: narrow one of the"
             " selectors"
         )
-    if SUPERVISOR in has:
+    if has:
         if labels.get(POLICY_LABEL):
             return State.WAITING, ""
         return State.REFUSED, (
@@ -80,9 +89,10 @@ def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
         )
     if REFUSED in annotations:
         return State.REFUSED, clean(str(annotations[REFUSED]), MAX_REASON) or "no reason given"
-    if spec.get("hostPID"):
-        return State.REFUSED, (
-            "spec.hostPID is true: a supervisor would see, and could signal, every process of the"
-            " node: set it to false"
-        )
     return State.WAITING, ""
+
+
+def _has_supervisor(pod: Object) -> bool:
+    spec = pod.get("spec") or {}
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    return any(one.get("name") == SUPERVISOR for one in containers)

@@ -36,6 +36,7 @@ def pod(name: str, supervisor: str = "", account: str = "default", **annotations
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     sidecar = {"name": "supervisor", "image": "none", "restartPolicy": "Always"}
+    server = {"name": "server", "image": "none", "args": ["vllm", "serve", "m"]}
     labels = {"app": "vllm"} | ({"plimsoll.dev/policy": supervisor} if supervisor else {})
     return {
         "apiVersion": "v1",
@@ -45,7 +46,7 @@ def pod(name: str, supervisor: str = "", account: str = "default", **annotations
             "serviceAccountName": account,
             "nodeSelector": {"plimsoll.dev/no-node": "true"},
             "initContainers": [sidecar | {"securityContext": restricted}] if supervisor else [],
-            "containers": [{"name": "server", "image": "none", "securityContext": restricted}],
+            "containers": [server | {"securityContext": restricted}],
         },
     }
 

@@ -18,6 +18,7 @@ from plimsoll_api.supervision import (
 )
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON, MAX_REFUSED_PODS
+from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.kinds import Key, key_of
 from plimsoll_operator.plan import InvalidSpec, read
 from plimsoll_operator.policies.policy_status import status
@@ -50,6 +51,9 @@ def policy(**spec: Any) -> SupervisionPolicy:
     return read(SupervisionPolicy, item(**spec))
 
 
+ENGINE = {"name": "server", "args": ["vllm", "serve", "m"]}
+
+
 def pod(name: str = "vllm-0", supervisor: str = "", **spec: Any) -> dict[str, Any]:
     """A pod that a policy selects; ``supervisor`` is the policy that its supervisor is of."""
     sidecar = [{"name": "supervisor"}] if supervisor else []
@@ -60,7 +64,11 @@ def pod(name: str = "vllm-0", supervisor: str = "", **spec: Any) -> dict[str, An
             "namespace": "ml",
             "labels": {"app": "vllm"} | ({POLICY_LABEL: supervisor} if supervisor else {}),
         },
-        "spec": {"initContainers": sidecar, "containers": [{"name": "server"}]} | spec,
+        "spec": {
+            "initContainers": sidecar,
+            "containers": [{"name": "server", "args": ["vllm", "serve", "m"]}],
+        }
+        | spec,
     }
 
 
@@ -139,10 +147,11 @@ def test_the_older_policy_has_the_pod() -> None:
         (pod(supervisor="former"), State.WAITING, ""),
         (pod(initContainers=[{"name": "supervisor"}]), State.REFUSED, "already has a container"),
         (pod(hostPID=True), State.REFUSED, "spec.hostPID is true"),
+        (pod(containers=[{"name": "nginx"}]), State.REFUSED, "no container runs vLLM or SGLang"),
     ],
 )
 def test_where_a_pod_stands(changed: dict[str, Any], state: State, reason: str) -> None:
-    found = examine(changed, "engines", ["engines"])
+    found = examine(changed, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is state
     assert reason in found.reason
     assert (found.account, found.mine, found.others) == ("default", True, ())
@@ -150,13 +159,13 @@ def test_where_a_pod_stands(changed: dict[str, Any], state: State, reason: str) 
 
 def test_a_label_alone_is_no_supervisor() -> None:
     claimed = pod(supervisor="engines", initContainers=[])
-    assert examine(claimed, "engines", ["engines"]).state is State.WAITING
+    assert examine(claimed, policy(), ["engines"], DEFAULT_IMAGES).state is State.WAITING
 
 
 def test_what_a_pod_says_of_itself_is_bounded() -> None:
     forged = pod()
     forged["metadata"]["annotations"] = {REFUSED: "\x1b[31m" + "a\n" * 100_000}
-    found = examine(forged, "engines", ["engines"])
+    found = examine(forged, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is State.REFUSED
     assert len(found.reason) <= MAX_REASON
     assert "\n" not in found.reason
@@ -167,21 +176,21 @@ def test_pods_of_others_are_left_to_them() -> None:
     ours = pod()
     labels = {"plimsoll.dev/service": "qwen", "app.kubernetes.io/managed-by": "plimsoll-operator"}
     ours["metadata"]["labels"] |= labels
-    found = examine(ours, "engines", ["engines"])
+    found = examine(ours, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is State.REFUSED
     assert "InferenceService qwen" in found.reason
-    shared = examine(pod(), "engines", ["older", "engines"])
+    shared = examine(pod(), policy(), ["older", "engines"], DEFAULT_IMAGES)
     assert shared.state is State.REFUSED
     assert "SupervisionPolicy older, which is older" in shared.reason
     assert (shared.mine, shared.others) == (False, ("older",))
-    kept = examine(pod(supervisor="engines"), "engines", ["older", "engines"])
+    kept = examine(pod(supervisor="engines"), policy(), ["older", "engines"], DEFAULT_IMAGES)
     assert kept.state is State.SUPERVISED, "its supervisor keeps its rights until it ends"
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_pods_that_ended_count_for_nothing(phase: str) -> None:
     ended = pod(supervisor="engines") | {"status": {"phase": phase}}
-    found = examine(ended, "engines", ["engines"])
+    found = examine(ended, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is State.LEAVING
     assert status(item(), [found], [], {}, None, NOW)["selected"] == 0
 
