@@ -39,7 +39,7 @@ class SupervisionPolicyStatus(ResourceModel):
         json_schema_extra={"format": "int64"},
     )
     selected: int | None = Field(
-        default=None, description="Number of pods that the selector selects."
+        default=None, description="Number of pods that match the selector."
     )
     supervised: int | None = Field(
         default=None, description="Number of selected pods that have a supervisor of this policy."
@@ -47,7 +47,7 @@ class SupervisionPolicyStatus(ResourceModel):
     waiting_for_restart: int | None = Field(
         default=None,
         description="Number of selected pods that are older than the policy, or that started while "
-        "the webhook did not answer. They get a supervisor when they are next created.",
+        "the webhook did not answer. They get a supervisor when they are recreated.",
     )
     refused: int | None = Field(
         default=None, description="Number of selected pods that this policy does not supervise."

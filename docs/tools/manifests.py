@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from docs.tools.blocks import ROOT, blocks
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import API_VERSION
+from plimsoll_api.names import API_VERSION, POLICY_KIND
+from plimsoll_api.supervision_policy import SupervisionPolicy
 
 
 def wrong(path: Path) -> Iterator[str]:
@@ -31,6 +32,11 @@ def of(path: Path) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict) and "apiVersion" in one]
 
 
+def model_of(document: dict[str, Any]) -> type[InferenceService | SupervisionPolicy]:
+    """The model of one of our kinds; a kind that people do not write fails its validation."""
+    return SupervisionPolicy if document.get("kind") == POLICY_KIND else InferenceService
+
+
 def _wrong(place: str, text: str) -> Iterator[str]:
     try:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
@@ -40,7 +46,7 @@ def _wrong(place: str, text: str) -> Iterator[str]:
     for document in documents:
         if isinstance(document, dict) and document.get("apiVersion") == API_VERSION:
             try:
-                InferenceService.model_validate(document)
+                model_of(document).model_validate(document)
             except ValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(str(part) for part in first["loc"])

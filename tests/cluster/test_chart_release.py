@@ -43,8 +43,11 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
     kube("create", "namespace", kube.namespace)
     kube("label", "namespace", kube.namespace, "pod-security.kubernetes.io/enforce=restricted")
     release = Helm(helm, kube)
-    said = release("install", RELEASE, str(CHART), values={"image": {"tag": "one"}})
+    values: dict[str, Any] = {"image": {"tag": "one"}, "webhook": {"enabled": True}}
+    said = release("install", RELEASE, str(CHART), values=values)
     assert "helm -n" in said
+    assert kube.get("mutatingwebhookconfiguration", f"{RELEASE}-webhook")
+    assert kube.get("service", f"{RELEASE}-webhook")
     assert image(kube).endswith(":one")
     eventually(lambda: kube.list("pods", "app.kubernetes.io/component=operator"), "a pod")
     kube.established("inferenceservices.plimsoll.dev")
@@ -63,6 +66,7 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
     release("upgrade", RELEASE, str(CHART), values=values)
     assert image(kube).endswith(":two")
     assert kube.get("pdb", RELEASE)
+    assert kube.get("mutatingwebhookconfiguration", f"{RELEASE}-webhook") is None
 
     release("rollback", RELEASE, "1")
     assert image(kube).endswith(":one")

@@ -79,12 +79,12 @@ def _ready(counts: Object, failure: Failure | None) -> Verdict:
     if failure is not None:
         return Verdict(kind, False, failure.reason, failure.message[:MAX_MESSAGE])
     if not counts["selected"]:
-        return Verdict(kind, True, "NoPods", "the selector selects no pod")
+        return Verdict(kind, True, "NoPods", "no pod matches the selector")
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
-        text += f"; {counts['waitingForRestart']} are not supervised until they are next created"
+        text += f"; not supervised until recreated: {counts['waitingForRestart']}"
     if counts["refused"]:
-        text += f"; {counts['refused']} are refused: see status.refusals"
+        text += f"; refused: {counts['refused']} (see status.refusals)"
     complete = counts["supervised"] == counts["selected"]
     return Verdict(kind, True, "Supervised" if complete else "PartlySupervised", text)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.tools import manifests
 from plimsoll_api import generate
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.plan import parse
@@ -100,4 +101,5 @@ def test_examples_are_valid() -> None:
     found = list((ROOT / "examples").glob("*.yaml"))
     assert found
     for path in found:
-        InferenceService.model_validate(yaml.safe_load(path.read_text()))
+        document = yaml.safe_load(path.read_text())
+        manifests.model_of(document).model_validate(document)

@@ -224,7 +224,10 @@ def test_the_status_counts_and_names_few() -> None:
     assert found["observedGeneration"] == 3
     ready = condition(found, "Ready")
     assert (ready["status"], ready["reason"]) == ("True", "PartlySupervised")
-    assert "3 of 45 selected pods are supervised" in ready["message"]
+    assert ready["message"] == (
+        "3 of 45 selected pods are supervised; not supervised until recreated: 2;"
+        " refused: 40 (see status.refusals)"
+    )
     assert condition(found, "Conflicting")["status"] == "False"
     # The same again, later and in another order, is the same status: nothing is written.
     again = item() | {"status": found}
