@@ -57,7 +57,7 @@ class Health:
         said = ""
         while missing := [kind.crd for kind in DEFINED if not await self._api.serves(kind)]:
             self._well = self._clock()
-            if said != (said := " and ".join(missing)):
+            if said != (said := ", ".join(missing)):
                 log.warning("waiting for %s: apply the CRDs (kubectl apply -k config)", said)
             await asyncio.sleep(DEFINITIONS_S)
         if said:
