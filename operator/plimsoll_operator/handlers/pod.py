@@ -49,6 +49,8 @@ async def pod_events(
     again at any pod.
 
     Nothing in such a pod tells of a volume that cannot be mounted, and nothing in it changes.
+    ApiError where the API server may answer another time: without Events the status would lose its
+    reason and get it back.
     """
     again = [due] if (due := again_s(pods, now)) is not None else []
     found: dict[str, list[Object]] = {}
@@ -61,6 +63,8 @@ async def pod_events(
         try:
             found[meta["name"]] = await api.events_of(namespace, meta["uid"])
         except ApiError as error:
+            if not error.lasting:
+                raise
             log.warning("events of %s/%s: %s", namespace, meta["name"], error)
             found[meta["name"]] = []
     return found, min(again, default=None)

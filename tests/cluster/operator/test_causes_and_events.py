@@ -193,8 +193,9 @@ def test_why_a_container_cannot_start_stands_in_the_condition(
     }
     kubectl("create", "-f", "-", stdin=json.dumps(event))
     stuck(kubectl)
-    eventually(lambda: kubectl.condition("tiny", "EngineReady")["reason"] == "FailedMount")
-    assert message in kubectl.condition("tiny", "EngineReady")["message"]
+    # The scheduler, for which the pod has no node yet, may take the pod's condition back once more.
+    eventually(lambda: message in kubectl.condition("tiny", "EngineReady")["message"])
+    assert kubectl.condition("tiny", "EngineReady")["reason"] == "FailedMount"
 
     kubectl.play_kubelet("tiny")
     eventually(lambda: kubectl.condition("tiny", "EngineReady")["status"] == "True")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_operator.handlers.pod import pod_events
+from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.causes import MAX_TEXT, again_s, cause, clean, last_lines
 from plimsoll_operator.status.crashes import BACKOFF_RESET_S, SETTLE_S, any_looping
@@ -238,3 +241,20 @@ def test_of_a_log_the_end_is_kept_and_of_a_sentence_the_beginning() -> None:
     assert last_lines("x" * 999 + "end").endswith("xend")
     assert clean("spec.x: " + "y" * 999).startswith("spec.x: y")
     assert clean("\x1b[31mred\x1b[0m \u202eevil\x00") == "red evil"
+
+
+@pytest.mark.parametrize(("status", "lasting"), [(500, False), (429, False), (403, True)])
+def test_events_that_cannot_be_read_are_not_taken_for_none(status: int, lasting: bool) -> None:
+    """The condition would lose its reason for one reconcile; without the right it never has one."""
+
+    class Refusing:
+        async def events_of(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+            raise ApiError(status, "Refused", "events is refused")
+
+    stuck = pod(container(state=CREATING), container("supervisor", state=CREATING))
+    reading = pod_events(cast("Api", Refusing()), "ns", [stuck], at(60))
+    if lasting:
+        assert asyncio.run(reading)[0] == {"qwen-1": []}
+    else:
+        with pytest.raises(ApiError):
+            asyncio.run(reading)
