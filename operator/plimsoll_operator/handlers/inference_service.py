@@ -13,6 +13,7 @@ from plimsoll_operator.config import Config
 from plimsoll_operator.handlers.event import Recorder
 from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects
 from plimsoll_operator.handlers.pod import attend, pod_events
+from plimsoll_operator.handlers.status import write_status
 from plimsoll_operator.kinds import (
     BY_KIND,
     INCIDENT,
@@ -163,18 +164,7 @@ class Controller:
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
         if wanted == item.get("status"):
             return again
-        body = {
-            "apiVersion": item["apiVersion"],
-            "kind": item["kind"],
-            "metadata": {"name": key.name, "namespace": key.namespace},
-            "status": wanted,
-        }
-        try:
-            self._store.put(await self._api.apply(SERVICE, body, "status"))
-        except ApiError as error:
-            if error.status != 404:  # deleted meanwhile
-                raise
-        else:
+        if await write_status(self._api, self._store, SERVICE, item, wanted):
             await self._recorder.write(item, finished(item.get("status") or {}, wanted))
         return again
 

@@ -18,6 +18,7 @@ from plimsoll_operator.handlers.event import Recorder
 from plimsoll_operator.handlers.inference_service import REPORT_AFTER, now
 from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects
 from plimsoll_operator.handlers.pod import attend
+from plimsoll_operator.handlers.status import write_status
 from plimsoll_operator.kinds import (
     INCIDENT,
     LEASE,
@@ -193,19 +194,8 @@ class PolicyController:
         item = self._store.get(key, Ref(POLICY.kind, key.name)) or item
         figures = self._scraper.published(key)
         wanted = status(item, pods, self._incidents(key), figures, failure, self._clock())
-        if wanted == item.get("status"):
-            return
-        body = {
-            "apiVersion": item["apiVersion"],
-            "kind": item["kind"],
-            "metadata": {"name": key.name, "namespace": key.namespace},
-            "status": wanted,
-        }
-        try:
-            self._store.put(await self._api.apply(POLICY, body, "status"))
-        except ApiError as error:
-            if error.status != 404:  # deleted meanwhile
-                raise
+        if wanted != item.get("status"):
+            await write_status(self._api, self._store, POLICY, item, wanted)
 
     def _incidents(self, key: Key) -> list[Object]:
         return self._store.of(key, {INCIDENT.kind})
