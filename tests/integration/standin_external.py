@@ -49,12 +49,13 @@ class Engine:
         self.sick = Path(arguments.sick)
         self.began = time.monotonic()
         self.held: list[bytearray] = []
-        if arguments.leak_mib_s and self.sick.exists():
+        if arguments.leak_mib_s:
             threading.Thread(target=self.leak, args=(arguments.leak_mib_s,), daemon=True).start()
 
     def leak(self, rate: float) -> None:
         while True:
-            self.held.append(bytearray(b"\1" * int(rate * (1 << 20) / 10)))
+            if self.sick.exists():
+                self.held.append(bytearray(b"\1" * int(rate * (1 << 20) / 10)))
             time.sleep(0.1)
 
     def note(self, line: str) -> None:
@@ -126,6 +127,7 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
 def main() -> None:
     parse = argparse.ArgumentParser()
     parse.add_argument("--kind", choices=list(ROUTES), required=True)
+    parse.add_argument("--host", default="127.0.0.1")
     parse.add_argument("--port", type=int, required=True)
     parse.add_argument("--log", required=True)
     parse.add_argument("--sick", default="/nonexistent")
@@ -162,7 +164,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, terminate)
     ThreadingHTTPServer.allow_reuse_address = True
     ThreadingHTTPServer.daemon_threads = True
-    server = ThreadingHTTPServer(("127.0.0.1", arguments.port), handler(engine))
+    server = ThreadingHTTPServer((arguments.host, arguments.port), handler(engine))
     print("serving", flush=True)
     server.serve_forever()
 

@@ -34,6 +34,8 @@ from plimsoll_sidecar.record.journal import Journal
 
 HERE = Path(__file__).parent
 LIMIT_S = 90.0
+RELIST_S = 1.0
+"""Between the kubelet's looks for containers that ended. Until then such a one counts as ready."""
 
 
 class Pod:
@@ -49,6 +51,7 @@ class Pod:
         self.state_dir.mkdir()
         self.sick.touch()
         self.ports = [_free_port() for _ in range(2)]
+        self.ready_at_start: list[bool] = []
         self._ending = threading.Event()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._kubelet = threading.Thread(target=self._keep, daemon=True)
@@ -79,10 +82,12 @@ class Pod:
         command += [f"--sick={self.sick}", f"--gate={self.state_dir / readiness.NAME}"]
         environment = self._environment | {CONTAINER_ENV: self.container}
         while not self._ending.is_set():
+            self.ready_at_start.append(readiness.is_ready(str(self.state_dir)))
             engine = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
             self._processes.append(engine)
             while engine.poll() is None and not self._ending.wait(0.1):
                 pass
+            self._ending.wait(RELIST_S)
 
     def end(self) -> None:
         self._ending.set()
@@ -138,4 +143,8 @@ def test_a_leaking_engine_is_drained_ended_and_found_well(pod: Pod) -> None:
     assert [line.split(" ", 1)[1] for line in pod.log.read_text().splitlines()] == [
         "SIGTERM unready"
     ], "one restart, and no new connection could come before it"
+    assert pod.ready_at_start == [True, False], "no connection came while no engine ran"
+    deadline = time.monotonic() + LIMIT_S
+    while not readiness.is_ready(str(pod.state_dir)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert readiness.is_ready(str(pod.state_dir))

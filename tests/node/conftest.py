@@ -38,13 +38,13 @@ def kube(node: Lab, request: pytest.FixtureRequest) -> Iterator[Kube]:
 
 
 @pytest.fixture
-def operator(node: Lab, kube: Kube, tmp_path: Path) -> Iterator[Callable[[], Operator]]:
-    """Starts operators on the test's namespace."""
+def operator(node: Lab, kube: Kube, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
+    """Starts operators on the test's namespace, with more flags where some are given."""
     account = operator_kubeconfig(node.kube, tmp_path / "kubeconfig")
     started: list[Operator] = []
 
-    def start() -> Operator:
-        started.append(Operator(account, kube.namespace, *image_flags(node)))
+    def start(*flags: str) -> Operator:
+        started.append(Operator(account, kube.namespace, *image_flags(node), *flags))
         return started[-1]
 
     yield start

@@ -32,6 +32,9 @@ LEAVE_S = 30.0
 """Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
 RETURN_S = 900.0
 """Longest time a pod stays unready for an engine restart when the supervisor dies meanwhile."""
+SEEN_S = 10.0
+"""Time in which the kubelet sees that an engine has ended: until then it takes its container for
+ready, by the last answer to the engine's own probe."""
 
 Diagnose = Callable[[Command], tuple[str, ...]]
 
@@ -259,7 +262,11 @@ class Actuator:
             result = self._engine.restart_engine(command)
         if result.outcome is Outcome.REFUSED and not command.stalled:
             self._engine.resume(command.epoch)
-        readiness.remove(str(self._state_dir))  # from here the engine's own probe decides
+        state_dir = str(self._state_dir)
+        if result.outcome is Outcome.SUCCEEDED and not readiness.is_ready(state_dir):
+            readiness.write(state_dir, SEEN_S)  # then the next engine's own probe decides
+        else:
+            readiness.remove(state_dir)
         return result
 
 
