@@ -14,7 +14,6 @@ from typing import Any
 import kopf
 
 from plimsoll_api import logs
-from plimsoll_operator.admission.server import Admission
 from plimsoll_operator.config import Config, parse
 from plimsoll_operator.handlers.inference_service import Controller
 from plimsoll_operator.handlers.lease import Breaker
@@ -77,6 +76,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         if not await _first(stop, health.definitions()):
             return
         if config.webhook:
+            # Only here: its certificates need 9 MiB, and most operators have no webhook.
+            from plimsoll_operator.admission.server import Admission
+
             admission = Admission(api, config, config.webhook, leading.is_set, metrics.admitted)
             admission.start(background)
         if election:

@@ -7,8 +7,6 @@ from typing import Any
 
 from plimsoll_api.names import (
     API_GROUP,
-    API_VERSION,
-    APPLIED_HASH,
     INCIDENT_PLURAL,
     POLICY_KIND,
     POLICY_LABEL,
@@ -25,8 +23,8 @@ from plimsoll_api.supervision import (
 )
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
 from plimsoll_operator.kinds import Key, Object
-from plimsoll_operator.render.deployment import digest
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
+from plimsoll_operator.render.ownership import owned
 
 RBAC = "rbac.authorization.k8s.io"
 REPORT = "report"
@@ -92,7 +90,10 @@ def render(
     rights = [role(policy, (*slots, *sorted(set(held) - set(slots))))]
     if accounts:
         rights.append(role_binding(policy, accounts))
-    return [_owned(policy, item) for item in (config, *leases, *rights)]
+    return [
+        owned(item, POLICY_KIND, policy.metadata, _labels(policy))
+        for item in (config, *leases, *rights)
+    ]
 
 
 def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
@@ -132,31 +133,10 @@ def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
     return {"apiGroups": [group], "resources": resources, "verbs": verbs}
 
 
-def _owned(policy: SupervisionPolicy, item: Object) -> Object:
-    """Adds namespace, labels, owner and the hash of the whole."""
-    meta = item["metadata"]
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": POLICY_KIND,
-        "name": policy.metadata.name,
-        "uid": policy.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    labels = {
+def _labels(policy: SupervisionPolicy) -> dict[str, str]:
+    return {
         POLICY_LABEL: policy.metadata.name,
         MANAGED_BY: MANAGER,
         "app.kubernetes.io/name": "supervision-policy",
         "app.kubernetes.io/instance": policy.metadata.name,
     }
-    full: Object = {
-        **item,
-        "metadata": {
-            **meta,
-            "namespace": policy.metadata.namespace,
-            "labels": meta.get("labels", {}) | labels,
-            "ownerReferences": [owner],
-        },
-    }
-    full["metadata"]["annotations"] = {APPLIED_HASH: digest(full)}
-    return full

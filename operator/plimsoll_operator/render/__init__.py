@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import API_VERSION, APPLIED_HASH
 from plimsoll_api.names import SERVICE_KIND as KIND
 from plimsoll_operator.render import names
 from plimsoll_operator.render.autoscaler import autoscaler
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.deployment import deployment, digest, pod_hash, revision
+from plimsoll_operator.render.deployment import deployment, pod_hash, revision
 from plimsoll_operator.render.disruption import disruption_budget, slot_leases
 from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, plain_env
 from plimsoll_operator.render.monitoring import pod_monitor, prometheus_rule
 from plimsoll_operator.render.network import network_policy
+from plimsoll_operator.render.ownership import owned
 from plimsoll_operator.render.paths import Places, in_pod, model_dir
 from plimsoll_operator.render.pod import pod_template
 from plimsoll_operator.render.rbac import role, role_binding, service_account
@@ -72,29 +72,5 @@ def render(
         *pod_monitor(service),
         *prometheus_rule(service),
     ]
-    return [_owned(service, item) for item in objects]
-
-
-def _owned(service: InferenceService, item: dict[str, Any]) -> dict[str, Any]:
-    """Adds namespace, labels, owner and the hash of the whole."""
-    meta = item["metadata"]
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": service.metadata.name,
-        "uid": service.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    full = {
-        **item,
-        "metadata": {
-            **meta,
-            "namespace": service.metadata.namespace,
-            "labels": meta.get("labels", {}) | names.labels(service.metadata.name),
-            "ownerReferences": [owner],
-        },
-    }
-    annotations = {**meta.get("annotations", {}), APPLIED_HASH: digest(full)}
-    full["metadata"]["annotations"] = annotations
-    return full
+    labels = names.labels(service.metadata.name)
+    return [owned(item, KIND, service.metadata, labels) for item in objects]
