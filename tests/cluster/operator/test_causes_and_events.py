@@ -193,9 +193,14 @@ def test_why_a_container_cannot_start_stands_in_the_condition(
     }
     kubectl("create", "-f", "-", stdin=json.dumps(event))
     stuck(kubectl)
-    # The scheduler, for which the pod has no node yet, may take the pod's condition back once more.
-    eventually(lambda: message in kubectl.condition("tiny", "EngineReady")["message"])
-    assert kubectl.condition("tiny", "EngineReady")["reason"] == "FailedMount"
+
+    # The scheduler, for which the pod has no node yet, may take the condition back once more, and
+    # the operator reads no Events in the ten seconds after. One look takes reason and message.
+    def named() -> bool:
+        found = kubectl.condition("tiny", "EngineReady")
+        return found["reason"] == "FailedMount" and message in found["message"]
+
+    eventually(named)
 
     kubectl.play_kubelet("tiny")
     eventually(lambda: kubectl.condition("tiny", "EngineReady")["status"] == "True")
