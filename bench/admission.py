@@ -1,6 +1,7 @@
-"""Admission of pods under a policy: what the API server waits for the webhook, at 50 pods a second.
+"""Admission of pods under a policy: what the API server waits for the webhook, at 50 pods a second,
+and what the operator needs for the pods that are supervised then.
 
-    python -m bench.admission [--seconds 30] [--note TEXT]
+    python -m bench.admission [--seconds 30] [--pods 2000] [--note TEXT]    # as root
 
 The figures are the API server's own histogram of this webhook's duration, from before to after the
 run; a quantile within a bucket is interpolated, as Prometheus does. It brings its control plane up
@@ -17,8 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import supervised_pods
 from bench.control_plane import NAMESPACE, Admin, control_plane, until
 from bench.result import publish
+from bench.supervised_pods import supervisors
 from plimsoll_api.names import API_VERSION, POLICY_KIND, POLICY_LABEL
 from plimsoll_operator.kinds import POD, POLICY
 from tests.lab.lab import Lab
@@ -27,11 +30,13 @@ from tests.lab.webhook import NAME, Webhook
 
 RATE = 50
 LIMIT_S = 60.0
+NOW = {"gracePeriodSeconds": 0}
 NAMED = re.compile(
     r"apiserver_admission_webhook_admission_duration_seconds_bucket\{(?P<labels>.*)\} (?P<n>\S+)"
 )
 BOUND = re.compile(r'le="(?P<le>[^"]+)"')
 Buckets = dict[float, float]
+Figures = dict[str, float | int | None]
 
 
 def pod(number: int) -> dict[str, Any]:
@@ -73,7 +78,7 @@ def quantile(counts: Buckets, share: float) -> float | None:
     return None
 
 
-async def measure(lab: Lab, kubeconfig: Path, seconds: float) -> dict[str, float | int | None]:
+async def measure(lab: Lab, kubeconfig: Path, seconds: float, pods: int) -> Figures:
     webhook = Webhook(lab.kube)
     webhook.install()
     policy = {
@@ -82,7 +87,7 @@ async def measure(lab: Lab, kubeconfig: Path, seconds: float) -> dict[str, float
         "metadata": {"name": "engines"},
         "spec": {"selector": {"matchLabels": {"app": "vllm"}}},
     }
-    operator = Operator(kubeconfig, NAMESPACE, *webhook.flags)
+    operator = Operator(kubeconfig, NAMESPACE, "--scrape=15", *webhook.flags)
     try:
         async with Admin.connect(lab) as admin:
             await admin.call("POST", POLICY.path(NAMESPACE), policy)
@@ -107,6 +112,9 @@ async def measure(lab: Lab, kubeconfig: Path, seconds: float) -> dict[str, float
                 injected += POLICY_LABEL in made["metadata"]["labels"]
             latest = time.monotonic() - began
             after = buckets(lab)
+            await admin.call("DELETE", f"{POD.path(NAMESPACE)}?labelSelector=app=vllm", NOW)
+            with supervisors():
+                rest = await supervised_pods.measure(admin, operator, "engines", pods)
         found = {le: n - before.get(le, 0.0) for le, n in after.items()}
         return {
             "admission_p50_s": quantile(found, 0.5),
@@ -117,7 +125,7 @@ async def measure(lab: Lab, kubeconfig: Path, seconds: float) -> dict[str, float
             "failed_count": int(
                 operator.metric('plimsoll_operator_admissions_total{result="failed"')
             ),
-        }
+        } | rest
     finally:
         operator.stop()
 
@@ -125,10 +133,11 @@ async def measure(lab: Lab, kubeconfig: Path, seconds: float) -> dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--pods", type=int, default=2000, help="pods that are supervised at rest")
     parser.add_argument("--note", default="", help="for example that the machine was loaded")
     given = parser.parse_args()
     with control_plane() as (lab, kubeconfig):
-        figures = asyncio.run(measure(lab, kubeconfig, given.seconds))
+        figures = asyncio.run(measure(lab, kubeconfig, given.seconds, given.pods))
     about = {"load_average": os.getloadavg()[0], "note": given.note}
     publish("admission", figures, samples=about)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 import tempfile
 import time
@@ -142,3 +143,17 @@ def rss_mib(operator: Operator) -> float:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
     raise RuntimeError(f"process {operator.pid} has no VmRSS")
+
+
+def cpu_s(operator: Operator) -> float:
+    """Processor time that the operator has used (proc_pid_stat(5): utime and stime)."""
+    fields = Path(f"/proc/{operator.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def requests(operator: Operator) -> float:
+    return operator.metric("plimsoll_operator_requests_total")
+
+
+def writes(operator: Operator) -> float:
+    return operator.metric("plimsoll_operator_writes_total")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import sys
 import time
@@ -26,10 +25,13 @@ from bench.control_plane import (
     Admin,
     all_made,
     control_plane,
+    cpu_s,
     create,
+    requests,
     rss_mib,
     settled,
     until,
+    writes,
 )
 from bench.result import RESULTS, publish
 from plimsoll_operator.kinds import BY_KIND, SERVICE
@@ -166,20 +168,6 @@ def names(first: int, last: int) -> list[str]:
 
 def name(index: int) -> str:
     return f"s{index:05d}"
-
-
-def cpu_s(operator: Operator) -> float:
-    """Processor time that the operator has used (proc_pid_stat(5): utime and stime)."""
-    fields = Path(f"/proc/{operator.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def requests(operator: Operator) -> float:
-    return operator.metric("plimsoll_operator_requests_total")
-
-
-def writes(operator: Operator) -> float:
-    return operator.metric("plimsoll_operator_writes_total")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ cluster. It lists those that a policy selects instead, in pages, and keeps a few
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -150,6 +151,7 @@ class PolicyController:
                 pods.append(found)
                 if found.state is State.SUPERVISED and (address := address_of(pod)):
                     addresses[found.name] = address
+                await asyncio.sleep(0)  # the webhook shares this loop
         self._scraper.follow(key, addresses)
         self._listed[key] = _Listed(began, seen, tuple(pods))
         return tuple(pods)
