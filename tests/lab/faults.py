@@ -45,7 +45,8 @@ def proxied(kubeconfig: Path, seed: int) -> Iterator[tuple[FaultyProxy, Path]]:
 
 class FaultyProxy:
     """``faulty`` turns the faults on and off; ``injected`` counts them by name. While ``expired``
-    is set every watch ends as the API server ends one that begins too far back."""
+    is set every watch ends as the API server ends one that begins too far back. Each answer that is
+    no watch comes ``delay_s`` late."""
 
     def __init__(self, server: str, ca_file: str, seed: int) -> None:
         self._server = server
@@ -54,6 +55,7 @@ class FaultyProxy:
         self._stale: dict[str, tuple[int, bytes]] = {}
         self.faulty = False
         self.expired = False
+        self.delay_s = 0.0
         self.injected: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
@@ -89,10 +91,15 @@ class FaultyProxy:
             self._started.set()
             await self._stop.wait()
             await runner.cleanup()
+            late = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             return await self._watch(request)
+        await asyncio.sleep(self.delay_s)
         fault = self._fault(request)
         if fault:
             self.injected[fault] += 1

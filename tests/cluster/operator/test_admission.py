@@ -20,10 +20,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from plimsoll_operator.admission.certificate import Certificate, make
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.render.containers import Images
+from tests.lab.faults import proxied
+from tests.lab.operator import Operator
 from tests.lab.webhook import HOST, NAME, NAMESPACE, Webhook
 from tests.pod_specs import pods, policies
 
 BATCH = 100
+SLOW_S = 5.0
+"""An answer of the API server that the operator waits this long for; a webhook has 2 s."""
 PATIENCE_S = 2.0 + 8.0
 """The webhook's timeout, and what a busy machine takes for the rest."""
 
@@ -198,6 +202,28 @@ def test_a_webhook_that_never_answers_costs_its_timeout(
         began = time.monotonic()
         assert not supervised(created(kubectl, pod()))
         assert time.monotonic() - began >= 1.5, "it did wait for the answer"
+
+
+def test_a_slow_api_server_delays_the_status_and_no_pod(
+    kubectl: Any, flags: tuple[str, ...], operator_account: Path, eventually: Any
+) -> None:
+    def selected() -> Any:
+        return ((kubectl.get("plsp", "engines") or {}).get("status") or {}).get("selected")
+
+    kubectl.apply(policy())
+    with proxied(operator_account, seed=1) as (proxy, account):
+        operator = Operator(account, kubectl.namespace, *flags)
+        try:
+            eventually(lambda: injects(kubectl), 60)
+            proxy.delay_s = SLOW_S
+            before = len(kubectl.list("pods", "app=vllm"))
+            for _ in range(5):
+                assert supervised(created(kubectl, pod())), "answered from what is known"
+            eventually(lambda: selected() == before + 5, 12 * SLOW_S)
+            assert operator.metric('plimsoll_operator_admissions_total{result="failed"}') == 0
+        finally:
+            proxy.delay_s = 0.0
+            assert operator.stop() == 0, operator.log.read_text()
 
 
 def dry_run(kubectl: Any, items: list[dict[str, Any]]) -> list[str]:
