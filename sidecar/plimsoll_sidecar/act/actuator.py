@@ -15,7 +15,7 @@ from pathlib import Path
 
 from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
-from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.act import engine_end, readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.restart_slots.endpoints import Leaving
 from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
@@ -30,11 +30,6 @@ log = logging.getLogger(__name__)
 
 LEAVE_S = 30.0
 """Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
-RETURN_S = 900.0
-"""Longest time a pod stays unready for an engine restart when the supervisor dies meanwhile."""
-SEEN_S = 10.0
-"""Time in which the kubelet sees that an engine has ended: until then it takes its container for
-ready, by the last answer to the engine's own probe."""
 
 Diagnose = Callable[[Command], tuple[str, ...]]
 
@@ -239,7 +234,9 @@ class Actuator:
     def _drain(self, command: Command) -> Result:
         """Out of the endpoints first, then the running requests to their end."""
         if self._endpoints is not None:
-            readiness.write(str(self._state_dir), command.deadline_s + LEAVE_S + RETURN_S)
+            readiness.write(
+                str(self._state_dir), command.deadline_s + LEAVE_S + engine_end.RETURN_S
+            )
             self._endpoints.wait_until_left(LEAVE_S)
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
@@ -247,6 +244,9 @@ class Actuator:
         return result
 
     def _restart_engine(self, command: Command) -> Result:
+        return engine_end.unready(self._state_dir, lambda: self._end_engine(command))
+
+    def _end_engine(self, command: Command) -> Result:
         try:
             self._engine.status()
         except EngineError as silence:
@@ -262,11 +262,6 @@ class Actuator:
             result = self._engine.restart_engine(command)
         if result.outcome is Outcome.REFUSED and not command.stalled:
             self._engine.resume(command.epoch)
-        state_dir = str(self._state_dir)
-        if result.outcome is Outcome.SUCCEEDED and not readiness.is_ready(state_dir):
-            readiness.write(state_dir, SEEN_S)  # then the next engine's own probe decides
-        else:
-            readiness.remove(state_dir)
         return result
 
 

@@ -20,7 +20,7 @@ from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.names import ASK_MODULE, TOKEN_FILE
 from plimsoll_api.supervision import CONFIG_FILE, SupervisorConfig
-from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.act import engine_end, readiness
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
@@ -115,7 +115,7 @@ def _act(
         case "restart" if Capability.RESTART_WORKER in capabilities:
             return engine.restart_worker(command)
         case "restart":
-            return engine.restart_engine(command)
+            return engine_end.unready(arguments.state_dir, lambda: engine.restart_engine(command))
         case "drain":
             readiness.write(str(arguments.state_dir), command.deadline_s + AWAY_S)
             result = engine.drain(command)
