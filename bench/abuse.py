@@ -78,6 +78,8 @@ async def abused(replica: Replica, others: Others, name: str, scale: float) -> J
     after = await replica.epoch()
     cached = max(0, await replica.cached_bytes() - cached)
     returned = await settled(replica, before + cached, replica.peak_bytes - before)
+    if restarts(epoch, after):
+        await replica.steady()  # a class's reference is never taken in the midst of a restart
     blocked, measured = await loop_block(replica, block, others.health_max_s)
     asked_for = abuse_operations.RESTARTS.get(name, 0)
     return Judged(
@@ -156,7 +158,7 @@ async def measure(names: list[str], scale: float, root: Path) -> dict[str, Judge
             others = Others(replica.scene(OTHER))
             watching = asyncio.create_task(replica.watch())
             async with others.busy():
-                await asyncio.sleep(3.0)  # caches and the allocator find their size
+                await replica.steady()  # caches and the allocator find their size
                 for name in common:
                     found[name] = await abused(replica, others, name, scale)
                     print(name, json.dumps(asdict(found[name])), file=sys.stderr, flush=True)

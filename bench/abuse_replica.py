@@ -27,6 +27,8 @@ ABUSER, OTHER = "key-of-an-abuser", "key-of-the-others"
 SAMPLE_S = 0.25
 BACK_S = 180.0
 """Longest wait for an engine that was restarted."""
+STEADY_LOOKS, STEADY_BYTES, STEADY_LIMIT_S = 8, 4 << 20, 60.0
+"""Memory is steady when it differs by less over this many looks, ``SAMPLE_S`` apart."""
 BLOCKS = re.compile(r'event_loop_block_max_seconds\{[^}]*clock="cpu"[^}]*\} (\S+)')
 
 
@@ -60,6 +62,20 @@ class Replica:
         """Keeps ``peak_bytes``, until it is cancelled."""
         while True:
             await asyncio.to_thread(self.anonymous_bytes)
+            await asyncio.sleep(SAMPLE_S)
+
+    async def steady(self) -> None:
+        """Waits, bounded, until the processes neither come nor go nor grow.
+
+        An engine serves before it has its size. In the half second after a restart the old worker's
+        processes go, and each new one copies what it shared with the zygote: 480 MiB, then 560.
+        """
+        deadline = time.monotonic() + STEADY_LIMIT_S
+        looks: list[int] = []
+        while time.monotonic() < deadline:
+            looks = [*looks, await asyncio.to_thread(self.anonymous_bytes)][-STEADY_LOOKS:]
+            if len(looks) == STEADY_LOOKS and max(looks) - min(looks) < STEADY_BYTES:
+                return
             await asyncio.sleep(SAMPLE_S)
 
     async def epoch(self) -> Epoch:

@@ -157,8 +157,13 @@ def test_an_engine_that_does_not_listen_yet_starts_and_holds_its_memory(machine:
     assert sampler.status.state is EngineState.STARTING
     assert (sample.ready, sample.host.processes) == (False, 3)
     hold.unlink()
-    assert eventually(lambda: adapter.status().state is EngineState.SERVING)
-    assert adapter.status().epoch == sampler.status.epoch
+    epoch = sampler.status.epoch
+
+    def serving_in_the_same_epoch() -> bool:
+        status = adapter.status()
+        return status.state is EngineState.SERVING and status.epoch == epoch
+
+    assert eventually(serving_in_the_same_epoch)
 
 
 def test_an_engine_that_begins_to_listen_during_a_status_call_is_starting(

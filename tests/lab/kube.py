@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+
+from tests.lab.reads import reader
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -55,13 +56,11 @@ class Kube:
 
     def get(self, kind: str, name: str) -> Document | None:
         """One object, None where there is none."""
-        text = self("get", kind, name, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
+        return reader(self.kubeconfig).get(kind, name, self.namespace)
 
     def list(self, kind: str, selector: str = "") -> list[Document]:
-        arguments = ["get", kind, "-o", "json", *([f"-l={selector}"] if selector else [])]
-        items: list[Document] = json.loads(self(*arguments))["items"]
-        return items
+        """The objects of a kind, or of several that commas part."""
+        return reader(self.kubeconfig).list(kind, selector, self.namespace)
 
     def dump(self) -> str:
         """Pods, events and the ends of the logs of the namespace, for a failed test."""

@@ -52,9 +52,20 @@ class Kubectl(Kube):
 
     def condition(self, name: str, type_: str) -> dict[str, Any]:
         """A condition of an InferenceService, empty where it has none."""
-        status = (self.get("plinf", name) or {}).get("status") or {}
-        found = [one for one in status.get("conditions", []) if one["type"] == type_]
-        return found[0] if found else {}
+        return self.conditions(name).get(type_, {})
+
+    def conditions(self, name: str, kind: str = "plinf") -> dict[str, dict[str, Any]]:
+        """All conditions of an object by type, from one look: they belong together."""
+        status = (self.get(kind, name) or {}).get("status") or {}
+        return {one["type"]: one for one in status.get("conditions", [])}
+
+    def holds(self, name: str, kind: str = "plinf", **wanted: str) -> bool:
+        """Whether, in one look, each condition has the status or the reason that is wanted."""
+        found = self.conditions(name, kind)
+        return all(
+            value in (found.get(type_, {}).get("status"), found.get(type_, {}).get("reason"))
+            for type_, value in wanted.items()
+        )
 
     def owned(self, service: str) -> list[dict[str, Any]]:
         """Everything that the operator made for ``service``."""

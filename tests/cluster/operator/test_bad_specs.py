@@ -204,11 +204,12 @@ def test_a_pod_template_that_cannot_be_is_said_in_the_status(
     start()
     manifest["spec"]["podTemplate"] = template
     kubectl.apply(manifest)
-    ready = eventually(lambda: kubectl.condition("tiny", "Ready"))
+    found = eventually(lambda: kubectl.conditions("tiny"))
+    ready = found["Ready"]
     assert ready["status"] == "False"
     assert ready["reason"] == reason
     assert message in ready["message"]
-    assert kubectl.condition("tiny", "Stalled")["status"] == "True"
+    assert found["Stalled"]["status"] == "True"
 
     kubectl(
         "patch",

@@ -61,9 +61,9 @@ def test_a_roll_out_that_serves_stays_ready_and_is_told_in_events(
     assert kubectl.condition("tiny", "Ready")["status"] == "True"
     progress(kubectl, eventually)
     kubectl("wait", "plinf", "tiny", "--for=condition=Progressing=False", "--timeout=60s")
+    eventually(lambda: kubectl.holds("tiny", Progressing="False", Reconciling="False"))
     ready = kubectl.condition("tiny", "Ready")
     assert (ready["status"], ready["lastTransitionTime"]) == ("True", since), "it never changed"
-    assert kubectl.condition("tiny", "Reconciling")["status"] == "False"
     eventually(lambda: len(events(kubectl, "RolloutFinished")) == 2)
     assert len(events(kubectl, "RolloutStarted")) == 1
     (asked,) = events(kubectl, "RestartRequested")
@@ -170,10 +170,12 @@ def test_why_a_container_cannot_start_stands_in_the_condition(
 ) -> None:
     start()
     kubectl.apply(manifest)
-    eventually(lambda: kubectl.condition("tiny", "EngineReady").get("reason") == "Unschedulable")
-    said = kubectl.condition("tiny", "EngineReady")["message"]
-    assert "nodes" in said
 
+    def unschedulable() -> bool:
+        found = kubectl.condition("tiny", "EngineReady")
+        return found.get("reason") == "Unschedulable" and "nodes" in found["message"]
+
+    eventually(unschedulable)
     (pod,) = kubectl.list("pods", SELECTOR)
     message = 'MountVolume.SetUp failed for volume "keys" : secret "clients" not found'
     moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -88,10 +88,10 @@ def test_an_object_of_somebody_else_is_not_taken_over(
     before = kubectl.get("service", "tiny")
     start()
     kubectl.apply(manifest)
-    ready = eventually(lambda: kubectl.condition("tiny", "Ready"))
-    assert ready["reason"] == "NameConflict"
-    assert f"Service {kubectl.namespace}/tiny exists" in ready["message"]
-    assert kubectl.condition("tiny", "Stalled")["status"] == "True"
+    found = eventually(lambda: kubectl.conditions("tiny"))
+    assert found["Ready"]["reason"] == "NameConflict"
+    assert f"Service {kubectl.namespace}/tiny exists" in found["Ready"]["message"]
+    assert found["Stalled"]["status"] == "True"
     assert kubectl.get("service", "tiny") == before
 
     kubectl("delete", "service", "tiny")

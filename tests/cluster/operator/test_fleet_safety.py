@@ -36,9 +36,20 @@ def leaking(kubectl: Any, name: str, pod: str, service: str = "tiny", **more: An
     kubectl.patch("leakincident", name, {"status": status}, "--subresource=status")
 
 
-def argument(kubectl: Any) -> str:
-    template = kubectl.get("deployment", "tiny")["spec"]["template"]
-    return str(template["spec"]["containers"][0]["command"][-1])
+def deployment(kubectl: Any) -> dict[str, Any]:
+    found: dict[str, Any] = kubectl.get("deployment", "tiny")
+    return found
+
+
+def unpaused(kubectl: Any) -> dict[str, Any]:
+    """The Deployment once it is not paused, else nothing."""
+    found = deployment(kubectl)
+    return {} if found["spec"].get("paused") else found
+
+
+def argument(found: dict[str, Any]) -> str:
+    """The last argument of a Deployment's engine."""
+    return str(found["spec"]["template"]["spec"]["containers"][0]["command"][-1])
 
 
 @pytest.mark.parametrize("on_leak", ["Hold", "Rollback"])
@@ -60,30 +71,31 @@ def test_a_revision_that_leaks_everywhere(
     manifest["spec"]["engine"]["args"].append("--max-num-seqs=7")
     kubectl.apply(manifest)
     new = eventually(lambda: at_least(2, names(kubectl) - old), 30)
-    assert revisions(kubectl)["update"] != first
+    # The pods may be there before the status that names their revision.
+    update = eventually(lambda: (seen := revisions(kubectl).get("update")) != first and seen)
     for pod in new:
         leaking(kubectl, f"leak-{pod}", pod)
     suspect = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("suspectRevision"), 30)
-    assert suspect["revision"] == revisions(kubectl)["update"]
+    assert suspect["revision"] == update
     assert suspect["leak"] == "HostGrowth in python_objects"
     assert any("command" in change for change in suspect["changed"]), suspect
-    assert kubectl.condition("tiny", "SuspectRevision")["status"] == "True"
-    assert operator.metric("plimsoll_operator_suspect_revisions") == 1
+    eventually(lambda: kubectl.holds("tiny", SuspectRevision="True"))
+    eventually(lambda: operator.metric("plimsoll_operator_suspect_revisions") == 1)
     if on_leak == "Hold":
         eventually(lambda: kubectl.get("deployment", "tiny")["spec"].get("paused"))
-        assert kubectl.condition("tiny", "Stalled")["reason"] == "HeldForLeak"
+        eventually(lambda: kubectl.holds("tiny", Stalled="HeldForLeak"))
         manifest["spec"]["rollout"]["onLeak"] = "Continue"
         kubectl.apply(manifest)
-        eventually(lambda: not kubectl.get("deployment", "tiny")["spec"].get("paused"))
-        assert argument(kubectl) == "--max-num-seqs=7"
+        going_on = eventually(lambda: unpaused(kubectl))
+        assert argument(going_on) == "--max-num-seqs=7"
         kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"revision": "LastGood"}}})
-        eventually(lambda: argument(kubectl) != "--max-num-seqs=7")
-        assert revisions(kubectl)["current"] == first
+        eventually(lambda: argument(deployment(kubectl)) != "--max-num-seqs=7")
+        eventually(lambda: revisions(kubectl)["current"] == first)
         kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"revision": "Spec"}}})
-        eventually(lambda: argument(kubectl) == "--max-num-seqs=7")
+        eventually(lambda: argument(deployment(kubectl)) == "--max-num-seqs=7")
     else:
-        eventually(lambda: argument(kubectl) != "--max-num-seqs=7")
-        assert kubectl.condition("tiny", "Stalled")["reason"] == "RolledBackForLeak"
+        eventually(lambda: argument(deployment(kubectl)) != "--max-num-seqs=7")
+        eventually(lambda: kubectl.holds("tiny", Stalled="RolledBackForLeak"))
         eventually(lambda: not (set(new) & names(kubectl)), 40)
 
 

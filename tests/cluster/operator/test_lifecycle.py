@@ -28,22 +28,24 @@ def test_the_whole_life_of_a_service(
     kubectl.apply(manifest)
     eventually(lambda: kinds(kubectl, "tiny") == KINDS)
     eventually(lambda: len(kubectl.list("pods", "plimsoll.dev/service=tiny")) == 1)
-    eventually(lambda: kubectl.condition("tiny", "Ready").get("status") == "False")
-    assert kubectl.condition("tiny", "Progressing")["status"] == "True"
+    eventually(lambda: kubectl.holds("tiny", Ready="False", Progressing="True"))
 
     kubectl.play_kubelet("tiny")
     kubectl("wait", "--for=condition=Ready", "plinf/tiny", "--timeout=10s")
     status = eventually(lambda: ready(kubectl, "tiny", 1))
     assert status["url"] == f"http://tiny.{kubectl.namespace}.svc"
     assert status["observedGeneration"] == 1
-    assert kubectl.condition("tiny", "EngineReady")["status"] == "True"
-    assert kubectl.condition("tiny", "SupervisorReady")["status"] == "True"
-    assert kubectl.condition("tiny", "Stalled")["status"] == "False"
-    row = kubectl("get", "plinf", "tiny").splitlines()
-    columns = row[0].split()
+    eventually(
+        lambda: kubectl.holds("tiny", EngineReady="True", SupervisorReady="True", Stalled="False")
+    )
+    columns = kubectl("get", "plinf", "tiny").splitlines()[0].split()
     assert columns[:5] == ["NAME", "URL", "READY", "DESIRED", "REASON"]
     assert columns[5:] == ["HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "AGE"]
-    assert row[1].split()[2:5] == ["1", "1", "ReplicasReady"]
+
+    def row() -> list[str]:
+        return list(kubectl("get", "plinf", "tiny", "--no-headers").split())
+
+    eventually(lambda: row()[2:5] == ["1", "1", "ReplicasReady"])
 
     kubectl("scale", "plinf", "tiny", "--replicas=3")
     eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 3)
@@ -103,19 +105,22 @@ def test_slots_follow_the_spec_and_a_held_one_stays(
 
     kubectl.patch("plinf", "tiny", {"spec": {"supervision": {"maxUnavailable": 1}}})
     eventually(lambda: leases(kubectl) == [slots[0], slots[2]])
-    role = kubectl.get("role", "tiny-supervisor")["rules"][-1]
-    assert role["resourceNames"] == [slots[0], slots[2]], "its holder can still release it"
+    # Its holder can still release it.
+    eventually(lambda: may_write(kubectl) == [slots[0], slots[2]])
 
     kubectl.patch("lease", slots[2], {"spec": {"holderIdentity": ""}})
     eventually(lambda: leases(kubectl) == [slots[0]])
-    eventually(
-        lambda: kubectl.get("role", "tiny-supervisor")["rules"][-1]["resourceNames"] == slots[:1]
-    )
+    eventually(lambda: may_write(kubectl) == slots[:1])
 
 
 def leases(kubectl: Any) -> list[str]:
     found = kubectl.list("leases", "plimsoll.dev/service=tiny")
     return sorted(item["metadata"]["name"] for item in found)
+
+
+def may_write(kubectl: Any) -> list[str]:
+    """The leases that the service's supervisors may write."""
+    return list(kubectl.get("role", "tiny-supervisor")["rules"][-1]["resourceNames"])
 
 
 class _Metrics(http.server.BaseHTTPRequestHandler):
@@ -172,8 +177,8 @@ def test_memory_figures_come_from_the_supervisors(
     # The first page is one that no supervisor writes, and costs nobody but its pod a figure.
     memory = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("memory"))
     assert memory == {"hostConsumedPercent": 120, "replica": pods[0]["metadata"]["name"]}
-    assert kubectl.condition("tiny", "MemoryWithinBudget")["reason"] == "BudgetSpent"
-    assert kubectl.condition("tiny", "RestartBudgetExhausted")["status"] == "True"
+    wanted = {"MemoryWithinBudget": "BudgetSpent", "RestartBudgetExhausted": "True"}
+    eventually(lambda: kubectl.holds("tiny", **wanted))
 
 
 def test_incidents_show_in_the_status(

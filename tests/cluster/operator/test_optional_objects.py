@@ -53,15 +53,16 @@ def test_what_is_asked_for_comes_and_goes(
         eventually(lambda k=kind, n=name: kubectl.get(k, n))
     eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 2)
     complete = eventually(lambda: kubectl.condition("tiny", "ObjectsComplete"))
-    assert (complete["status"], complete["reason"]) == ("False", "ApiMissing")
+    assert (complete["status"], complete["reason"]) == ("False", "ApiMissing"), complete
     assert "PodMonitor" in complete["message"]
 
     # What the autoscaler sets stays, also when something else of the Deployment changes.
     kubectl("scale", "deployment", "tiny", "--replicas=4")
     kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"progressDeadline": "333s"}}})
-    deadline = "progressDeadlineSeconds"
-    eventually(lambda: kubectl.get("deployment", "tiny")["spec"][deadline] == 333)
-    assert kubectl.get("deployment", "tiny")["spec"]["replicas"] == 4
+    changed = eventually(
+        lambda: (seen := spec_of(kubectl))["progressDeadlineSeconds"] == 333 and seen
+    )
+    assert changed["replicas"] == 4
 
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump(crd_of_a_pod_monitor()))
     try:
@@ -75,6 +76,11 @@ def test_what_is_asked_for_comes_and_goes(
         eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 1)
     finally:
         kubectl("delete", "crd", "podmonitors.monitoring.coreos.com", "--wait=false")
+
+
+def spec_of(kubectl: Any) -> dict[str, Any]:
+    found: dict[str, Any] = kubectl.get("deployment", "tiny")["spec"]
+    return found
 
 
 def test_any_character_arrives(

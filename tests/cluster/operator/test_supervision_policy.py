@@ -56,14 +56,24 @@ def status(kubectl: Any, name: str = "engines") -> dict[str, Any]:
     return found
 
 
-def condition(kubectl: Any, name: str, type_: str) -> dict[str, Any]:
-    found = [one for one in status(kubectl, name).get("conditions", []) if one["type"] == type_]
-    return found[0] if found else {}
+def conflicting(kubectl: Any, name: str) -> dict[str, Any]:
+    """The condition of that type once it is true, else nothing."""
+    found: dict[str, Any] = kubectl.conditions(name, "plsp").get("Conflicting", {})
+    return found if found.get("status") == "True" else {}
+
+
+COUNTS = ("selected", "supervised", "waitingForRestart", "refused")
 
 
 def counts(kubectl: Any, name: str = "engines") -> tuple[Any, ...]:
-    fields = ("selected", "supervised", "waitingForRestart", "refused")
-    return tuple(status(kubectl, name).get(field) for field in fields)
+    found = status(kubectl, name)
+    return tuple(found.get(field) for field in COUNTS)
+
+
+def counted(kubectl: Any, wanted: tuple[int, ...], name: str = "engines") -> dict[str, Any]:
+    """The status once its counts are as wanted, else nothing."""
+    found = status(kubectl, name)
+    return found if tuple(found.get(field) for field in COUNTS) == wanted else {}
 
 
 def owned(kubectl: Any) -> list[tuple[str, str]]:
@@ -90,19 +100,18 @@ def test_the_whole_life_of_a_policy(
     )
     kubectl.apply(policy(memory={"host": {"growthBudget": "2Gi"}}))
 
-    eventually(lambda: counts(kubectl) == (3, 1, 1, 1), LISTED_S)
-    assert status(kubectl)["refusals"] == [
-        {"pod": "nginx", "reason": "no container runs vLLM or SGLang"}
-    ]
-    ready = condition(kubectl, "engines", "Ready")
-    assert (ready["status"], ready["reason"]) == ("True", "PartlySupervised")
-    assert condition(kubectl, "engines", "Conflicting")["status"] == "False"
-    assert owned(kubectl) == [
+    found = eventually(lambda: counted(kubectl, (3, 1, 1, 1)), LISTED_S)
+    assert found["refusals"] == [{"pod": "nginx", "reason": "no container runs vLLM or SGLang"}]
+    told = {one["type"]: one for one in found["conditions"]}
+    assert (told["Ready"]["status"], told["Ready"]["reason"]) == ("True", "PartlySupervised")
+    assert told["Conflicting"]["status"] == "False"
+    made = [
         ("ConfigMap", "engines.policy"),
         ("Lease", "engines.policy-restart-0"),
         ("Role", "engines.policy"),
         ("RoleBinding", "engines.policy"),
     ]
+    eventually(lambda: owned(kubectl) == made, LISTED_S)
     subjects = kubectl.get("rolebinding", "engines.policy")["subjects"]
     assert [one["name"] for one in subjects] == ["vllm"], "of the supervised pod alone"
     config = read_config(kubectl)
@@ -135,7 +144,8 @@ def test_the_whole_life_of_a_policy(
 
     kubectl("delete", "pod", "vllm-0", "--force", "--grace-period=0")
     eventually(lambda: counts(kubectl) == (2, 0, 1, 1), LISTED_S)
-    assert ("RoleBinding", "engines.policy") not in owned(kubectl), "nobody needs it any more"
+    # Nobody needs it any more.
+    eventually(lambda: ("RoleBinding", "engines.policy") not in owned(kubectl), LISTED_S)
 
     kubectl("delete", "plsp", "engines", "--timeout=10s")
     # The garbage collector looks for new kinds every 30 s, and this one may be younger.
@@ -170,19 +180,18 @@ def test_two_policies_that_select_one_pod_both_say_so(
     eventually(lambda: age(kubectl, "zeta") > 1.5)
     kubectl.apply(policy("alpha", selector={"matchExpressions": [expression]}))
 
-    eventually(lambda: counts(kubectl, "alpha") == (1, 0, 0, 1), LISTED_S)
-    (refused,) = status(kubectl, "alpha")["refusals"]
+    younger = eventually(lambda: counted(kubectl, (1, 0, 0, 1), "alpha"), LISTED_S)
+    (refused,) = younger["refusals"]
     assert "SupervisionPolicy zeta, which is older" in refused["reason"]
-    eventually(lambda: condition(kubectl, "zeta", "Conflicting").get("status") == "True", LISTED_S)
     for name, other in (("zeta", "alpha"), ("alpha", "zeta")):
-        found = condition(kubectl, name, "Conflicting")
+        found = eventually(lambda n=name: conflicting(kubectl, n), LISTED_S)
         assert found["reason"] == "PodsSelectedTwice"
         assert found["message"].startswith(f"{other} also selects vllm-0: ")
     assert counts(kubectl, "zeta") == (1, 0, 1, 0), "the older one has it"
 
     kubectl("delete", "plsp", "zeta", "--timeout=10s")
     eventually(lambda: counts(kubectl, "alpha") == (1, 0, 1, 0), LISTED_S)
-    assert condition(kubectl, "alpha", "Conflicting")["status"] == "False"
+    eventually(lambda: kubectl.holds("alpha", "plsp", Conflicting="False"), LISTED_S)
 
 
 def age(kubectl: Any, name: str) -> float:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import openai
 import psutil
 import pytest
 
+T = TypeVar("T")
 TOKEN = "token-of-a-test"
 MODEL = "tiny"
 START_TIMEOUT_S = 600.0
@@ -78,11 +79,16 @@ class Engine:
         return content["port"], content["admin_port"]
 
     def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+        self.found(condition, what, timeout_s)
+
+    def found(self, look: Callable[[], T], what: str, timeout_s: float = 20.0) -> T:
+        """The first true value of ``look``: what is asserted of it was seen at one moment."""
         deadline = time.monotonic() + timeout_s
-        while not condition():
+        while not (value := look()):
             assert self.process.poll() is None, f"engine ended:\n{self.log_tail()}"
             assert time.monotonic() < deadline, f"no {what} in {timeout_s} s:\n{self.log_tail()}"
             time.sleep(0.02)
+        return value
 
     def log_tail(self) -> str:
         return self.log.read_text()[-4000:]

@@ -58,8 +58,10 @@ def test_faults_of_real_processes(start_engine: Any) -> None:
         # Connections come and go, so that the count before says nothing.
         engine.until(lambda: seen(frontend) == len(os.listdir(f"/proc/{frontend}/fd")), "all seen")
         assert series(engine) == REQUESTS
-        engine.until(lambda: engine.admin("GET", "/audit")[1]["idle"], "rest")
-        findings = engine.admin("GET", "/audit")[1]["findings"]
+        findings = engine.found(
+            lambda: (audit := engine.admin("GET", "/audit")[1])["idle"] and audit["findings"],
+            "findings at rest",
+        )
         assert [finding["rule"] for finding in findings] == ["ledger_within_bounds"]
         assert "grammar_cache holds" in findings[0]["detail"]
 

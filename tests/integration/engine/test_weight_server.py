@@ -29,8 +29,7 @@ def texts(futures: list[Any]) -> list[str]:
 
 
 def test_weights_are_declared_once_and_are_the_weight_servers(engine: Any) -> None:
-    engine.until(lambda: engine.status().get("ledger", []) != [], "a report")
-    status = engine.status()
+    status = engine.found(lambda: (seen := engine.status()).get("ledger") and seen, "a report")
     weights = [entry for entry in status["ledger"] if entry["owner"] == "weights"]
     assert [entry["process"] for entry in weights] == ["weight_server"]
     shared = {p["role"]: p.get("shared") for p in status["processes"]}
