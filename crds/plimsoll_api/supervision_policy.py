@@ -25,14 +25,6 @@ ENGINE_PORT_MESSAGE = (
 )
 
 
-def object_name(policy: str) -> str:
-    """Name of what the operator makes for a policy: its ConfigMap, Role and RoleBinding.
-
-    No object of an InferenceService has a dot in its name.
-    """
-    return f"{policy}.policy"
-
-
 class SelectedType(StrEnum):
     """Which engine the selected pods run. ``auto`` means that each pod shows it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
@@ -32,10 +32,11 @@ from plimsoll_operator.kinds import (
     ref,
 )
 from plimsoll_operator.plan import InvalidSpec, held_slots, old_incidents, read
-from plimsoll_operator.policies.policy_status import status
+from plimsoll_operator.policies.policy_status import status, too_many_workloads
 from plimsoll_operator.policies.render import render
 from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
 from plimsoll_operator.policies.selection import in_order, selecting
+from plimsoll_operator.policies.workloads import counting_slots, grouped, with_slots
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper, address_of
@@ -159,29 +160,32 @@ class PolicyController:
     ) -> Failure | None:
         uid = policy.metadata.uid
         owned = {ref(item): item for item in self._store.of(key, _OWNED)}
-        held = held_slots(owned.values(), {one.name for one in pods})
+        leases = {
+            where.name: item
+            for where, item in owned.items()
+            if where.kind == LEASE.kind and owner_uid(item) == uid
+        }
+        held = held_slots(leases.values(), {one.name for one in pods})
+        workloads = grouped(pods)
+        chosen = with_slots(key.name, workloads, leases)
         accounts = sorted({one.account for one in pods if one.state is State.SUPERVISED})
-        desired = render(policy, accounts[:MAX_ACCOUNTS], held)
+        desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held)
         for one in desired:
             await self._owned.apply(key, uid, one, 0)
         wanted = {ref(one) for one in desired}
+        idle = [item for name, item in leases.items() if Ref(LEASE.kind, name) not in wanted]
+        window_s = policy.spec.supervision.restart_budget.window_s
+        kept = {*held, *counting_slots(idle, window_s, self._clock())}
         surplus = [
             item
             for where, item in owned.items()
             if where not in wanted
             and owner_uid(item) == uid
-            and not (where.kind == LEASE.kind and where.name in held)
+            and not (where.kind == LEASE.kind and where.name in kept)
         ]
         old = old_incidents(self._incidents(key), self._config.kept_incidents)
         await self._owned.remove(key, surplus + old)
-        if len(accounts) <= MAX_ACCOUNTS:
-            return None
-        text = (
-            f"the supervised pods have {len(accounts)} ServiceAccounts, and {MAX_ACCOUNTS} can have"
-            f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
-            " accounts, or more policies"
-        )
-        return Failure("TooManyServiceAccounts", text, lasting=True)
+        return _too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
 
     async def _report(
         self,
@@ -203,6 +207,17 @@ class PolicyController:
 
 def _list_s(pods: int) -> float:
     return min(MAX_LIST_S, LIST_S + pods / PODS_A_SECOND)
+
+
+def _too_many_accounts(accounts: Sequence[str]) -> Failure | None:
+    if len(accounts) <= MAX_ACCOUNTS:
+        return None
+    text = (
+        f"the supervised pods have {len(accounts)} ServiceAccounts, and {MAX_ACCOUNTS} can have"
+        f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
+        " accounts, or more policies"
+    )
+    return Failure("TooManyServiceAccounts", text, lasting=True)
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:

@@ -8,6 +8,7 @@ from plimsoll_api.incidents import ENDED
 from plimsoll_api.supervision_policy_status import MAX_REFUSED_PODS, PolicyCondition
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.policies.selected_pod import SelectedPod, State
+from plimsoll_operator.policies.workloads import MAX_WORKLOADS, Workload
 from plimsoll_operator.status.conditions import MAX_MESSAGE, Failure, Verdict
 from plimsoll_operator.status.figures import Figures, memory
 from plimsoll_operator.status.service_status import merged
@@ -47,6 +48,26 @@ def status(
     after["conditions"] = merged(before, verdicts, generation, now)
     shown = before.get("memory") if figures is None else memory(figures)
     return after | ({"memory": shown} if shown else {})
+
+
+def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
+    """Why supervisors of some pods find no restart slot. ``chosen`` are those that have slots."""
+    have = {one.ref for one in chosen}
+    without = [one for one in workloads if one.needs_slots and one.ref not in have]
+    if without:
+        text = (
+            f"the pods belong to {len(without) + len(chosen)} workloads, and {MAX_WORKLOADS} can"
+            f" have restart slots: {_named([str(one.ref) for one in without])} restart nothing; use"
+            " more policies"
+        )
+        return Failure("TooManyWorkloads", text, lasting=True)
+    large = [str(one.ref or "pods without an owner") for one in chosen if one.too_many]
+    if large:
+        text = (
+            f"{_named(large)}: so many pods that some can take no restart slot: use more policies"
+        )
+        return Failure("TooManyPods", text, lasting=True)
+    return None
 
 
 def _counts(pods: Sequence[SelectedPod]) -> Object:
