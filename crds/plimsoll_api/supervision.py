@@ -466,11 +466,16 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
         growth = min(host.growth_bytes, pod.memory_limit_bytes)
         host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
     shared = memory.shared_device or pod.shared_device
+    supervision = config.supervision
+    if pod.workload is None:  # nothing would create the pod anew
+        ladder = tuple(one for one in supervision.ladder if one is not Action.POD_REPLACE)
+        supervision = replace(supervision, ladder=ladder)
     return replace(
         config,
         service=replace(config.service, workload=pod.workload),
         engine=pod.engine,
         memory=replace(memory, host=host, shared_device=shared),
+        supervision=supervision,
         slots=slots_of(config.service.name, pod.workload, len(config.slots)),
     )
 

@@ -34,6 +34,13 @@ class SelectedType(StrEnum):
     CUSTOM = "custom"
 
 
+class PolicyRollout(StrEnum):
+    """What happens to pods that a policy selects and that have no supervisor yet."""
+
+    ON_DELETE = "OnDelete"
+    RESTART = "Restart"
+
+
 class SelectedEngine(ResourceModel):
     """Which container of a selected pod is the engine, what it runs and where it serves."""
 
@@ -91,6 +98,13 @@ class SupervisionPolicySpec(ResourceModel):
     )
     probe: Annotated[Probe, FromStruct(Probe)] = Field(
         default_factory=Probe, description="Probe inside the engine."
+    )
+    rollout: PolicyRollout = Field(
+        default=PolicyRollout.ON_DELETE,
+        description="What happens to pods that have no supervisor yet. `OnDelete` leaves them "
+        "until somebody or something recreates them. `Restart` asks each Deployment, StatefulSet "
+        "and DaemonSet that owns such pods for one rolling restart, by its own strategy, and once "
+        "for each generation of the policy. Defaults to `OnDelete`.",
     )
 
 
