@@ -35,10 +35,10 @@ def suspects(
         revisions = sorted({one.revision for one in pods} - {""})
         own = _own(workload, by_pod)
         known = before.get(str(workload.ref)) or {}
-        suspected = [one for name in revisions if (one := find(name, pods, own))]
-        suspect = min(suspected, key=lambda one: one.since, default=None)
+        suspected = [suspect for name in revisions if (suspect := find(name, pods, own))]
+        first = min(suspected, key=lambda suspect: suspect.since, default=None)
         kept = (known.get("suspectRevision") or {}).get("revision")
-        shown = suspect_status(suspect, known, kept if kept in revisions else "", "Reported", [])
+        shown = suspect_status(first, known, kept if kept in revisions else "", "Reported", [])
         if shown:
             found[workload.ref] = shown
     return found
