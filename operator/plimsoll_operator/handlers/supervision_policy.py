@@ -89,6 +89,8 @@ class PolicyController:
         self._restarts = RollingRestarts(api, config.webhook is not None)
         self._refused: Counter[Key] = Counter()
         self._listed: dict[Key, _Listed] = {}
+        self.suspects: dict[Key, tuple[str, ...]] = {}
+        """Workloads of which a revision leaks in most replicas."""
 
     async def handle(self, key: Key) -> None:
         """Make the policy ``key`` what its spec says, and its status what it is."""
@@ -97,6 +99,7 @@ class PolicyController:
             self._scraper.forget(key)
             self._listed.pop(key, None)
             self._restarts.forget(key)
+            self.suspects.pop(key, None)
             return
         if item["metadata"].get("deletionTimestamp"):
             return
@@ -218,6 +221,8 @@ class PolicyController:
         item = self._store.get(key, Ref(POLICY.kind, key.name)) or item
         figures = self._scraper.published(key)
         wanted = status(item, pods, self._incidents(key), figures, failure, self._clock(), said)
+        shown = of_workloads(wanted)
+        self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
         if wanted == item.get("status"):
             return
         if await write_status(self._api, self._store, POLICY, item, wanted):
