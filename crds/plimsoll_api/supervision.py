@@ -20,6 +20,7 @@ from plimsoll_api.cel import Rule, rule, validations
 from plimsoll_api.manifest import DURATION, POSITIVE_BYTES, POSITIVE_DURATION, FieldForm, written
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.units import format_bytes
+from plimsoll_api.workloads import WorkloadRef, slots_of
 
 CONFIG_FILE = "supervisor.json"
 NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
@@ -405,13 +406,6 @@ class Supervision(msgspec.Struct, frozen=True):
     ] = LogLevel.INFO
 
 
-class WorkloadRef(msgspec.Struct, frozen=True):
-    """The workload that owns a pod, such as a Deployment."""
-
-    kind: Annotated[str, msgspec.Meta(max_length=63)]
-    name: Annotated[str, msgspec.Meta(max_length=253)]
-
-
 class ServiceRef(msgspec.Struct, frozen=True):
     """The InferenceService or SupervisionPolicy that this replica belongs to, by ``kind``. ``uid``
     is empty in local mode. ``workload`` is what owns a policy's pod."""
@@ -452,7 +446,8 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
-    """The whole file. ``slots`` names the service's restart-slot Leases, empty in local mode."""
+    """The whole file. ``slots`` names the service's restart-slot Leases, empty in local mode. In
+    the file of a SupervisionPolicy they are those of its pods that no workload owns."""
 
     service: ServiceRef
     engine: EngineEndpoint
@@ -463,18 +458,25 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
-    """The configuration of a policy's pod: the policy's, with the engine that the pod has."""
+    """The configuration of a policy's pod: the policy's, with the engine that the pod has and the
+    slots of its workload."""
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
         # A budget above the limit could never be spent: the kernel would be first.
         growth = min(host.growth_bytes, pod.memory_limit_bytes)
         host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
     shared = memory.shared_device or pod.shared_device
+    supervision = config.supervision
+    if pod.workload is None:  # nothing would create the pod anew
+        ladder = tuple(one for one in supervision.ladder if one is not Action.POD_REPLACE)
+        supervision = replace(supervision, ladder=ladder)
     return replace(
         config,
         service=replace(config.service, workload=pod.workload),
         engine=pod.engine,
         memory=replace(memory, host=host, shared_device=shared),
+        supervision=supervision,
+        slots=slots_of(config.service.name, pod.workload, len(config.slots)),
     )
 
 

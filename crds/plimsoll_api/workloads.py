@@ -1,0 +1,126 @@
+"""Which workload a pod belongs to, which replica of it the pod is, and its revision.
+
+Read from the pod's labels and owner references alone: a pod that somebody else made is looked at
+without another request. Whoever may create pods writes both, so they grant no right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from plimsoll_api.names import object_name
+
+APPS = "apps"
+TEMPLATE_HASH = "pod-template-hash"
+CONTROLLER_HASH = "controller-revision-hash"
+ROLLOUT_HASH = "rollouts-pod-template-hash"
+LWS_API, LWS_KIND = "leaderworkerset.x-k8s.io", "LeaderWorkerSet"
+LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
+LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
+LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
+LWS_HASH = "leaderworkerset.sigs.k8s.io/template-revision-hash"
+RAY_API, RAY_KIND = "ray.io", "RayCluster"
+RAY_CLUSTER = "ray.io/cluster"
+RAY_NODE = "ray.io/node-type"
+
+_MAX_KIND, _MAX_NAME = 63, 253
+_BEHIND_REPLICA_SETS = (
+    (TEMPLATE_HASH, APPS, "Deployment"),
+    (ROLLOUT_HASH, "argoproj.io", "Rollout"),
+)
+"""Label of a pod, and group and kind of what makes ReplicaSets named NAME-LABEL for it."""
+
+
+class WorkloadRef(msgspec.Struct, frozen=True):
+    """The workload that owns a pod, such as a Deployment."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND)]
+    name: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Where a pod belongs.
+
+    ``workload`` is None for a pod that nothing controls, and ``api_group`` is the workload's.
+    ``group`` names the multi-node group that is one replica together with this pod: the index of
+    a LeaderWorkerSet's group, or a RayCluster as a whole. It is empty where the pod is a replica by
+    itself. ``revision`` is empty where the workload's kind has none.
+    """
+
+    workload: WorkloadRef | None = None
+    api_group: str = ""
+    group: str = ""
+    revision: str = ""
+
+    def replica(self, pod: str) -> str:
+        """Name of the replica that the pod named ``pod`` is, or is a part of."""
+        return f"group {self.group}" if self.group else pod
+
+
+def membership(metadata: Mapping[str, Any]) -> Membership:
+    """Where the pod with this ``metadata`` belongs."""
+    labels = metadata.get("labels") or {}
+    owner = next(
+        (one for one in metadata.get("ownerReferences") or () if one.get("controller")), None
+    )
+    if owner is None:
+        return Membership()
+    api_group = str(owner.get("apiVersion", "")).rpartition("/")[0]
+    kind, name = str(owner.get("kind", "")), str(owner.get("name", ""))
+    revision = str(labels.get(CONTROLLER_HASH, ""))
+    if labels.get(LWS_NAME) and kind == "StatefulSet":
+        return Membership(
+            _ref(LWS_KIND, str(labels[LWS_NAME])),
+            LWS_API,
+            str(labels.get(LWS_GROUP, "")),
+            str(labels.get(LWS_HASH, "")),
+        )
+    if labels.get(RAY_CLUSTER) and kind == RAY_KIND:
+        cluster = str(labels[RAY_CLUSTER])
+        return Membership(_ref(RAY_KIND, cluster), RAY_API, cluster)
+    if kind == "ReplicaSet":
+        for label, owner_group, owner_kind in _BEHIND_REPLICA_SETS:
+            found = str(labels.get(label, ""))
+            if found and name.endswith(f"-{found}"):
+                made_by = _ref(owner_kind, name.removesuffix(f"-{found}"))
+                return Membership(made_by, owner_group, revision=found)
+    return Membership(_ref(kind, name), api_group, revision=revision)
+
+
+def slots_of(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:
+    """Names of the restart-slot Leases of one workload of a policy.
+
+    The operator and the supervisor both make these names. The pods of a policy that nothing
+    controls share its own slots.
+    """
+    prefix = object_name(policy)
+    if workload is not None:
+        digest = hashlib.sha256(str(workload).encode()).hexdigest()[:12]
+        shown = re.sub(r"[^a-z0-9]+", "-", workload.name.lower())[:32].strip("-")
+        prefix = "-".join(filter(None, (prefix, shown, digest)))
+    return tuple(f"{prefix}-restart-{index}" for index in range(count))
+
+
+def replicas_text(replicas: Iterable[Iterable[str]]) -> str:
+    """The value of the annotation with a slot's replicas: pods with commas between those of one
+    replica, and spaces between replicas."""
+    return " ".join(",".join(pods) for pods in replicas)
+
+
+def replicas_in(text: str) -> list[tuple[str, ...]]:
+    """The replicas in such an annotation."""
+    return [tuple(one.split(",")) for one in text.split()]
+
+
+def _ref(kind: str, name: str) -> WorkloadRef:
+    return WorkloadRef(kind[:_MAX_KIND], name[:_MAX_NAME])
