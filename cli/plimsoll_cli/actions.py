@@ -1,5 +1,4 @@
-"""``plimsoll trim|drain|restart|resume POD``: asks, then has the replica's supervisor do it,
-fenced."""
+"""``plimsoll trim|drain|restart|resume``: asks, then has a replica's supervisor do it, fenced."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
+from plimsoll_api.admin import Capability
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import waiting
 
@@ -21,9 +21,12 @@ many seconds at most: exit status, standard output and error."""
 DOES = {
     "trim": "returns cached memory to the system; caches are cold afterwards",
     "drain": "takes the replica out of service and lets running requests finish",
-    "restart": "replaces its worker; running requests pause, then continue",
+    "restart": "ends its engine, and its container starts again; requests that do not end in time"
+    " are lost",
     "resume": "puts it back into service and resets its restart budget",
 }
+CARRIES = "replaces its worker; running requests pause, then continue"
+"""What ``restart`` does to an engine that can restart its worker alone."""
 STATUS_S = 30.0
 ACT_S = 700.0
 """Longest action: a worker that loads its weights again."""
@@ -44,7 +47,7 @@ def act(
         if seen.epoch is None:
             raise RunError(f"{pod}: {seen.message}")
         epoch = seen.epoch
-        question = f"{what} {pod} (epoch {epoch}, {seen.state}): {DOES[what]}. Continue?"
+        question = f"{what} {pod} (epoch {epoch}, {seen.state}): {does(what, seen)}. Continue?"
         if not sys.stdin.isatty():
             raise UsageError(f"{question}\nNo terminal to confirm on: add --yes")
         if not ask(question):
@@ -56,6 +59,12 @@ def act(
     if answer.outcome != "Succeeded":
         raise RunError(f"{what} {pod}: {answer.outcome}: {answer.message}")
     return answer
+
+
+def does(what: str, seen: ActionAnswer) -> str:
+    """What the action does to the engine that was seen."""
+    carries = what == "restart" and Capability.RESTART_WORKER.value in seen.capabilities
+    return CARRIES if carries else DOES[what]
 
 
 def _do(

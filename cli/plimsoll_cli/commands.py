@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,15 +19,18 @@ def top(
     output: options.Form = Output.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
-    """Watch every service's leak budget, worst first."""
+    """Watch the leak budgets of all services and policies, worst first."""
     from plimsoll_cli.cluster import top as showing
 
     showing.run(options.cluster(kubeconfig, context, namespace, everywhere), output, once)
 
 
 def incidents(
-    service: Annotated[
-        str | None, typer.Argument(help="Show only incidents of this service.")
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show only incidents of this service, workload or policy: its name, or KIND/NAME."
+        ),
     ] = None,
     local: options.Local = False,
     run_dir: options.RunDir = None,
@@ -57,12 +58,12 @@ def incidents(
     from plimsoll_cli.incident_view import IncidentView
     from plimsoll_cli.output import waiting
 
-    wanted = listing.Filter(service, phase, kind, open_only)
+    wanted = listing.Filter(target, phase, kind, open_only)
     wanted.check()
     if local or run_dir is not None:
 
         def read() -> list[IncidentView]:
-            return listing.local(service, run_dir)
+            return listing.local(target, run_dir)
 
         # A run directory is one service's, whatever it is called.
         wanted = listing.Filter(None, phase, kind, open_only)
@@ -73,7 +74,7 @@ def incidents(
 
         def read() -> list[IncidentView]:
             with waiting("reading incidents") as tell:
-                return leak_incidents.every(cluster, service, tell)
+                return leak_incidents.every(cluster, target, tell)
 
     if watch:
         listing.watch(read, wanted, output)
@@ -119,13 +120,16 @@ def doctor(
     service: Annotated[
         str | None, typer.Option(help="Check only replicas of this service.")
     ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Check only this SupervisionPolicy and its pods.")
+    ] = None,
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     namespace: options.Namespace = None,
     everywhere: options.Everywhere = False,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Check the cluster, CRDs, permissions, operator and each supervisor."""
+    """Check the cluster, CRDs, permissions, operator, policies, webhook and each supervisor."""
     from dataclasses import asdict
 
     from plimsoll_cli.cluster import doctor as checking
@@ -133,7 +137,8 @@ def doctor(
 
     checks = []
     out = console()
-    for check in checking.run(options.cluster(kubeconfig, context, namespace, everywhere), service):
+    cluster = options.cluster(kubeconfig, context, namespace, everywhere)
+    for check in checking.run(cluster, service, policy):
         checks.append(check)
         if output.for_people:
             mark = {True: "ok", False: "BAD", None: "?"}[check.ok]
@@ -146,85 +151,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _action(what: str, text: str) -> Callable[..., None]:
-    """The command of one action; ``text`` is its help."""
-
-    def command(
-        pod: Annotated[
-            str, typer.Argument(help="Pod of the replica. With --local: name of the service.")
-        ],
-        local: options.Local = False,
-        run_dir: options.RunDir = None,
-        kubeconfig: options.Kubeconfig = None,
-        context: options.Context = None,
-        namespace: options.Namespace = None,
-        yes: options.Yes = False,
-        deadline: Annotated[
-            float,
-            typer.Option(parser=options.duration, metavar="TIME", help="Maximum time to drain."),
-        ] = "30s",  # type: ignore[assignment]
-    ) -> None:
-        _do(what, pod, local, run_dir, kubeconfig, context, namespace, yes, deadline)
-
-    command.__doc__ = text
-    return command
-
-
-def resume(
-    pod: Annotated[
-        str, typer.Argument(help="Pod of the replica. With --local: name of the service.")
-    ],
-    local: options.Local = False,
-    run_dir: options.RunDir = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
-    namespace: options.Namespace = None,
-    yes: options.Yes = False,
-    service: Annotated[
-        bool,
-        typer.Option(
-            "--service", help="Also clear the service's count of restarts for all replicas."
-        ),
-    ] = False,
-) -> None:
-    """Put a replica back into service and reset its restart budget."""
-    _do("resume", pod, local, run_dir, kubeconfig, context, namespace, yes, 30.0, service)
-
-
-def _do(
-    what: str,
-    pod: str,
-    local: bool,
-    run_dir: Path | None,
-    kubeconfig: Path | None,
-    context: str | None,
-    namespace: str | None,
-    yes: bool,
-    deadline_s: float,
-    whole_service: bool = False,
-) -> None:
-    from plimsoll_cli import actions
-
-    if local or run_dir is not None:
-        from plimsoll_cli.local import ask, root
-
-        reach = ask.beside(run_dir or root.of(pod))
-    else:
-        from plimsoll_cli.cluster.exec import beside
-
-        reach = beside(options.cluster(kubeconfig, context, namespace), pod)
-    answer = actions.act(reach, what, pod, yes, deadline_s, typer.confirm, whole_service)
-    typer.echo(f"{what} {pod}: {answer.message or 'done'}")
-
-
 def register(app: typer.Typer) -> None:
     """Adds these commands to the program."""
     for command in (top, incidents, explain, doctor):
         app.command()(command)
-    for what, text in (
-        ("trim", "Return a replica's cached memory to the system."),
-        ("drain", "Take a replica out of service and let running requests finish."),
-        ("restart", "Replace a replica's worker. Running requests continue."),
-    ):
-        app.command(what)(_action(what, text))
-    app.command()(resume)

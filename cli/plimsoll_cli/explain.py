@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from plimsoll_api.leakincident import IncidentStep
+from plimsoll_api.names import POLICY_LABEL, SERVICE_LABEL
 from plimsoll_api.units import format_bytes
-from plimsoll_cli.incident_view import IncidentView, seconds
+from plimsoll_cli.incident_view import IncidentView, seconds, target
 from plimsoll_cli.spark import plot
 
 WHAT = {
@@ -51,7 +52,7 @@ NEXT = {
     "ManualRestart": "nothing: the restart counts against the replica's restart budget.",
     "ManualResume": "nothing.",
     "Failed": "the message above says why; the engine's log may say more: kubectl logs {pod}"
-    " -c engine",
+    " -c {container}",
     "NewEpoch": "nothing: someone else restarted the engine.",
     "Observed": "set spec.supervision.mode: Recover to let the supervisor act, or act manually:"
     " plimsoll restart {pod}",
@@ -59,8 +60,8 @@ NEXT = {
     "LadderExhausted": "allow more in spec.supervision.ladder, or replace the pod:"
     " kubectl delete pod {pod}",
     "PartlyReturned": "look for memory outside the engine (segments shared and orphan).",
-    "SlotTimeout": "see who holds the slot: kubectl get leases -l plimsoll.dev/service={service}",
-    "Refused": "the engine's log says why it refused: kubectl logs {pod} -c engine",
+    "SlotTimeout": "see who holds the slot: kubectl get leases -l {slots}",
+    "Refused": "the engine's log says why it refused: kubectl logs {pod} -c {container}",
     "EffectUnknown": "compare the engine's epoch with the incident's: plimsoll doctor",
 }
 WAITS = {
@@ -68,7 +69,7 @@ WAITS = {
     " after: plimsoll resume {pod} --service",
     "ReplicaRestartBudgetExhausted": "find the cause, then: plimsoll resume {pod}",
     "SlotHeld": "wait: another replica of the service restarts. To see which one:"
-    " kubectl get leases -l plimsoll.dev/service={service}",
+    " kubectl get leases -l {slots}",
     "SlotConflict": "wait: another replica took the slot at the same moment.",
     "NoSlot": "wait until the operator has created the slot Leases. Check that it runs.",
     "CircuitBreaker": "wait: the number of services that restart has reached the operator's"
@@ -83,7 +84,7 @@ WAITS = {
 }
 BY_KIND = {
     "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before:"
-    " plimsoll incidents {service}",
+    " plimsoll incidents {target}",
     "CrashLoop": "its last log says why: kubectl logs {pod} -c {container} --previous",
 }
 """For kinds that no action of the supervisor cures, whatever phase they are in."""
@@ -102,7 +103,10 @@ def next_step(incident: IncidentView) -> str:
         known = BY_KIND[spec.kind]
     elif status.waiting_reason is not None:
         known = WAITS.get(status.waiting_reason, known)
-    return known.format(pod=spec.pod, service=spec.service, container=spec.container)
+    slots = (SERVICE_LABEL, spec.service) if spec.policy is None else (POLICY_LABEL, spec.policy)
+    return known.format(
+        pod=spec.pod, target=target(incident), container=spec.container, slots="=".join(slots)
+    )
 
 
 def memory(incident: IncidentView) -> list[tuple[float, int]]:
@@ -126,9 +130,8 @@ def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[T
         (incident.name, "bold"), "  ", (incident.phase, STYLE.get(incident.phase, "bold yellow")),
         f" ({status.outcome})" if status.outcome else "",
     )  # fmt: skip
-    where = f"{incident.namespace}/{spec.service}" if incident.namespace else spec.service
     yield Text(f"{spec.kind}: {WHAT.get(spec.kind, 'something went wrong')}.")
-    yield Text(f"Service {where}, pod {spec.pod}, epoch {spec.epoch}.")
+    yield Text(f"{_whose(incident)}, pod {spec.pod}, epoch {spec.epoch}.")
     yield Text(f"Opened {spec.opened_at}{_lasted(incident)}.")
     yield from _seen(incident)
     yield from _picture(incident, width, plain)
@@ -144,6 +147,17 @@ def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[T
     for folder, names in folders.items():
         yield Text(f"Saved in {folder or '.'}: {', '.join(names)}")
     yield Text.assemble(("\nWhat next: ", "bold"), next_step(incident))
+
+
+def _whose(incident: IncidentView) -> str:
+    """``Service ml/qwen``, or a policy's workload: ``Deployment ml/vllm (SupervisionPolicy x)``."""
+    spec, space = incident.spec, f"{incident.namespace}/" if incident.namespace else ""
+    if spec.policy is None:
+        return f"Service {space}{spec.service}"
+    policy = f"SupervisionPolicy {spec.policy}"
+    if spec.target is None:
+        return f"{policy} in {incident.namespace}"
+    return f"{spec.target.kind} {space}{spec.target.name} ({policy})"
 
 
 def show(incident: IncidentView, out: Console, plain: bool) -> None:

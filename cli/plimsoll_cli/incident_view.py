@@ -10,8 +10,10 @@ from plimsoll_api.incident_object import spec_of, status_of
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import ENDED, IncidentPhase
 from plimsoll_api.leakincident import IncidentAttribution, LeakIncidentSpec, LeakIncidentStatus
+from plimsoll_api.names import POLICY_KIND, SERVICE_KIND
 from plimsoll_api.supervision import ServiceRef
 from plimsoll_api.times import unix_seconds
+from plimsoll_cli.targets import parse
 
 
 class IncidentView(msgspec.Struct, kw_only=True):
@@ -66,6 +68,28 @@ def of_journal(incident: IncidentRecord) -> IncidentView:
         spec=spec_of(incident, ServiceRef(service), service, "engine"),
         status=status_of(incident),
     )
+
+
+def target(incident: IncidentView) -> str:
+    """What the incident is about, as other commands take it: a service's name, or KIND/NAME."""
+    found = incident.spec.target
+    return incident.spec.service if found is None else f"{found.kind.lower()}/{found.name}"
+
+
+def is_of(incident: IncidentView, name: str) -> bool:
+    """Whether ``name`` is the incident's service, workload or policy, or its KIND/NAME."""
+    spec = incident.spec
+    if "/" not in name:
+        return name in (spec.service, spec.policy)
+    wanted = parse(name)
+    if wanted.kind == POLICY_KIND:
+        return wanted.name == spec.policy
+    if wanted.is_pod:
+        return wanted.name == spec.pod
+    found = (SERVICE_KIND, spec.service) if spec.policy is None else None
+    if spec.target is not None:
+        found = (spec.target.kind, spec.target.name)
+    return found == (wanted.kind, wanted.name)
 
 
 def seconds(text: str | None) -> float | None:

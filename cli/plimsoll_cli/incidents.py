@@ -17,12 +17,12 @@ from plimsoll_api.incident_record import JOURNAL_FILE, IncidentRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.incident_view import IncidentView, of_journal
+from plimsoll_cli.incident_view import IncidentView, is_of, of_journal, target
 from plimsoll_cli.local import root
 from plimsoll_cli.output import Cell, Output, console, fitting, show, write
 
 STATE_DIR = "state"
-LEAST_WIDTH = {"OPENED": 90, "SERVICE": 110, "OUTCOME": 75, "RETURNED": 110}
+LEAST_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
 """Columns that a narrower terminal leaves out."""
 STYLE = {"Resolved": "green", "Unresolved": "red", "Suppressed": "magenta"}
 WATCH_S = 2.0
@@ -30,9 +30,9 @@ WATCH_S = 2.0
 
 @dataclass(frozen=True)
 class Filter:
-    """Which incidents are wanted; None is all."""
+    """Which incidents are wanted; None is all. ``target`` is what :func:`is_of` takes."""
 
-    service: str | None = None
+    target: str | None = None
     phase: str | None = None
     kind: str | None = None
     open_only: bool = False
@@ -50,7 +50,7 @@ class Filter:
     def wants(self, incident: IncidentView) -> bool:
         """Return whether ``incident`` passes all that is set."""
         return (
-            self.service in (None, incident.spec.service)
+            (self.target is None or is_of(incident, self.target))
             and self.phase in (None, incident.phase)
             and self.kind in (None, incident.spec.kind)
             and not (self.open_only and incident.ended)
@@ -141,7 +141,7 @@ def _watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: O
 def columns(wide: bool, namespaces: bool) -> list[str]:
     """Return the table's titles."""
     names = ["NAMESPACE"] if namespaces else []
-    names += ["OPENED", "NAME", "SERVICE", "PHASE", "OUTCOME", "RETURNED", "WHAT"]
+    names += ["OPENED", "NAME", "TARGET", "PHASE", "OUTCOME", "RETURNED", "WHAT"]
     return [*names, "POD", "EPOCH", "ENDED"] if wide else names
 
 
@@ -151,7 +151,7 @@ def row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
     phase = Text(incident.phase, style=STYLE.get(incident.phase, "yellow"))
     cells: list[Cell] = [incident.namespace] if namespaces else []
-    cells += [spec.opened_at, incident.name, spec.service, phase, status.outcome or ""]
+    cells += [spec.opened_at, incident.name, target(incident), phase, status.outcome or ""]
     cells += [returned, headline(incident)]
     return [*cells, spec.pod, spec.epoch, status.ended_at or ""] if wide else cells
 

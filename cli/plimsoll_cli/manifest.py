@@ -1,19 +1,22 @@
-"""Reads a manifest: one InferenceService in a YAML file, checked as the API server would."""
+"""Reads a manifest: one InferenceService or SupervisionPolicy in a YAML file, checked as the API
+server would."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import API_VERSION
-from plimsoll_api.names import SERVICE_KIND as KIND
+from plimsoll_api.names import API_VERSION, POLICY_KIND, SERVICE_KIND
+from plimsoll_api.schema import ResourceModel
+from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
 
+T = TypeVar("T", bound=ResourceModel)
 MAX_BYTES = 3 << 20
 """The API server takes no larger request body (its limit for writes is 3 MiB)."""
 
@@ -39,20 +42,29 @@ def read(path: Path) -> InferenceService:
 
     Raises :class:`UsageError` with one line for each thing that is wrong: file, field, what to do.
     """
-    document = _document(path)
+    return _read(path, SERVICE_KIND, InferenceService)
+
+
+def read_policy(path: Path) -> SupervisionPolicy:
+    """The SupervisionPolicy in ``path``. Raises :class:`UsageError` as :func:`read` does."""
+    return _read(path, POLICY_KIND, SupervisionPolicy)
+
+
+def _read(path: Path, wanted: str, model: type[T]) -> T:
+    document = _document(path, wanted)
     kind, version = document.get("kind"), document.get("apiVersion")
-    if kind != KIND:
-        raise UsageError(f"{path}: kind: {kind!r} cannot be used here: write kind: {KIND}")
+    if kind != wanted:
+        raise UsageError(f"{path}: kind: {kind!r} cannot be used here: write kind: {wanted}")
     if version != API_VERSION:
         raise UsageError(f"{path}: apiVersion: {version!r} is not known: write {API_VERSION}")
     try:
-        return InferenceService.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         problems = [_problem(path, one["loc"], one) for one in error.errors()]
         raise UsageError("\n".join(problems)) from None
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, wanted: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: this is not a manifest")
@@ -74,11 +86,11 @@ def _document(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: nested too deeply to be a manifest") from None
     if len(documents) != 1:
         count = f"{len(documents)} documents" if documents else "nothing"
-        raise UsageError(f"{path}: holds {count}: give a file with one {KIND}")
+        raise UsageError(f"{path}: holds {count}: give a file with one {wanted}")
     document = documents[0]
     if not isinstance(document, dict):
         what = type(document).__name__
-        raise UsageError(f"{path}: holds a {what}: give a file with one {KIND}")
+        raise UsageError(f"{path}: holds a {what}: give a file with one {wanted}")
     return document
 
 

@@ -76,7 +76,7 @@ def test_incidents_are_read_by_page_newest_first(
     names = [one["metadata"]["name"] for one in json.loads(done.stdout)]
     assert names == [f"leaky-{index:02d}" for index in reversed(range(COUNT))]
     some = plimsoll(kube, "incidents", "leaky", "--limit", "3").stdout.splitlines()
-    assert some[0].split()[:3] == ["OPENED", "NAME", "SERVICE"]
+    assert some[0].split()[:3] == ["OPENED", "NAME", "TARGET"]
     assert some[-1] == "and 9 older: --limit shows more"
     assert plimsoll(kube, "incidents", "calm").stdout == "no incidents\n"
 
@@ -103,9 +103,10 @@ def test_plimsoll_explain_prints_the_whole_incident(kube: Kube) -> None:
 
 def test_top_lists_the_worst_first(kube: Kube) -> None:
     lines = plimsoll(kube, "top").stdout.splitlines()
-    assert lines[0].split()[:3] == ["SERVICE", "READY", "HOST%"]
-    assert lines[1].split()[:3] == [f"{kube.namespace}/leaky", "0/1", "85%"]
-    assert lines[2].split()[:3] == [f"{kube.namespace}/calm", "0/1", "?"]
+    assert lines[0].split()[:4] == ["NAME", "KIND", "PODS", "HOST%"]
+    kind = "InferenceService"
+    assert lines[1].split()[:4] == [f"{kube.namespace}/leaky", kind, "0/1", "85%"]
+    assert lines[2].split()[:4] == [f"{kube.namespace}/calm", kind, "0/1", "?"]
 
 
 def test_doctor_finds_what_is_missing(kube: Kube) -> None:

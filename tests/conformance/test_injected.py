@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from plimsoll_api.supervision import CONTAINER_ENV
-from plimsoll_operator.injection.sidecar import Injected, Options, inject
+from plimsoll_operator.injection.configuration import Injected
+from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.options import WITHOUT_POLICY, Options
 from tests.conformance.conftest import Record
 from tests.conformance.rig import START_S, Rig, free_port, until
 
@@ -47,7 +50,7 @@ def injected(rig: Rig) -> Injected:
                 }
             },
         },
-        Options(image="example/supervisor", warmup_s=5.0),
+        Options(image="example/supervisor", memory=replace(WITHOUT_POLICY, warmup_s=5.0)),
     )
 
 

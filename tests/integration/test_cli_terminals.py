@@ -88,7 +88,7 @@ def test_terminals(run_dir: Path) -> None:
 def test_a_pipe_and_what_the_exit_status_says(run_dir: Path, tmp_path: Path) -> None:
     listed = piped("incidents", "--run-dir", str(run_dir))
     assert (listed.returncode, listed.stderr) == (0, "")
-    assert listed.stdout.split()[:3] == ["OPENED", "NAME", "SERVICE"]
+    assert listed.stdout.split()[:3] == ["OPENED", "NAME", "TARGET"]
     assert "\x1b" not in listed.stdout
     absent = piped("explain", "nobody", "--run-dir", str(run_dir))
     assert (absent.returncode, absent.stdout) == (2, "")

@@ -65,17 +65,20 @@ class Cluster:
         """One answer of the API server as JSON."""
         return self._call("GET", path, query)
 
-    def create(self, path: str, body: Object) -> Object:
+    def create(self, path: str, body: Object, **query: Any) -> Object:
         """Create an object below ``path``; return it as the API server stored it."""
-        return self._call("POST", path, {}, body)
+        return self._call("POST", path, query, body)
 
     def pages(self, plural: str, **query: Any) -> Iterator[Object]:
         """Every object of one of our kinds, in pages that keep the API server's memory small."""
         yield from self.listed(f"/apis/{API_GROUP}/{CRD_VERSION}", plural, **query)
 
-    def listed(self, root: str, plural: str, **query: Any) -> Iterator[Object]:
-        """Yield the objects of a kind in the chosen namespaces, page by page."""
-        where = f"/namespaces/{self.namespace}" if self.namespace else ""
+    def listed(
+        self, root: str, plural: str, namespace: str | None = None, **query: Any
+    ) -> Iterator[Object]:
+        """Yield the objects of a kind in ``namespace``, or in the chosen ones, page by page."""
+        chosen = namespace or self.namespace
+        where = f"/namespaces/{chosen}" if chosen else ""
         going_on: str | None = None
         while True:
             page = {"limit": PAGE, **({"continue": going_on} if going_on else {}), **query}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from plimsoll_api.action_answer import ActionAnswer
-from plimsoll_api.names import API_GROUP, CRD_VERSION, SERVICE_LABEL, SUPERVISOR_CONTAINER
+from plimsoll_api.names import API_GROUP, CRD_VERSION, POLICY_LABEL, SERVICE_LABEL
 from plimsoll_api.names import INCIDENT_PLURAL as INCIDENTS
+from plimsoll_api.names import POLICY_PLURAL as POLICIES
 from plimsoll_api.names import SERVICE_PLURAL as SERVICES
 from plimsoll_api.units import format_bytes
+from plimsoll_cli.cluster import policy_checks, webhook_checks
+from plimsoll_cli.cluster.check import Check
 from plimsoll_cli.cluster.client import Cluster
+from plimsoll_cli.cluster.supervised import labelled, supervised
 from plimsoll_cli.errors import RunError
 
 LEAST_MINOR = 33
@@ -19,22 +23,16 @@ LEAST_MINOR = 33
 NEEDED = (
     ("list", API_GROUP, SERVICES, ""),
     ("list", API_GROUP, INCIDENTS, ""),
+    ("list", API_GROUP, POLICIES, ""),
     ("list", "", "pods", ""),
     ("create", "", "pods", "exec"),
 )
 """What this program asks of the API server: verb, group, resource, subresource."""
+MAX_TRIALS = 8
+"""Policies for which the webhook is tried."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """``ok`` is None for what could not be found out."""
-
-    name: str
-    ok: bool | None
-    text: str
-
-
-def run(cluster: Cluster, service: str | None) -> Iterator[Check]:
+def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
     """Every check, in an order in which a failure explains those after it."""
     try:
         yield _version(cluster)
@@ -46,7 +44,9 @@ def run(cluster: Cluster, service: str | None) -> Iterator[Check]:
     yield from _permissions(cluster)
     yield _operator(cluster)
     if all(check.ok for check in crds):
-        yield from _replicas(cluster, service)
+        if service is None:
+            yield from _policies(cluster, policy)
+        yield from _replicas(cluster, service, policy)
 
 
 def _version(cluster: Cluster) -> Check:
@@ -59,7 +59,7 @@ def _version(cluster: Cluster) -> Check:
 
 
 def _crds(cluster: Cluster) -> Iterator[Check]:
-    for plural in (SERVICES, INCIDENTS):
+    for plural in (SERVICES, INCIDENTS, POLICIES):
         name = f"{plural}.{API_GROUP}"
         try:
             group = cluster.get(f"/apis/{API_GROUP}")
@@ -116,13 +116,31 @@ def _operator(cluster: Cluster) -> Check:
     return Check("operator", ready > 0, f"{ready} ready, {', '.join(sorted(images))}")
 
 
-def _replicas(cluster: Cluster, service: str | None) -> Iterator[Check]:
+def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
+    """The policies, and the webhook that carries them out."""
+    try:
+        found = policy_checks.policies(cluster, name)
+    except RunError as error:
+        yield Check(f"policy {name or ''}".strip(), False, str(error).splitlines()[0])
+        return
+    for one in found:
+        yield from policy_checks.checks(cluster, one)
+    if found:
+        yield webhook_checks.certificate(cluster, datetime.datetime.now(datetime.UTC))
+    for one in found[:MAX_TRIALS]:
+        yield from webhook_checks.answers(cluster, one)
+
+
+def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
     """What each supervisor sees of its engine."""
     from plimsoll_cli.actions import status
     from plimsoll_cli.cluster.exec import beside
 
-    chosen = f"plimsoll.dev/service={service}" if service else SERVICE_LABEL
-    for pod in cluster.listed("/api/v1", "pods", labelSelector=chosen):
+    for pod in labelled(cluster):
+        labels = pod["metadata"]["labels"]
+        wanted = (service, labels.get(SERVICE_LABEL)), (policy, labels.get(POLICY_LABEL))
+        if any(name not in (None, found) for name, found in wanted):
+            continue
         name = str(pod["metadata"]["name"])
         trouble = _sidecar(pod)
         if trouble is not None:
@@ -170,11 +188,9 @@ def shared_memory(name: str, seen: ActionAnswer) -> Iterator[Check]:
 
 def _sidecar(pod: dict[str, Any]) -> str | None:
     """Why the supervisor of this pod cannot see its engine; None where nothing is wrong."""
-    spec = pod["spec"]
-    sidecars = [c for c in spec.get("initContainers", []) if c["name"] == SUPERVISOR_CONTAINER]
-    if not sidecars:
-        return "the pod has no supervisor: plimsoll inject adds one"
-    if not spec.get("shareProcessNamespace"):
+    if not supervised(pod):
+        return "the pod has no supervisor: a SupervisionPolicy or plimsoll inject adds one"
+    if not pod["spec"].get("shareProcessNamespace"):
         return "shareProcessNamespace is not true: the supervisor cannot see the engine's processes"
     if pod.get("status", {}).get("phase") != "Running":
         return f"the pod is {pod.get('status', {}).get('phase')}"

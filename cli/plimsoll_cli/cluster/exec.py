@@ -60,5 +60,13 @@ def _why(failure: ApiException, path: str, pod: str, container: str, host: str) 
     if failure.status == 403 or "403" in text:
         return denied("POST", path)
     if failure.status == 404 or "404" in text:
-        return f"pod {pod} or its container {container} does not exist"
+        return (
+            f"there is no pod {pod} in the namespace: check the name and -n; for all supervised"
+            " pods of a workload, write for example deployment/vllm"
+        )
+    if f"container {container} is not valid" in text:
+        return (
+            f"pod {pod} has no container {container}: add one with a SupervisionPolicy or with"
+            " plimsoll inject, and recreate the pod"
+        )
     return f"exec in {pod} by {host}: {text.strip()}"

@@ -5,24 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from plimsoll_api.names import INCIDENT_PLURAL as PLURAL
+from plimsoll_api.names import POLICY_KIND, POLICY_LABEL, SERVICE_LABEL
 from plimsoll_cli.cluster.client import PAGE, Cluster
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.incident_view import IncidentView, UnreadableError, of_object
+from plimsoll_cli.targets import parse
+
+MAX_LABEL = 63
 
 
-def every(cluster: Cluster, service: str | None, tell: Callable[[str], None]) -> list[IncidentView]:
-    """All incidents that can be read, by page. A label narrows the list at the API server.
+def every(cluster: Cluster, target: str | None, tell: Callable[[str], None]) -> list[IncidentView]:
+    """All incidents that may be of ``target``, by page. Labels narrow the list at the API server.
     ``tell`` hears how far it is."""
-    chosen = {"labelSelector": f"plimsoll.dev/service={service[:63]}"} if service else {}
+    found: dict[tuple[str, str], IncidentView] = {}
     try:
-        found = []
-        for item in cluster.pages(PLURAL, **chosen):
-            found.append(of_object(item))
-            if len(found) % PAGE == 0:
-                tell(f"reading incidents: {len(found)}")
-        return found
+        for query in queries(target):
+            for item in cluster.pages(PLURAL, **query):
+                one = of_object(item)
+                found[one.namespace, one.name] = one
+                if len(found) % PAGE == 0:
+                    tell(f"reading incidents: {len(found)}")
+        return list(found.values())
     except UnreadableError as error:
         raise RunError(f"{error}: another version of Plimsoll may have written it") from None
+
+
+def queries(target: str | None) -> list[dict[str, str]]:
+    """The lists in which all incidents of ``target`` are."""
+    if target is None or ((meant := parse(target)).is_pod and "/" in target):
+        return [{}]
+    # A name alone may be a service's, a workload's or a policy's.
+    keys = [POLICY_LABEL] if meant.kind == POLICY_KIND else [SERVICE_LABEL]
+    keys += [POLICY_LABEL] if meant.is_pod else []
+    value = meant.name[:MAX_LABEL].rstrip("-.")
+    return [{"labelSelector": f"{key}={value}"} for key in keys]
 
 
 def one(cluster: Cluster, name: str) -> IncidentView:

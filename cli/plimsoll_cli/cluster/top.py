@@ -1,4 +1,5 @@
-"""``plimsoll top``: every service and how much of its leak budget is spent, worst first."""
+"""``plimsoll top``: every service and policy, and how much of its leak budget is spent, worst
+first."""
 
 from __future__ import annotations
 
@@ -13,88 +14,39 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from plimsoll_api.names import SERVICE_PLURAL as PLURAL
-from plimsoll_cli.cluster.client import Cluster, Object
+from plimsoll_api.names import POLICY_PLURAL, SERVICE_KIND, SERVICE_PLURAL
+from plimsoll_cli.cluster.budget_rows import Row, row_of, row_of_policy, worst_first
+from plimsoll_cli.cluster.client import AbsentError, Cluster
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.output import Cell, Output, console, fitting, plain, show, table, write
 from plimsoll_cli.spark import bar, sparkline
 
+NOTHING = "no services and no policies"
 PERIOD_S = 2.0
 KEPT = 60
 BAR = 10
-STATES = {"Ready": "green", "RestartBudgetExhausted": "bold red", "Unknown": "dim"}
+STATES = {
+    "Ready": "green", "Supervised": "green", "NoPods": "dim", "Unknown": "dim",
+    "RestartBudgetExhausted": "bold red",
+}  # fmt: skip
 NARROW = 90
 """Below this many columns a table leaves out bars and sparklines."""
-LEAST_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "READY": 70, "RESTARTS": 80}
+LEAST_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 80, "KIND": 110}
 """Columns that a narrower terminal leaves out."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One service. Percent of the worst replica's budget; None is unknown."""
-
-    namespace: str
-    name: str
-    ready: int
-    replicas: int
-    mode: str
-    host: int | None
-    device: int | None
-    worst: str
-    restarts: int
-    incidents: int
-    state: str
-    url: str
-
-    @property
-    def key(self) -> str:
-        """Return NAMESPACE/NAME, by which rows of two readings are matched."""
-        return f"{self.namespace}/{self.name}"
-
-    @property
-    def spent(self) -> int | None:
-        """Return the larger consumed share of host and device, in percent; None where unknown."""
-        known = [value for value in (self.host, self.device) if value is not None]
-        return max(known, default=None)
 
 
 @dataclass
 class History:
-    """What each service had spent, refresh by refresh."""
+    """What each service and policy had spent, refresh by refresh."""
 
     seen: dict[str, deque[float | None]] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add a reading; services that are gone are forgotten."""
+        """Add a reading; what is gone is forgotten."""
         fresh = {row.key: row for row in rows}
         self.seen = {key: self.seen.get(key) or deque(maxlen=KEPT) for key in fresh}
         for key, row in fresh.items():
             self.seen[key].append(row.spent)
-
-
-def row_of(item: Object) -> Row:
-    """From an InferenceService. What its status lacks is unknown."""
-    meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    memory = status.get("memory") or {}
-    return Row(
-        namespace=str(meta.get("namespace", "")),
-        name=str(meta["name"]),
-        ready=int(status.get("readyReplicas") or 0),
-        replicas=int(spec.get("replicas", 1)),
-        mode=str((spec.get("supervision") or {}).get("mode", "Observe")),
-        host=memory.get("hostConsumedPercent"),
-        device=memory.get("deviceConsumedPercent"),
-        worst=str(memory.get("replica", "")),
-        restarts=int(status.get("restarts") or 0),
-        incidents=int(status.get("openIncidents") or 0),
-        state=_state(status.get("conditions") or []),
-        url=str(status.get("url", "")),
-    )
-
-
-def worst_first(rows: Iterable[Row]) -> list[Row]:
-    """Sort by open incidents, then by the share of the budget that is spent."""
-    return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
 
 
 def run(cluster: Cluster, output: Output, once: bool) -> None:
@@ -108,7 +60,7 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
     history.add(rows)
     if once or not out.is_terminal:
         if not rows:
-            out.print("no services")
+            out.print(NOTHING)
             return
         wide, width = output is Output.WIDE, out.width if out.is_terminal else 0
         shown = [cells(row, None, wide, width, plain(out)) for row in rows]
@@ -140,10 +92,13 @@ def frame(
     """One frame, as wide as the terminal."""
     shown = [cells(row, history, wide, out.width, plain(out)) for row in rows]
     open_ = sum(row.incidents for row in rows)
-    head = Text(f"{len(rows)} services, {open_} open incidents, {time.strftime('%H:%M:%S')}")
+    services = sum(row.kind == SERVICE_KIND for row in rows)
+    counted = f"{services} services, {len(rows) - services} policies"
+    text = f"{counted}, {open_} open incidents, {time.strftime('%H:%M:%S')}"
+    head = Text(text, no_wrap=True, overflow="ellipsis")
     note = Text(trouble, style="bold red")
     if not rows:
-        return Group(head, note, Text("no services", style="dim"))
+        return Group(head, note, Text(NOTHING, style="dim"))
     names: list[str] = columns(wide, out.width)
     if not wide:
         names, shown = fitting(names, shown, out.width, LEAST_WIDTH)
@@ -152,9 +107,9 @@ def frame(
 
 def columns(wide: bool, width: int, trend: bool = True) -> list[str]:
     """Return the titles that a terminal of ``width`` columns has room for."""
-    names = ["SERVICE", "READY", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
+    names = ["NAME", "KIND", "PODS", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
     if width >= NARROW:
-        names[2:2] = ["BUDGET", "TREND"] if trend else ["BUDGET"]
+        names[3:3] = ["BUDGET", "TREND"] if trend else ["BUDGET"]
     return [*names, "MODE", "WORST", "URL"] if wide else names
 
 
@@ -163,7 +118,7 @@ def cells(
 ) -> list[Cell]:
     """``history`` is None where only this moment is shown."""
     style = _style(row.spent)
-    made: list[Cell] = [row.key, f"{row.ready}/{row.replicas}"]
+    made: list[Cell] = [row.shown, row.kind, f"{_count(row.ready)}/{_count(row.replicas)}"]
     if width >= NARROW:
         share = None if row.spent is None else row.spent / 100
         made.append(Text(bar(share, BAR, ascii_only), style=style))
@@ -172,27 +127,27 @@ def cells(
             made.append(Text(trend, style=style))
     made += [Text(_percent(value), style=_style(value)) for value in (row.host, row.device)]
     incidents = Text(str(row.incidents), style="yellow" if row.incidents else "")
-    made += [str(row.restarts), incidents, Text(row.state, style=STATES.get(row.state, "yellow"))]
+    made += [
+        _count(row.restarts),
+        incidents,
+        Text(row.state, style=STATES.get(row.state, "yellow")),
+    ]
     return [*made, row.mode, row.worst, row.url] if wide else made
 
 
 def _read(cluster: Cluster) -> list[Row]:
-    return worst_first(row_of(item) for item in cluster.pages(PLURAL))
+    rows = [row_of(item) for item in cluster.pages(SERVICE_PLURAL)]
+    with contextlib.suppress(AbsentError):  # an installation from before there were policies
+        rows += [row_of_policy(item) for item in cluster.pages(POLICY_PLURAL)]
+    return worst_first(rows)
 
 
 def _object(row: Row) -> dict[str, Any]:
     return {key: getattr(row, key) for key in Row.__dataclass_fields__}
 
 
-def _state(conditions: list[Object]) -> str:
-    """Ready, or why not."""
-    for one in conditions:
-        if one.get("type") == "RestartBudgetExhausted" and one.get("status") == "True":
-            return "RestartBudgetExhausted"
-    ready = next((one for one in conditions if one.get("type") == "Ready"), None)
-    if ready is None:
-        return "Unknown"
-    return "Ready" if ready.get("status") == "True" else str(ready.get("reason", "NotReady"))
+def _count(value: int | None) -> str:
+    return "?" if value is None else str(value)
 
 
 def _percent(value: int | None) -> str:

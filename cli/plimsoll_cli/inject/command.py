@@ -11,9 +11,10 @@ import yaml
 
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject.selection import Selection
+from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import KINDS
-from plimsoll_operator.injection.sidecar import Options, inject
 
 Object = dict[str, Any]
 
@@ -25,23 +26,26 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
     and where nothing was.
     """
     made: list[Object] = []
+    fresh: list[Object] = []
     notes: list[str] = []
     count = 0
-    for document in flat(read(file)):
+    for at, document in flat(read(file)):
         if not selection.takes(document):
             made.append(document)
             continue
         try:
             injected = inject(document, options)
         except InjectionError as error:
-            raise UsageError(f"{file}: {error}") from None
+            raise UsageError(f"{file}: {at}: {error}") from None
         if injected.config_map is not None:
             count += 1
-            made.append(injected.config_map)
+            fresh += [injected.config_map, *injected.others]
+            made += [injected.config_map, *injected.others]
         made.append(injected.document)
         notes += injected.notes
     if not count:
         raise UsageError(f"{file}: nothing to inject: {_why(made, notes, selection)}")
+    made = without_old(made, fresh)
     return yaml.safe_dump_all(made, sort_keys=False, width=100, explicit_start=True), notes
 
 
@@ -86,10 +90,33 @@ def _holds_itself(value: object, around: tuple[int, ...]) -> bool:
     return any(_holds_itself(part, (*around, id(value))) for part in parts)
 
 
-def flat(documents: list[Object]) -> Iterator[Object]:
-    """The documents, and in place of a List its items."""
-    for document in documents:
+def flat(documents: list[Object], within: str = "document ") -> Iterator[tuple[str, Object]]:
+    """The documents, each with its place, and in place of a List its items."""
+    for at, document in enumerate(documents, 1):
+        place = f"{within}{at}"
         if str(document.get("kind", "")).endswith("List") and "items" in document:
-            yield from flat([one for one in document["items"] or [] if isinstance(one, dict)])
+            items = [one for one in document["items"] or [] if isinstance(one, dict)]
+            yield from flat(items, f"{place}, item ")
         else:
-            yield document
+            yield place, document
+
+
+def without_old(documents: list[Object], fresh: list[Object]) -> list[Object]:
+    """``documents`` without those that ``fresh`` objects among them replace: a file that was
+    injected before holds what is made again."""
+    made = {identity(one) for one in fresh}
+    new = {id(one) for one in fresh}
+    return [one for one in documents if id(one) in new or identity(one) not in made]
+
+
+def identity(document: Object) -> tuple[str, ...]:
+    """Which object the document is for."""
+    metadata = document.get("metadata")
+    meta = metadata if isinstance(metadata, dict) else {}
+    parts = (
+        document.get("apiVersion"),
+        document.get("kind"),
+        meta.get("namespace"),
+        meta.get("name"),
+    )
+    return tuple(map(str, parts))

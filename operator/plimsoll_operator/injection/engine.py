@@ -61,13 +61,14 @@ def find(
     field: str = "--container",
     kind: EngineType | None = None,
     port: int | None = None,
+    named_is_custom: bool = True,
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
-    With ``unrecognized``, a container that runs something else counts as a custom engine. A
-    container that is ``named`` always counts. ``where`` begins the message of an InjectionError:
-    the document and the path of the pod spec. ``field`` is what a person names a container by.
-    ``kind`` and ``port`` are the engine's where somebody says them.
+    With ``unrecognized``, a container that runs something else counts as a custom engine. So does
+    a container that is ``named``, if ``named_is_custom``. ``where`` begins the message of an
+    InjectionError: the document and the path of the pod spec. ``field`` is what a person names a
+    container by. ``kind`` and ``port`` are the engine's where somebody says them.
     """
     containers: list[Object] = pod.get("containers") or []
     chosen = _choose(containers, where, named, unrecognized, field)
@@ -75,6 +76,8 @@ def find(
         return None
     words = _words(chosen)
     kind = kind or _type(chosen, words)
+    if kind is EngineType.CUSTOM and not (unrecognized or named_is_custom):
+        return None
     server = _server(words)
     path = f"{where}.containers[{chosen.get('name')}]"
     limits = (chosen.get("resources") or {}).get("limits") or {}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.supervision import CONTAINER_ENV
+from plimsoll_api.workloads import LWS_API, LWS_KIND, LWS_NAME, RAY_API
 from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
 
+KSERVE_API, KSERVE_SERVICE = "serving.kserve.io", "serving.kserve.io/inferenceservice"
 TEMPLATE = ("spec", "template")
 TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "ReplicationController"): TEMPLATE,
@@ -31,7 +33,7 @@ RAY_CLUSTERS = {
 }
 KINDS = (
     "a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, Pod, LeaderWorkerSet,"
-    " RayCluster, RayService, RayJob or a KServe InferenceService"
+    " RayCluster, RayService, RayJob, or KServe's InferenceService or LLMInferenceService"
 )
 WORKERS = (
     "these pods of a multi-node engine serve no port: the supervisor of the leader watches the"
@@ -45,7 +47,8 @@ class PodSpec:
 
     ``path`` is its place in the document. ``worker`` is true for the pods of a multi-node engine
     that serve no port. ``restarts_group`` is true if the restart of one container restarts every
-    pod of the group.
+    pod of the group. ``inherited`` are labels that the pods get from elsewhere in the document, or
+    from the controller that makes them.
     """
 
     path: str
@@ -53,6 +56,7 @@ class PodSpec:
     labels: Object
     worker: bool = False
     restarts_group: bool = False
+    inherited: Object = field(default_factory=dict)
 
 
 def pods_of(document: Object, where: str) -> list[PodSpec]:
@@ -67,13 +71,24 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
         return [PodSpec("spec", _object(document, ("spec",), where), _labels(metadata, where))]
     if (path := TEMPLATES.get((group, kind))) is not None:
         return [_template(document, path, where)]
-    if group == "leaderworkerset.x-k8s.io" and kind == "LeaderWorkerSet":
-        return list(_leader_worker_set(document, where))
-    if group == "ray.io" and kind in RAY_CLUSTERS:
+    if group == LWS_API and kind == LWS_KIND:
+        return _inheriting(document, _leader_worker_set(document, where))
+    if group == RAY_API and kind in RAY_CLUSTERS:
         return list(_ray_cluster(document, RAY_CLUSTERS[kind], where))
-    if group == "serving.kserve.io" and kind == SERVICE_KIND:
-        return list(_predictor(document, where))
+    if group == KSERVE_API and kind == SERVICE_KIND:
+        return _inheriting(document, _predictor(document, where))
     return []
+
+
+def _inheriting(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
+    """With the labels by which the pods of a group or of a predictor are known."""
+    metadata = document.get("metadata") or {}
+    name, own = str(metadata.get("name", "")), metadata.get("labels")
+    labels: Object = {LWS_NAME: name}
+    if document["kind"] == SERVICE_KIND:
+        # KServe hands the service's own labels on.
+        labels = {**(own if isinstance(own, dict) else {}), KSERVE_SERVICE: name}
+    return [replace(one, inherited=labels) for one in pods]
 
 
 def containers_of(pod: Object) -> list[Object]:

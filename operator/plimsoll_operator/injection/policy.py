@@ -7,49 +7,37 @@ all of its pods, so the supervisor's environment says what is this pod's own: it
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from plimsoll_api.names import POLICY_LABEL, REFUSED, object_name
-from plimsoll_api.supervision import (
-    POD_ENGINE_ENV,
-    EngineEndpoint,
-    EngineType,
-    PodEngine,
-)
-from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
+from plimsoll_api.supervision import POD_ENGINE_ENV, PodEngine
+from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import LWS_NAME, LWS_WORKER, RAY_NODE, membership
-from plimsoll_operator.injection.engine import EngineContainer, find
-from plimsoll_operator.injection.engine import names as container_names
-from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.pods import WORKERS
-from plimsoll_operator.injection.sidecar import (
-    PREFIX,
-    VOLUMES,
-    Fields,
-    Options,
-    add_supervisor,
-    budget,
-    check_ports,
+from plimsoll_operator.injection.checks import (
+    check_engine,
+    check_names,
+    check_shape,
     memory_limit,
 )
+from plimsoll_operator.injection.configuration import endpoint, pod_engine, shares_device
+from plimsoll_operator.injection.engine import find
+from plimsoll_operator.injection.engine import names as container_names
+from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.options import Fields, of_policy
+from plimsoll_operator.injection.pods import WORKERS
+from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKETS
-from plimsoll_operator.render.probe import NAME as PROBE
 
 Object = dict[str, Any]
 
+AT = "spec"
+"""Of a pod: where its messages begin."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
 """Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that the group restarts whenever
 the supervisor does."""
-OWN_VOLUMES = frozenset(
-    {PREFIX + name for name in (*VOLUMES, "config", "token")} | {PROBE, SOCKETS}
-)
-OWN_CONTAINERS = frozenset({names.SUPERVISOR, PROBE})
 FIELDS = Fields(
     container="the policy's spec.engine.container",
     unrecognized="the policy's spec.engine.type: custom",
@@ -57,6 +45,8 @@ FIELDS = Fields(
     group_restarts=f"the annotation {ALLOW_GROUP_RESTARTS}",
     host_budget="the policy's spec.memory.host.growthBudget",
     run_as_user="runAsUser",
+    probe="the policy's spec.probe",
+    selector="the policy's spec.selector",
 )
 
 
@@ -96,21 +86,10 @@ def _put(metadata: Object, field: str, key: str, value: str) -> None:
 def _check(pod: Object) -> None:
     """InjectionError for a pod whose shape rules a supervisor out, whatever its engine is."""
     meta, spec = pod["metadata"], pod["spec"]
-    if spec.get("hostPID"):
-        raise InjectionError(
-            "spec.hostPID is true: the supervisor would see, and could signal, every process of the"
-            " node: set it to false"
-        )
-    if (spec.get("os") or {}).get("name") == "windows":
-        raise InjectionError("spec.os.name is windows: the supervisor runs on Linux only")
-    if spec.get("resources"):
-        raise InjectionError(
-            "spec.resources bounds all containers together, and the supervisor has limits of its"
-            " own: set the limits of each container instead"
-        )
+    check_shape(spec, AT, FIELDS)
     _check_group(meta.get("labels") or {}, meta.get("annotations") or {})
     if not _has_ours(pod):
-        _check_names(spec)
+        check_names(spec, AT)
 
 
 def _check_group(labels: Object, annotations: Object) -> None:
@@ -135,101 +114,32 @@ def _has_ours(pod: Object) -> bool:
     )
 
 
-def _check_names(spec: Object) -> None:
-    for field in ("initContainers", "containers"):
-        for one in spec.get(field) or ():
-            if one.get("name") in OWN_CONTAINERS:
-                raise InjectionError(
-                    f"spec.{field}[{one['name']}]: a container of this name is there already:"
-                    " remove it from the workload, or give it another name"
-                )
-    for one in spec.get("volumes") or ():
-        if one.get("name") in OWN_VOLUMES:
-            raise InjectionError(
-                f"spec.volumes[{one['name']}]: the supervisor's volume has this name: use another"
-            )
-
-
 def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
-    spec, wanted = pod["spec"], policy.spec
-    selected = wanted.engine.type
-    kind = None if selected is SelectedType.AUTO else EngineType(selected.value)
+    spec = pod["spec"]
+    options = of_policy(policy, images.supervisor, FIELDS)
+    options = replace(
+        options, token=True, probe_image=options.probe_image or images.probe, selector=None
+    )
     engine = find(
         spec,
-        "spec",
-        wanted.engine.container,
-        unrecognized=kind is not None,
-        field=FIELDS.container,
-        kind=kind,
-        port=wanted.engine.port,
+        AT,
+        options.engine.container,
+        options.engine_type is not None,
+        FIELDS.container,
+        options.engine_type,
+        options.engine.port,
+        options.named_is_custom,
     )
-    if engine is None or (kind is None and engine.type is EngineType.CUSTOM):
+    if engine is None:
         raise InjectionError(
             f"no container runs vLLM or SGLang (containers: {container_names(spec)}): set"
             f" {FIELDS.unrecognized}"
         )
-    sidecars = [one for one in spec.get("initContainers") or () if _stays(one)]
-    check_ports([*spec["containers"], *sidecars], engine, "spec")
-    _check_user(spec, engine)
-    host = wanted.memory.host
-    options = Options(
-        image=images.supervisor,
-        host_budget_bytes=host.growth_bytes if host is not None else None,
-        probe=wanted.probe.enabled,
-        probe_image=wanted.probe.image or images.probe,
-        token=True,
-        fields=FIELDS,
-    )
-    if options.probe:
-        _check_mounts(spec, engine)
-    limit = memory_limit(engine)
-    budget(options.host_budget_bytes, limit, engine, options)
+    check_engine(spec, spec["containers"], engine, AT, options)
     found = PodEngine(
-        engine=_endpoint(engine),
+        engine=endpoint(engine),
         workload=membership(pod["metadata"]).workload,
-        memory_limit_bytes=limit or None,
-        shared_device=any(name.endswith(".shared") for name in engine.limits),
+        memory_limit_bytes=memory_limit(engine) or None,
+        shared_device=shares_device(engine),
     )
-    text = msgspec.json.encode(found, order="sorted").decode()
-    # Kubernetes expands $(NAME) in values; $$ stands for a dollar.
-    env = {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}
-    add_supervisor(spec, engine, options, object_name(policy.metadata.name), (env,))
-
-
-def _check_mounts(spec: Object, engine: EngineContainer) -> None:
-    """The API server refuses a container with two mounts at one path."""
-    container = next(one for one in spec["containers"] if one["name"] == engine.container)
-    for mount in container.get("volumeMounts") or ():
-        if mount["mountPath"] in (CODE_DIR, SOCKET_DIR) and mount["name"] not in (PROBE, SOCKETS):
-            raise InjectionError(
-                f"{engine.path}.volumeMounts[{mount['mountPath']}]: the probe is mounted there: use"
-                " another path, or turn the policy's spec.probe off"
-            )
-
-
-def _stays(container: Object) -> bool:
-    """Whether an init container runs beside the engine, and is not ours."""
-    return container.get("restartPolicy") == "Always" and container["name"] not in OWN_CONTAINERS
-
-
-def _check_user(spec: Object, engine: EngineContainer) -> None:
-    """The supervisor needs the engine's user ID, and must not be root where the pod may not be."""
-    container = next(one for one in spec["containers"] if one["name"] == engine.container)
-    own, whole = container.get("securityContext") or {}, spec.get("securityContext") or {}
-    non_root = own.get("runAsNonRoot", whole.get("runAsNonRoot"))
-    if engine.uid is None and (non_root or whole.get("runAsNonRoot")):
-        raise InjectionError(
-            f"{engine.path}.securityContext: runAsNonRoot is true and runAsUser is not set, so the"
-            " user of the engine is unknown: set runAsUser to the user of its image"
-        )
-
-
-def _endpoint(engine: EngineContainer) -> EngineEndpoint:
-    url = f"{engine.scheme}://127.0.0.1:{engine.port}"
-    return EngineEndpoint(
-        type=engine.type,
-        admin_url=url,
-        serving_url=url,
-        model=engine.model,
-        container=engine.container,
-    )
+    add_supervisor(spec, engine, options, object_name(policy.metadata.name), (pod_engine(found),))

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
+from typing import Any
+
+import pytest
+
 from plimsoll_api.action_answer import ActionAnswer
-from plimsoll_cli.cluster.doctor import Check, shared_memory
+from plimsoll_cli.cluster import webhook_checks
+from plimsoll_cli.cluster.check import Check
+from plimsoll_cli.cluster.doctor import shared_memory
+from plimsoll_cli.cluster.policy_checks import of_status
+from plimsoll_operator.admission.certificate import make
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+DAY = datetime.timedelta(days=1)
 
 
 def test_unreadable_shared_memory_is_unknown_with_its_reason() -> None:
@@ -21,3 +34,83 @@ def test_shared_memory_that_is_known_or_not_watched() -> None:
         Check("qwen-0 /dev/shm", True, "2.0 MiB that no process holds")
     ]
     assert list(shared_memory("qwen-0", ActionAnswer())) == [], "the pod has no volume there"
+
+
+@pytest.mark.parametrize(
+    ("later", "ok", "text"),
+    [
+        (DAY, True, "made 1 days ago, expires 2026-04-01"),
+        (75 * DAY, False, "in 15 days: it should have been renewed"),
+        (90 * DAY, False, "expired, so new pods get no supervisor"),
+    ],
+)
+def test_a_certificate_that_was_not_renewed_is_an_error(
+    later: datetime.timedelta, ok: bool, text: str
+) -> None:
+    older, newer = make("host", NOW - 60 * DAY), make("host", NOW)
+    bundle = base64.b64encode(older.certificate + newer.certificate).decode()
+    check = webhook_checks.of_bundle(bundle, NOW + later)
+    assert check.ok is ok
+    assert text in check.text
+    assert webhook_checks.of_bundle("bm9uZQ==", NOW).ok is False
+
+
+def policy(selector: dict[str, Any], **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "p", "namespace": "n", "generation": 2},
+        "spec": {"selector": selector, "engine": {"container": "server"}},
+        "status": status,
+    }
+
+
+def test_a_trial_has_the_labels_that_the_selector_asks_for() -> None:
+    expressions = [
+        {"key": "tier", "operator": "In", "values": ["a", "b"]},
+        {"key": "gpu", "operator": "Exists"},
+        {"key": "canary", "operator": "DoesNotExist"},
+    ]
+    selector = {"matchLabels": {"app": "vllm"}, "matchExpressions": expressions}
+    pod = webhook_checks.trial(policy(selector))
+    assert pod is not None
+    assert pod["metadata"]["labels"] == {"app": "vllm", "tier": "a", "gpu": ""}
+    assert pod["spec"]["containers"][0]["name"] == "server"
+    selector["matchLabels"] = {"canary": "x"}
+    assert webhook_checks.trial(policy(selector)) is None, "nothing has and lacks one label"
+
+
+def test_what_the_pod_of_a_trial_shows() -> None:
+    def made(labels: dict[str, str], sidecar: bool, **annotations: str) -> dict[str, Any]:
+        named = {key.replace("_", "-"): value for key, value in annotations.items()}
+        sidecars = [{"name": "supervisor"}] if sidecar else []
+        metadata = {"labels": labels, "annotations": {f"plimsoll.dev/{k}": named[k] for k in named}}
+        return {"metadata": metadata, "spec": {"initContainers": sidecars}}
+
+    ours, theirs = {"plimsoll.dev/policy": "p"}, {"plimsoll.dev/policy": "older"}
+    for pod, ok, text in (
+        (made(ours, True), True, "gets a supervisor"),
+        (made(theirs, True), False, "policy older, which is older"),
+        (made({}, False, not_supervised="port 9464 is taken"), True, "port 9464 is taken"),
+        (made({}, False), False, "the webhook does not answer"),
+        (made(ours, False), False, "the webhook does not answer"),
+    ):
+        check = webhook_checks.of_trial("w", pod, "p")
+        assert (check.ok, text in check.text) == (ok, True), check
+
+
+def test_what_the_status_of_a_policy_says() -> None:
+    selector = {"matchLabels": {"app": "vllm"}}
+    (unread,) = of_status(policy(selector, observedGeneration=1))
+    assert unread.ok is None
+    ready = {"type": "Ready", "status": "True", "reason": "NoPods", "message": "no pod matches"}
+    counted = {"observedGeneration": 2, "conditions": [ready]}
+    (none,) = of_status(policy(selector, selected=0, supervised=0, **counted))
+    assert none.ok is False
+    assert "compare spec.selector with the labels of the pods" in none.text
+    (whole,) = of_status(policy(selector, selected=2, supervised=2, **counted))
+    assert whole.ok is True
+    refusals = [{"pod": "a", "reason": "spec.hostPID is true"}]
+    partly, refused = of_status(
+        policy(selector, selected=2, supervised=1, refusals=refusals, **counted)
+    )
+    assert (partly.ok, refused.ok) == (False, False)
+    assert refused.text == "pod a: spec.hostPID is true"

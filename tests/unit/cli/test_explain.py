@@ -13,8 +13,10 @@ from rich.console import Console
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
+from plimsoll_cli.cluster.budget_rows import row_of, row_of_policy, worst_first
 from plimsoll_cli.cluster.client import denied, rule_of
-from plimsoll_cli.cluster.top import History, cells, columns, frame, row_of, worst_first
+from plimsoll_cli.cluster.leak_incidents import queries
+from plimsoll_cli.cluster.top import History, cells, columns, frame
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.incident_view import IncidentView, UnreadableError, of_object
 from plimsoll_cli.output import Output, dump, show
@@ -150,9 +152,50 @@ def test_filters_and_order() -> None:
     assert incidents.listing(everything, incidents.Filter(), 1) == [later]
     assert incidents.listing(everything, incidents.Filter(open_only=True), None) == [later]
     assert incidents.listing(everything, incidents.Filter(phase="Resolved"), None) == [first]
-    assert incidents.listing(everything, incidents.Filter(service="x"), None) == []
+    assert incidents.listing(everything, incidents.Filter(target="x"), None) == []
     with pytest.raises(Exception, match="--phase 'x': use one of Open"):
         incidents.Filter(phase="x").check()
+
+
+OF_POLICY = {
+    "metadata": {"name": "vllm-0-99", "namespace": "ml"},
+    "spec": {
+        "service": "vllm", "pod": "vllm-0", "container": "server", "epoch": "ab:1",
+        "openedAt": "2026-01-01T00:00:00Z", "kind": "HostGrowth", "policy": "engines",
+        "target": {"kind": "Deployment", "name": "vllm"},
+    },
+    "status": {"phase": "AwaitingSlot", "waitingReason": "SlotHeld"},
+}  # fmt: skip
+
+
+def test_an_incident_of_a_policy_names_workload_and_policy() -> None:
+    incident = of_object(OF_POLICY)
+    story = text(incident)
+    assert "Deployment ml/vllm (SupervisionPolicy engines), pod vllm-0" in story
+    assert "kubectl get leases -l plimsoll.dev/policy=engines" in story
+    failed = {**OF_POLICY, "status": {"phase": "Unresolved", "outcome": "Failed"}}
+    assert "kubectl logs vllm-0 -c server" in text(of_object(failed))
+    assert "deployment/vllm" in [str(cell) for cell in incidents.row(incident, False, False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vllm", True), ("engines", True), ("deployment/vllm", True), ("deploy/vllm", True),
+        ("plsp/engines", True), ("pod/vllm-0", True), ("plinf/vllm", False), ("sts/vllm", False),
+        ("vllm-0", False), ("plsp/vllm", False),
+    ],
+)  # fmt: skip
+def test_incidents_are_found_by_workload_policy_or_pod(name: str, expected: bool) -> None:
+    found = incidents.listing([of_object(OF_POLICY)], incidents.Filter(name), None)
+    assert bool(found) is expected
+    assert all("labelSelector" in one for one in queries(name)) is (name != "pod/vllm-0")
+
+
+@pytest.mark.parametrize("name", ["svc/x", "deployment/", "deployment/a/b"])
+def test_a_target_of_another_form_is_an_error(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: "):
+        incidents.listing([of_object(OF_POLICY)], incidents.Filter(name), None)
 
 
 def test_small_pictures() -> None:
@@ -200,7 +243,7 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
     assert "TREND" in columns(False, 120)
     assert "TREND" not in columns(False, 80)
     plain = [str(cell) for cell in cells(bad, history, True, 120, True)]
-    assert plain[:5] == ["ml/qwen", "1/2", "######....", "*", "55%"]
+    assert plain[:6] == ["ml/qwen", "InferenceService", "1/2", "######....", "*", "55%"]
     assert "TREND" not in columns(False, 120, trend=False)
     once = cells(bad, None, False, 120, True)
     assert len(once) == len(columns(False, 120, trend=False))
@@ -212,8 +255,42 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
     out = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     out.print(frame([bad, new], history, False, out))
     narrow = out.file.getvalue().splitlines()[2:]  # type: ignore[attr-defined]
-    assert narrow[0].split() == ["SERVICE", "HOST%", "DEVICE%", "INCIDENTS", "STATE"]
+    assert narrow[0].split() == ["NAME", "HOST%", "DEVICE%", "INCIDENTS", "STATE"]
     assert narrow[1].split() == ["ml/qwen", "55%", "?", "1", "EngineStarting"]
+
+
+POLICY: dict[str, Any] = {
+    "metadata": {"name": "qwen", "namespace": "ml"},
+    "spec": {"selector": {"matchLabels": {"app": "vllm"}}},
+    "status": {
+        "selected": 3, "supervised": 2, "openIncidents": 2,
+        "memory": {"hostConsumedPercent": 70, "replica": "vllm-0"},
+        "conditions": [
+            {"type": "Ready", "status": "True", "reason": "PartlySupervised"},
+            {"type": "Conflicting", "status": "False", "reason": "NoConflict"},
+        ],
+    },
+}  # fmt: skip
+
+
+def test_top_shows_policies_beside_services_of_the_same_name() -> None:
+    service, policy = row_of(SERVICE), row_of_policy(POLICY)
+    assert worst_first([service, policy]) == [policy, service]
+    shown = [str(cell) for cell in cells(policy, None, True, 0, True)]
+    assert shown == [
+        "ml/qwen", "SupervisionPolicy", "2/3", "70%", "?", "?", "2", "PartlySupervised",
+        "Observe", "vllm-0", "",
+    ]  # fmt: skip
+    history = History()
+    history.add([service, policy])
+    history.add([service])
+    assert list(history.seen) == [service.key], "the policy is gone, the service stays"
+    new = row_of_policy({"metadata": {"name": "new", "namespace": "ml"}})
+    assert (new.ready, new.replicas, new.restarts, new.state) == (None, None, None, "Unknown")
+    assert "?/?" in [str(cell) for cell in cells(new, None, False, 0, True)]
+    conflict = {"type": "Conflicting", "status": "True", "reason": "PodsSelectedTwice"}
+    status = {**POLICY["status"], "conditions": [conflict]}
+    assert row_of_policy({**POLICY, "status": status}).state == "Conflicting"
 
 
 @pytest.mark.parametrize(

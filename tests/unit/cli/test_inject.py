@@ -11,12 +11,15 @@ import yaml
 
 from plimsoll_api import supervision
 from plimsoll_api.supervision import CONTAINER_ENV, EngineType, SupervisorConfig
+from plimsoll_api.supervision_policy import SelectedEngine
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.selection import Selection, parse
 from plimsoll_operator.injection import engine
+from plimsoll_operator.injection.configuration import Injected
+from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.sidecar import Injected, Options, inject
+from plimsoll_operator.injection.options import Options
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "inject"
 OPTIONS = Options(image="registry.example/supervisor:1")
@@ -365,7 +368,7 @@ def test_what_runs_neither_vllm_nor_sglang_is_left_alone() -> None:
     assert "(containers: web); use --container NAME or --all" in note
     for options in (
         Options(OPTIONS.image, unrecognized=True),
-        Options(OPTIONS.image, container="web"),
+        Options(OPTIONS.image, SelectedEngine(container="web")),
     ):
         assert config_of(done(web, options)).engine.type is EngineType.CUSTOM
 
@@ -375,7 +378,7 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
     good, bad = deployment(vllm()), deployment(vllm(args=["--port", "70000"]))
     file.write_text(yaml.safe_dump_all([good, bad | {"metadata": {"name": "bad"}}]))
     wrong = (
-        r"all.yaml: Deployment bad: spec.template.spec.containers\[engine\]: --port: 70000 is not"
+        r"all.yaml: document 2: Deployment bad: spec.template.spec.containers\[engine\]: --port: 70000 is not"
     )
     with pytest.raises(UsageError, match=wrong):
         command.run(file, OPTIONS, EVERYTHING)
@@ -523,7 +526,7 @@ def test_the_workers_of_a_multi_node_predictor_are_left_alone_and_named() -> Non
 def test_a_router_is_supervised_as_a_custom_engine_once_it_is_named() -> None:
     (document,) = documents("router-deployment")
     assert inject(document, OPTIONS).config_map is None
-    made = done(document, Options(OPTIONS.image, container="router"))
+    made = done(document, Options(OPTIONS.image, SelectedEngine(container="router")))
     config = config_of(made)
     assert config.engine.type is EngineType.CUSTOM
     assert config.engine.serving_url == "http://127.0.0.1:8000"

@@ -146,7 +146,7 @@ def test_the_older_policy_has_the_pod() -> None:
         (pod(supervisor="engines"), State.SUPERVISED, ""),
         (pod(supervisor="former"), State.WAITING, ""),
         (pod(initContainers=[{"name": "supervisor"}]), State.REFUSED, "already has a container"),
-        (pod(hostPID=True), State.REFUSED, "spec.hostPID is true"),
+        (pod(hostPID=True), State.REFUSED, "spec.hostPID: true"),
         (pod(containers=[{"name": "nginx"}]), State.REFUSED, "no container runs vLLM or SGLang"),
     ],
 )

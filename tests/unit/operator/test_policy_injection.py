@@ -97,7 +97,7 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
 @pytest.mark.parametrize(
     ("refused", "spec", "reason"),
     [
-        (pod(hostPID=True), {}, "spec.hostPID is true"),
+        (pod(hostPID=True), {}, "spec.hostPID: true"),
         (pod({"name": "web", "image": "nginx"}), {}, "no container runs vLLM or SGLang"),
         (pod({"name": "web", "image": "nginx"}), {"engine": {"container": "web"}}, "type: custom"),
         (pod(vllm(args=["--port=9464"])), {}, "needs ports 9464 and 9465"),
@@ -123,7 +123,7 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
             {"probe": {"enabled": True}},
             "volumeMounts[/opt/plimsoll-probe]: the probe is mounted there",
         ),
-        (pod(os={"name": "windows"}), {}, "spec.os.name is windows"),
+        (pod(os={"name": "windows"}), {}, "spec.os.name: windows"),
         (pod(resources={"limits": {"memory": "1Gi"}}), {}, "spec.resources bounds"),
         (
             pod(vllm(resources={"limits": {"memory": "1Gi"}})),

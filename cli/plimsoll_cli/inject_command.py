@@ -1,0 +1,229 @@
+"""The command inject: its options, and what they mean in the types of a SupervisionPolicy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from plimsoll_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from plimsoll_api.supervision import MemoryBudget, Mode
+    from plimsoll_operator.injection.options import Options
+
+T = TypeVar("T")
+OF_POLICY = (
+    "mode", "host_budget", "device_budget", "window", "warmup", "engine", "container", "port",
+    "probe",
+)  # fmt: skip
+"""Options that a policy sets."""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command()(inject)
+
+
+def inject(
+    context: typer.Context,
+    supervisor_image: Annotated[str, typer.Option(help="Container image of the supervisor.")],
+    manifest: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="Manifest to read, or - for standard input."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="The same as FILE.")
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Manifest of a SupervisionPolicy: its selector chooses pods, and it replaces the"
+            " options for engine, budgets, mode and probe.",
+        ),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Change only objects with this name. Repeatable."),
+    ] = None,
+    selector: Annotated[
+        str | None,
+        typer.Option(
+            "--selector", "-l", metavar="LABELS", help="Change only objects with these labels."
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also supervise what is neither vLLM nor SGLang.")
+    ] = False,
+    mode: Annotated[str, typer.Option(metavar="MODE", help="Observe or Recover.")] = "Observe",
+    host_budget: Annotated[
+        str, typer.Option(metavar="SIZE", help="Growth budget for host memory.")
+    ] = "2Gi",
+    device_budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Growth budget for device memory. Default: none."),
+    ] = None,
+    window: Annotated[
+        str, typer.Option(metavar="TIME", help="Period that the budgets apply to.")
+    ] = "24h",
+    warmup: Annotated[
+        str, typer.Option(metavar="TIME", help="Time to ignore growth after an engine start.")
+    ] = "5m",
+    engine: Annotated[
+        str, typer.Option(metavar="TYPE", help="Type of the engine: auto, vllm, sglang or custom.")
+    ] = "auto",
+    container: Annotated[
+        str | None, typer.Option(help="Container of the engine, if ambiguous.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65_535, metavar="PORT", help="Port of the engine, if the manifest hides it."
+        ),
+    ] = None,
+    run_as_user: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="UID", help="User ID of the engine, if runAsUser is not set."),
+    ] = None,
+    dcgm_exporter_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65_535, metavar="PORT", help="Port of the DCGM exporter on every node."
+        ),
+    ] = None,
+    amd_exporter_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_535,
+            metavar="PORT",
+            help="Port of AMD's device-metrics-exporter on every node.",
+        ),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Load the probe into the engine's Python processes.")
+    ] = False,
+    allow_group_restarts: Annotated[
+        bool,
+        typer.Option(
+            "--allow-group-restarts",
+            help="Supervise a LeaderWorkerSet whose group restarts with any of its containers.",
+        ),
+    ] = False,
+) -> None:
+    """Add a supervisor to the workloads in a manifest: YAML in, YAML out."""
+    from dataclasses import replace
+
+    from plimsoll_api.manifest import DURATION, POSITIVE_DURATION
+    from plimsoll_api.supervision import MemoryPolicy, Supervision
+    from plimsoll_api.supervision_policy import SelectedEngine
+    from plimsoll_cli.inject import command, selection
+    from plimsoll_operator.injection.options import Options
+
+    if (manifest is None) == (file is None):
+        raise UsageError("inject: name one manifest, or - for standard input: inject -f FILE")
+    if policy is not None:
+        given = [one for one in OF_POLICY if _is_given(context, one)]
+        if given:
+            flags = ", ".join("--" + one.replace("_", "-") for one in given)
+            raise UsageError(f"--policy and {flags}: use one of them; {policy} sets this")
+        options = _of_policy(policy, supervisor_image)
+    else:
+        period = _value("--window", POSITIVE_DURATION.read, window)
+        options = Options(
+            image=supervisor_image,
+            engine=SelectedEngine(
+                type=_value("--engine", _type, engine),
+                container=container,
+                port=_value("--port", _port, port),
+            ),
+            memory=MemoryPolicy(
+                host=_budget("--host-budget", host_budget, period),
+                device=_budget("--device-budget", device_budget, period),
+                warmup_s=_value("--warmup", DURATION.read, warmup),
+            ),
+            supervision=Supervision(mode=_value("--mode", _mode, mode)),
+            probe=probe,
+        )
+    options = replace(
+        options,
+        run_as_user=run_as_user,
+        dcgm_exporter_port=dcgm_exporter_port,
+        amd_exporter_port=amd_exporter_port,
+        unrecognized=everything,
+        group_restarts=allow_group_restarts,
+    )
+    wanted = selection.Selection(
+        frozenset(name or ()), selection.parse(selector) if selector is not None else ()
+    )
+    text, notes = command.run(manifest or file or Path("-"), options, wanted)
+    for note in notes:
+        typer.echo(note, err=True)
+    typer.echo(text, nl=False)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _of_policy(file: Path, image: str) -> Options:
+    """The options that the policy in ``file`` stands for."""
+    from plimsoll_cli.manifest import read_policy
+    from plimsoll_operator.injection.options import Fields, of_policy
+
+    policy = read_policy(file)
+    fields = Fields(
+        container=f"spec.engine.container in {file}",
+        unrecognized=f"spec.engine.type: custom in {file}, or --all,",
+        exclude=f"spec.selector in {file}",
+        host_budget=f"spec.memory.host.growthBudget in {file}",
+        probe=f"spec.probe in {file}",
+        selector=f"spec.selector in {file}",
+    )
+    # Without a namespace the policy is for whatever namespace both are applied in.
+    stated = "namespace" in policy.metadata.model_fields_set
+    return of_policy(policy, image, fields, policy.metadata.namespace if stated else None)
+
+
+def _budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:
+    from plimsoll_api.manifest import POSITIVE_BYTES
+    from plimsoll_api.supervision import MemoryBudget
+
+    if text is None:
+        return None
+    return MemoryBudget(growth_bytes=_value(flag, POSITIVE_BYTES.read, text), window_s=window_s)
+
+
+def _type(text: str) -> Any:
+    from plimsoll_api.supervision_policy import SelectedType
+
+    if text not in list(SelectedType):
+        raise ValueError(f"{text!r} is not a type of engine: use {', '.join(SelectedType)}")
+    return SelectedType(text)
+
+
+def _mode(text: str) -> Mode:
+    from plimsoll_api.supervision import Mode
+
+    if text not in list(Mode):
+        raise ValueError(f"{text!r} is not a mode: use {' or '.join(Mode)}")
+    return Mode(text)
+
+
+def _port(port: int | None) -> int | None:
+    from plimsoll_api.supervision_policy import SUPERVISOR_PORTS
+
+    if port in SUPERVISOR_PORTS:
+        raise ValueError(f"{port} is a port of the supervisor: let the engine serve on another")
+    return port
+
+
+def _value(flag: str, read: Callable[[Any], T], text: Any) -> T:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None

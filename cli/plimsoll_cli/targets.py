@@ -1,0 +1,64 @@
+"""What a command about replicas is given: a pod's name, or KIND/NAME as kubectl takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plimsoll_api.names import (
+    POLICY_KIND,
+    POLICY_PLURAL,
+    POLICY_SHORT_NAME,
+    SERVICE_KIND,
+    SERVICE_SHORT_NAME,
+)
+from plimsoll_cli.errors import UsageError
+
+POD = "Pod"
+ALIASES = {
+    "po": POD,
+    "deploy": "Deployment",
+    "sts": "StatefulSet",
+    "ds": "DaemonSet",
+    "rs": "ReplicaSet",
+    "lws": "LeaderWorkerSet",
+    SERVICE_SHORT_NAME: SERVICE_KIND,
+    POLICY_SHORT_NAME: POLICY_KIND,
+    POLICY_PLURAL: POLICY_KIND,
+}
+"""Short names, and plurals that are more than the kind with an s."""
+KINDS = (
+    POD, "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "LeaderWorkerSet",
+    "RayCluster", SERVICE_KIND, POLICY_KIND,
+)  # fmt: skip
+_BY_WORD = (
+    {kind.lower(): kind for kind in KINDS} | {f"{kind.lower()}s": kind for kind in KINDS} | ALIASES
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is meant: one pod, or all supervised pods of an object of another kind."""
+
+    kind: str
+    name: str
+
+    @property
+    def is_pod(self) -> bool:
+        """Return whether it is one pod."""
+        return self.kind == POD
+
+    def __str__(self) -> str:
+        return self.name if self.is_pod else f"{self.kind.lower()}/{self.name}"
+
+
+def parse(text: str) -> Target:
+    """Return what ``text`` means; a name alone is a pod's. UsageError for a kind without pods."""
+    word, slash, name = text.partition("/")
+    if not slash:
+        return Target(POD, text)
+    kind = _BY_WORD.get(word.partition(".")[0].lower())
+    if kind is None:
+        raise UsageError(f"{text}: {word!r} is not a kind with pods: use one of {', '.join(KINDS)}")
+    if not name or "/" in name:
+        raise UsageError(f"{text}: write KIND/NAME, for example deployment/vllm")
+    return Target(kind, name)

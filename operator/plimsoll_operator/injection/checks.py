@@ -1,0 +1,158 @@
+"""What rules a supervisor out for a pod. Each check raises InjectionError, which names the field.
+
+``at`` is the place of the pod spec, with which the message begins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.names import METRICS_PORT, PROBE_PORT
+from plimsoll_api.supervision import MemoryBudget
+from plimsoll_api.units import format_bytes, parse_bytes
+from plimsoll_operator.injection.engine import EngineContainer
+from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.options import Fields, Options
+from plimsoll_operator.render import names
+from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKETS
+from plimsoll_operator.render.probe import NAME as PROBE
+
+Object = dict[str, Any]
+
+PREFIX = "plimsoll-"
+"""Of the names of the supervisor's volumes in somebody else's pod."""
+VOLUMES: dict[str, Object] = {
+    "run": {"emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
+    "state": {"emptyDir": {"sizeLimit": "256Mi"}},
+    "tmp": {"emptyDir": {"sizeLimit": "64Mi"}},
+}
+CONFIG, TOKEN = f"{PREFIX}config", f"{PREFIX}token"
+OWN_VOLUMES = frozenset({PREFIX + name for name in VOLUMES} | {CONFIG, TOKEN, PROBE, SOCKETS})
+OWN_CONTAINERS = frozenset({names.SUPERVISOR, PROBE})
+
+
+def supervisor_of(pod: Object) -> Object | None:
+    """The supervisor that an earlier injection added to the pod spec.
+
+    It is known by its name and by the volume that holds its configuration: a container of somebody
+    else's may have the name alone.
+    """
+    for one in pod.get("initContainers") or ():
+        mounted = {mount.get("name") for mount in one.get("volumeMounts") or ()}
+        if one.get("name") == names.SUPERVISOR and CONFIG in mounted:
+            found: Object = one
+            return found
+    return None
+
+
+def check_shape(pod: Object, at: str, fields: Fields) -> None:
+    """Fields of the pod that rule a supervisor out, whatever its engine is."""
+    if pod.get("hostPID"):
+        raise InjectionError(
+            f"{at}.hostPID: true: the supervisor would see, and could signal, every process of the"
+            f" node: set it to false, or exclude the workload with {fields.exclude}"
+        )
+    if (pod.get("os") or {}).get("name") == "windows":
+        raise InjectionError(f"{at}.os.name: windows: the supervisor runs on Linux only")
+    if pod.get("resources"):
+        raise InjectionError(
+            f"{at}.resources bounds all containers together, and the supervisor has limits of its"
+            " own: set the limits of each container instead"
+        )
+
+
+def check_names(pod: Object, at: str) -> None:
+    """Containers and volumes that have the names of the supervisor's. Not for a pod that has one
+    of ours already."""
+    for field in ("initContainers", "containers"):
+        for one in pod.get(field) or ():
+            if one.get("name") in OWN_CONTAINERS:
+                raise InjectionError(
+                    f"{at}.{field}[{one['name']}]: a container of this name is there already, and"
+                    " Plimsoll did not add it: remove it from the workload, or give it another name"
+                )
+    for one in pod.get("volumes") or ():
+        if one.get("name") in OWN_VOLUMES:
+            raise InjectionError(
+                f"{at}.volumes[{one['name']}]: the supervisor's volume has this name: use another"
+            )
+
+
+def check_ports(containers: list[Object], engine: EngineContainer, at: str) -> None:
+    """All containers of a pod share its ports, and two are the supervisor's."""
+    own = (METRICS_PORT, PROBE_PORT)
+    if engine.port in own:
+        raise InjectionError(
+            f"{engine.path}: the supervisor needs ports {METRICS_PORT} and {PROBE_PORT}: let the"
+            f" engine serve on a port other than {engine.port}"
+        )
+    for container in containers:
+        for index, port in enumerate(container.get("ports") or []):
+            if isinstance(port, dict) and port.get("containerPort") in own:
+                raise InjectionError(
+                    f"{at}.containers[{container.get('name')}].ports[{index}].containerPort:"
+                    f" the supervisor needs ports {METRICS_PORT} and {PROBE_PORT}: use another"
+                )
+
+
+def check_user(pod: Object, container: Object, engine: EngineContainer, options: Options) -> None:
+    """The supervisor needs the engine's user ID, and must not be root where the pod may not be."""
+    own, whole = container.get("securityContext") or {}, pod.get("securityContext") or {}
+    non_root = own.get("runAsNonRoot", whole.get("runAsNonRoot"))
+    if engine.uid is not None or options.run_as_user is not None:
+        return
+    if non_root or whole.get("runAsNonRoot"):
+        raise InjectionError(
+            f"{engine.path}.securityContext: runAsNonRoot is true and runAsUser is not set, so the"
+            " user of the engine is unknown: set"
+            f" {options.fields.run_as_user} to the user of its image"
+        )
+
+
+def check_mounts(container: Object, engine: EngineContainer, fields: Fields) -> None:
+    """The API server refuses a container with two mounts at one path."""
+    for mount in container.get("volumeMounts") or ():
+        if mount["mountPath"] in (CODE_DIR, SOCKET_DIR) and mount["name"] not in (PROBE, SOCKETS):
+            raise InjectionError(
+                f"{engine.path}.volumeMounts[{mount['mountPath']}]: the probe is mounted there: use"
+                f" another path, or turn {fields.probe} off"
+            )
+
+
+def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: Fields) -> None:
+    """A host budget above the engine's memory limit could never be spent."""
+    limit = memory_limit(engine)
+    if budget is not None and limit is not None and budget.growth_bytes > limit:
+        raise InjectionError(
+            f"{engine.path}.resources.limits.memory: {engine.limit} is less than"
+            f" {fields.host_budget} {format_bytes(budget.growth_bytes)}: set a smaller budget"
+        )
+
+
+def memory_limit(engine: EngineContainer) -> int | None:
+    """Bytes of the engine's memory limit, None where it has none."""
+    if engine.limit is None:
+        return None
+    try:
+        return parse_bytes(engine.limit)
+    except ValueError as error:
+        raise InjectionError(f"{engine.path}.resources.limits.memory: {error}") from None
+
+
+def check_engine(
+    pod: Object, containers: list[Object], engine: EngineContainer, at: str, options: Options
+) -> None:
+    """Everything that depends on the engine, which is one of ``containers``."""
+    beside = [one for one in pod.get("initContainers") or () if _stays(one)]
+    check_ports([*containers, *beside], engine, at)
+    container = next(one for one in containers if one.get("name") == engine.container)
+    check_user(pod, container, engine, options)
+    if options.probe:
+        check_mounts(container, engine, options.fields)
+    check_budget(options.memory.host, engine, options.fields)
+
+
+def _stays(container: Object) -> bool:
+    """Whether an init container runs beside the engine, and is not ours."""
+    stays = container.get("restartPolicy") == "Always"
+    return stays and container.get("name") not in OWN_CONTAINERS

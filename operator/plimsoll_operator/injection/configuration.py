@@ -1,0 +1,95 @@
+"""The configuration of a supervisor that no operator manages, as a ConfigMap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from plimsoll_api.supervision import (
+    CONFIG_FILE,
+    POD_ENGINE_ENV,
+    EngineEndpoint,
+    PodEngine,
+    ServiceRef,
+    SupervisorConfig,
+    encode,
+)
+from plimsoll_operator.injection.checks import memory_limit
+from plimsoll_operator.injection.engine import EngineContainer
+from plimsoll_operator.injection.options import Options
+from plimsoll_operator.render import names
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Injected:
+    """The changed document, its supervisor's ConfigMap, and what a person should know.
+
+    ``others`` are further objects that the document refers to. Without a ConfigMap nothing was
+    changed, and ``notes`` say why.
+    """
+
+    document: Object
+    config_map: Object | None
+    notes: tuple[str, ...]
+    others: tuple[Object, ...] = ()
+
+
+def config_map(name: str, namespace: object, engine: EngineContainer, options: Options) -> Object:
+    """The ConfigMap of the workload called ``name``; ``namespace`` is None where none is set."""
+    config = _config(name, str(namespace or "default"), engine, options)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(names.supervisor(name), namespace),
+        "data": {CONFIG_FILE: encode(config).decode()},
+    }
+
+
+def metadata(name: str, namespace: object) -> Object:
+    """Of an object beside the workload."""
+    return {"name": name} | ({} if namespace is None else {"namespace": namespace})
+
+
+def endpoint(engine: EngineContainer, name: str = "") -> EngineEndpoint:
+    """Where ``engine`` answers; ``name`` is its model's where its arguments do not say it."""
+    url = f"{engine.scheme}://127.0.0.1:{engine.port}"
+    return EngineEndpoint(
+        type=engine.type,
+        admin_url=url,
+        serving_url=url,
+        model=engine.model or name,
+        container=engine.container,
+    )
+
+
+def pod_engine(found: PodEngine) -> Object:
+    """The variable that tells a supervisor of the engine of its own pod."""
+    text = msgspec.json.encode(found, order="sorted").decode()
+    # Kubernetes expands $(NAME) in values; $$ stands for a dollar.
+    return {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}
+
+
+def shares_device(engine: EngineContainer) -> bool:
+    """Whether a device plugin gives the engine a share of a device."""
+    return any(resource.endswith(".shared") for resource in engine.limits)
+
+
+def _config(
+    name: str, namespace: str, engine: EngineContainer, options: Options
+) -> SupervisorConfig:
+    memory, host = options.memory, options.memory.host
+    if host is not None:
+        host = replace(host, limit_bytes=host.limit_bytes or memory_limit(engine) or None)
+    return SupervisorConfig(
+        service=ServiceRef(name=name, namespace=namespace),
+        engine=endpoint(engine, name),
+        memory=replace(
+            memory, host=host, shared_device=memory.shared_device or shares_device(engine)
+        ),
+        supervision=options.supervision,
+    )

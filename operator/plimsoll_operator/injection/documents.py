@@ -1,0 +1,98 @@
+"""Adds a supervisor to each of a document's engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.names import SERVICE_LABEL
+from plimsoll_operator.injection import kserve_llm
+from plimsoll_operator.injection.checks import (
+    check_engine,
+    check_names,
+    check_shape,
+    supervisor_of,
+)
+from plimsoll_operator.injection.configuration import Injected, config_map
+from plimsoll_operator.injection.engine import EngineContainer, find
+from plimsoll_operator.injection.engine import names as container_names
+from plimsoll_operator.injection.notes import notes as notes_of
+from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.pods import WORKERS, PodSpec, containers_of, pods_of
+from plimsoll_operator.injection.sidecar import add_supervisor
+from plimsoll_operator.injection.unchanged import left_alone, restarts_group, unselected
+from plimsoll_operator.render import names
+
+Object = dict[str, Any]
+MAX_LABEL = 63
+
+
+def inject(document: Object, options: Options) -> Injected:
+    """Return ``document`` with a supervisor in each of its engine's pods.
+
+    The argument stays as it is. Injecting again replaces what an earlier injection added.
+    """
+    changed = _copy(document)
+    metadata = changed.get("metadata")
+    meta: Object = metadata if isinstance(metadata, dict) else {}
+    name = str(meta.get("name") or str(meta.get("generateName") or "engine").rstrip("-"))
+    where = f"{changed.get('kind')} {name}"
+    namespace = meta.get("namespace")
+    if options.namespace is not None and namespace not in (None, options.namespace):
+        text = f"it is in namespace {namespace}, and the policy in {options.namespace}"
+        return Injected(document, None, (f"{where}: {left_alone(text)}",))
+    if kserve_llm.is_service(changed):
+        return kserve_llm.inject(document, changed, options)
+    made: Object | None = None
+    notes: list[str] = []
+    for pod in pods_of(changed, where):
+        at = f"{where}: {pod.path}"
+        engine = _engine(pod, at, options)
+        if isinstance(engine, str):
+            notes.append(f"{at}: {left_alone(engine)}")
+            continue
+        # Of one document's pods all but one are workers.
+        add_supervisor(pod.spec, engine, options, names.supervisor(name))
+        pod.labels[SERVICE_LABEL] = name[:MAX_LABEL].rstrip("-.")
+        made = config_map(name, namespace, engine, options)
+        notes += notes_of(at, pod.spec, engine, options)
+    if made is None:
+        return Injected(document, None, tuple(notes))
+    return Injected(changed, made, tuple(notes))
+
+
+def _copy(value: Any) -> Any:
+    """A copy without shared parts: what YAML aliases in one pod must not change in another."""
+    if isinstance(value, dict):
+        return {key: _copy(held) for key, held in value.items()}
+    return [_copy(held) for held in value] if isinstance(value, list) else value
+
+
+def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
+    """The engine in ``pod``, or why the pod is left alone. InjectionError where it cannot be."""
+    if pod.worker:
+        return WORKERS
+    if (why := unselected({**pod.inherited, **pod.labels}, options)) is not None:
+        return why
+    spec, containers = pod.spec, containers_of(pod.spec)
+    engine = find(
+        {**spec, "containers": containers},
+        at,
+        options.engine.container,
+        options.unrecognized or options.engine_type is not None,
+        options.fields.container,
+        options.engine_type,
+        options.engine.port,
+        options.named_is_custom or options.unrecognized,
+    )
+    if engine is None:
+        return (
+            f"no container runs vLLM or SGLang (containers: {container_names(spec)}); use"
+            f" {options.fields.unrecognized} to supervise it as a custom engine"
+        )
+    check_shape(spec, at, options.fields)
+    if pod.restarts_group and not options.group_restarts:
+        return restarts_group(options)
+    if supervisor_of(spec) is None:
+        check_names(spec, at)
+    check_engine(spec, containers, engine, at, options)
+    return engine

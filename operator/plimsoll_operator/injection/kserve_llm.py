@@ -1,0 +1,228 @@
+"""KServe's LLMInferenceService: the supervisor in a configuration that the service refers to.
+
+KServe merges a service's pods from presets, from the LLMInferenceServiceConfigs that ``baseRefs``
+name, and from the service itself, lists of containers and volumes by name. So the supervisor comes
+in a configuration of its own, and of the service only ``baseRefs`` changes. What the presets and
+other configurations say is not in the document: the engine is the preset's unless the service sets
+a command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plimsoll_api.names import SERVICE_LABEL
+from plimsoll_api.supervision import EngineType, PodEngine
+from plimsoll_operator.injection.checks import (
+    check_engine,
+    check_names,
+    check_shape,
+    memory_limit,
+    supervisor_of,
+)
+from plimsoll_operator.injection.configuration import (
+    Injected,
+    config_map,
+    endpoint,
+    metadata,
+    pod_engine,
+    shares_device,
+)
+from plimsoll_operator.injection.engine import EngineContainer, find
+from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.notes import notes as notes_of
+from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.pods import KSERVE_API, WORKERS
+from plimsoll_operator.injection.sidecar import add_supervisor
+from plimsoll_operator.injection.unchanged import left_alone, restarts_group, unselected
+from plimsoll_operator.render import names
+from plimsoll_operator.render.probe import PATH
+
+Object = dict[str, Any]
+
+KIND, CONFIG_KIND, VERSION = "LLMInferenceService", "LLMInferenceServiceConfig", "v1alpha2"
+MAIN = "main"
+"""The engine's container in KServe's presets."""
+PORT, DECODE_PORT = 8000, 8001
+"""Of the engine in the presets. A decode pod has a proxy on the first one."""
+TLS = ".GlobalConfig.EnableTLS"
+SCHEME = f"{{{{ if {TLS} }}}}https{{{{ else }}}}http{{{{ end }}}}"
+"""KServe renders its configurations as Go templates, and its presets choose TLS by this field."""
+PART_OF = "llminferenceservice"
+MAX_LABEL = 63
+
+
+@dataclass(frozen=True)
+class _Workload:
+    """``spec`` of the service or its ``prefill``: pods of one kind. ``at`` is its place."""
+
+    spec: Object
+    at: str
+    port: int
+
+
+def is_service(document: Object) -> bool:
+    """Whether ``document`` is an LLMInferenceService."""
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    return group == KSERVE_API and document.get("kind") == KIND
+
+
+def inject(document: Object, changed: Object, options: Options) -> Injected:
+    """Return ``changed``, a copy of ``document``, with a reference to the configuration that has
+    the supervisor; ``document`` itself where nothing can be supervised."""
+    meta = changed.get("metadata")
+    name = meta.get("name") if isinstance(meta, dict) else None
+    where = f"{KIND} {name}"
+    if not isinstance(meta, dict) or not isinstance(name, str):
+        raise InjectionError(f"{KIND}: metadata.name: required")
+    if changed["apiVersion"] != f"{KSERVE_API}/{VERSION}":
+        raise InjectionError(
+            f"{where}: apiVersion: {changed['apiVersion']} is not supported: use"
+            f" {KSERVE_API}/{VERSION}"
+        )
+    spec = _object(changed, "spec", where)
+    changed["spec"] = spec
+    model = str(_object(spec, "model", f"{where}: spec").get("name") or name)
+    made: Object = {}
+    notes: list[str] = []
+    engines: list[EngineContainer] = []
+    for workload in _workloads(spec, where):
+        found = _supervised(workload, name, model, options)
+        if isinstance(found, str):
+            notes.append(f"{workload.at}: {left_alone(found)}")
+            continue
+        engine, part = found
+        engines.append(engine)
+        if workload.spec is spec:
+            made |= part
+        else:
+            made["prefill"] = part
+        notes += notes_of(workload.at, _pod(workload), engine, options)
+        if workload.spec.get("worker") is not None:
+            notes.append(f"{workload.at}.worker: {left_alone(WORKERS)}")
+    if not engines:
+        return Injected(document, None, tuple(notes))
+    ours = names.supervisor(name)
+    config = {
+        "apiVersion": changed["apiVersion"],
+        "kind": CONFIG_KIND,
+        "metadata": metadata(ours, meta.get("namespace")),
+        "spec": made,
+    }
+    refs = spec.get("baseRefs") or []
+    # The last reference overrides those before it.
+    spec["baseRefs"] = [*(one for one in refs if one.get("name") != ours), {"name": ours}]
+    first = replace(engines[0], scheme="http", model=model)
+    return Injected(
+        changed, config_map(name, meta.get("namespace"), first, options), tuple(notes), (config,)
+    )
+
+
+def _workloads(spec: Object, where: str) -> list[_Workload]:
+    """The service's own pods; with ``prefill``, those decode, and there are others."""
+    at = f"{where}: spec"
+    if spec.get("prefill") is None:
+        return [_Workload(spec, at, PORT)]
+    prefill = _object(spec, "prefill", at)
+    return [_Workload(spec, at, DECODE_PORT), _Workload(prefill, f"{at}.prefill", PORT)]
+
+
+def _supervised(
+    workload: _Workload, name: str, model: str, options: Options
+) -> tuple[EngineContainer, Object] | str:
+    """The engine, and what the configuration says of the workload; or why it is left alone."""
+    labels = _object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
+    generated = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": PART_OF}
+    if (why := unselected({**generated, **labels}, options)) is not None:
+        return why
+    if workload.spec.get("worker") is not None and not options.group_restarts:
+        return restarts_group(options)
+    pod, at = _pod(workload), f"{workload.at}.template"
+    engine = _engine(pod, at, model, options)
+    if engine is None:
+        return (
+            f"spec.template.containers[{MAIN}].command runs neither vLLM nor SGLang; use"
+            f" {options.fields.unrecognized} to supervise it as a custom engine"
+        )
+    _check_python_path(pod, engine, options)
+    check_shape(pod, at, options.fields)
+    if supervisor_of(pod) is None:
+        check_names(pod, at)
+    check_engine(pod, pod["containers"], engine, at, options)
+    found = PodEngine(
+        engine=endpoint(engine),
+        memory_limit_bytes=memory_limit(engine) or None,
+        shared_device=shares_device(engine),
+    )
+    # Only what is added stands in the configuration, but port names must not repeat the service's.
+    container = next(one for one in pod["containers"] if one.get("name") == engine.container)
+    added: Object = {"containers": [{"name": engine.container, "ports": container["ports"]}]}
+    add_supervisor(added, engine, options, names.supervisor(name), (pod_engine(found),))
+    del added["containers"][0]["ports"]
+    return engine, {"labels": {SERVICE_LABEL: name[:MAX_LABEL].rstrip("-.")}, "template": added}
+
+
+def _pod(workload: _Workload) -> Object:
+    """The pod as far as it is known: what the service says, with the preset's user and port."""
+    template = workload.spec.get("template")
+    found: Object = template if isinstance(template, dict) else {}
+    listed = list(found.get("containers") or [])
+    if not any(one.get("name") == MAIN for one in listed):
+        listed.append({"name": MAIN})
+    return found | {
+        "containers": [
+            _preset(one, workload.port) if one["name"] == MAIN else one for one in listed
+        ]
+    }
+
+
+def _preset(container: Object, port: int) -> Object:
+    """The engine's container over what every preset says of it."""
+    security = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
+    return {
+        **container,
+        "ports": container.get("ports") or [{"containerPort": port}],
+        "securityContext": security | (container.get("securityContext") or {}),
+    }
+
+
+def _engine(pod: Object, at: str, model: str, options: Options) -> EngineContainer | None:
+    named = options.engine.container or MAIN
+    container: Object = next((one for one in pod["containers"] if one.get("name") == named), {})
+    own_command = bool(container.get("command"))
+    kind = options.engine_type or (None if own_command else EngineType.VLLM)
+    engine = find(
+        pod,
+        at,
+        named,
+        options.unrecognized or options.engine_type is not None,
+        options.fields.container,
+        kind,
+        options.engine.port,
+        named_is_custom=options.unrecognized or options.engine.container is not None,
+    )
+    if engine is None:
+        return None
+    words = " ".join(map(str, [*(container.get("command") or ()), *(container.get("args") or ())]))
+    templated = TLS in words or not own_command
+    made = replace(engine, model=model)
+    return replace(made, scheme=SCHEME) if templated else made
+
+
+def _check_python_path(pod: Object, engine: EngineContainer, options: Options) -> None:
+    container = next(one for one in pod["containers"] if one.get("name") == engine.container)
+    if options.probe and any(one.get("name") == PATH for one in container.get("env") or ()):
+        raise InjectionError(
+            f"{engine.path}.env[{PATH}]: it would override the value that the probe needs: remove"
+            f" it, or turn {options.fields.probe} off"
+        )
+
+
+def _object(owner: Object, key: str, where: str) -> Object:
+    found = owner.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise InjectionError(f"{where}.{key}: must be an object")
+    return found

@@ -1,0 +1,69 @@
+"""What a person should know of a pod that was injected: what will not be seen, what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_api.names import METRICS_PORT, PROBE_PORT
+from plimsoll_api.supervision import Action, EngineType
+from plimsoll_operator.injection.engine import EngineContainer
+from plimsoll_operator.injection.options import Options
+
+Object = dict[str, Any]
+
+
+def notes(where: str, pod: Object, engine: EngineContainer, options: Options) -> list[str]:
+    """The sentences, each of which begins with ``where``, the pod's place."""
+    known = engine.type is not EngineType.CUSTOM
+    found = [f"{engine.type.value} in container {engine.container}, port {engine.port}"]
+    found += _of_user(engine, options, known)
+    if pod.get("hostNetwork"):
+        found.append(
+            f"hostNetwork is true: ports {METRICS_PORT} and {PROBE_PORT} must be free on the"
+            " node, so a node can run one such pod"
+        )
+    if engine.limit is None:
+        found.append("the engine has no memory limit: time to exhaustion is the budget's")
+    if not known:
+        found.append(
+            "the type of the engine is unknown: Plimsoll can watch and restart it, but not trim it"
+        )
+    if options.probe:
+        found.append(
+            "inject sets PYTHONPATH for the probe, which overrides a value in the image; to keep"
+            " that value, set it in the container's env"
+        )
+    return [f"{where}: {one}" for one in [*found, *_of_mode(options)]]
+
+
+def _of_user(engine: EngineContainer, options: Options, known: bool) -> list[str]:
+    found = []
+    if engine.uid is None and options.run_as_user is None:
+        found.append(
+            "runAsUser is not set, so the supervisor runs as root, the default of these images; set"
+            f" the engine's user with {options.fields.run_as_user}"
+        )
+    if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
+        found.append(
+            f"the engine runs as user {engine.uid} and the supervisor as {options.run_as_user}: the"
+            f" supervisor cannot see or signal it; omit {options.fields.run_as_user}"
+        )
+    elif engine.hidden and not known:
+        found.append(
+            "the engine runs as root with capabilities, so the supervisor cannot see its sockets"
+            " and will not find it: set runAsUser, or drop all capabilities"
+        )
+    return found
+
+
+def _of_mode(options: Options) -> list[str]:
+    """What ``Recover`` lacks without the operator."""
+    if not options.acts:
+        return []
+    found = [
+        "mode Recover without the operator: replicas take no restart slots, so several of them may"
+        " restart at once, and so may the only one; a SupervisionPolicy in the cluster gives slots"
+    ]
+    if Action.POD_REPLACE in options.supervision.ladder:
+        found.append("PodReplace has no effect: only the operator evicts pods")
+    return found

@@ -1,0 +1,84 @@
+"""What is wanted of a supervisor that is added to somebody else's pods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plimsoll_api.label_selector import LabelSelector
+from plimsoll_api.supervision import EngineType, MemoryBudget, MemoryPolicy, Mode, Supervision
+from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
+
+WITHOUT_POLICY = MemoryPolicy(host=MemoryBudget(growth_bytes=2 << 30), warmup_s=300.0)
+"""Of ``plimsoll inject`` without a policy: other people's engines warm up for long."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """How a person sets each option: a flag of the command line, or a field of a policy."""
+
+    container: str = "--container"
+    unrecognized: str = "--container NAME or --all"
+    exclude: str = "--name or --selector"
+    group_restarts: str = "--allow-group-restarts"
+    host_budget: str = "--host-budget"
+    run_as_user: str = "--run-as-user"
+    probe: str = "--probe"
+    selector: str = "--selector"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is wanted, in the types of a SupervisionPolicy.
+
+    ``selector`` chooses pods by their labels, and ``namespace`` workloads that name another one
+    are left out; None is all. ``named_is_custom`` says whether a
+    container counts as a custom engine because it is named. ``fields`` says how messages name the
+    options.
+    """
+
+    image: str
+    engine: SelectedEngine = field(default_factory=SelectedEngine)
+    memory: MemoryPolicy = WITHOUT_POLICY
+    supervision: Supervision = field(default_factory=Supervision)
+    selector: LabelSelector | None = None
+    namespace: str | None = None
+    run_as_user: int | None = None
+    dcgm_exporter_port: int | None = None
+    amd_exporter_port: int | None = None
+    probe: bool = False
+    probe_image: str | None = None
+    token: bool = False
+    unrecognized: bool = False
+    named_is_custom: bool = True
+    group_restarts: bool = False
+    fields: Fields = Fields()
+
+    @property
+    def engine_type(self) -> EngineType | None:
+        """The engine's type, None where each pod shows it."""
+        found = self.engine.type
+        return None if found is SelectedType.AUTO else EngineType(found.value)
+
+    @property
+    def acts(self) -> bool:
+        """Whether the supervisor may act."""
+        return self.supervision.mode is Mode.RECOVER
+
+
+def of_policy(
+    policy: SupervisionPolicy, image: str, fields: Fields, namespace: str | None = None
+) -> Options:
+    """The options that ``policy`` stands for; ``image`` is the supervisor's."""
+    spec = policy.spec
+    return Options(
+        image=image,
+        engine=spec.engine,
+        memory=spec.memory,
+        supervision=spec.supervision,
+        selector=spec.selector,
+        namespace=namespace,
+        probe=spec.probe.enabled,
+        probe_image=spec.probe.image,
+        named_is_custom=False,
+        fields=fields,
+    )

@@ -1,0 +1,31 @@
+"""Why a pod is left alone: sentences for a person, after the pod's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plimsoll_operator.injection.options import Options
+
+
+def left_alone(why: str) -> str:
+    """The note of a pod that stays as it is."""
+    return f"left unchanged: {why}"
+
+
+def unselected(labels: Mapping[str, Any], options: Options) -> str | None:
+    """Why a pod with ``labels`` is not chosen; None if it is."""
+    held = {str(key): str(value) for key, value in labels.items()}
+    if options.selector is None or options.selector.matches(held):
+        return None
+    shown = ", ".join(f"{key}={value}" for key, value in held.items()) or "none"
+    return f"{options.fields.selector} does not select its labels ({shown})"
+
+
+def restarts_group(options: Options) -> str:
+    """Of a group that restarts as a whole, without consent."""
+    return (
+        "restartPolicy RecreateGroupOnPodRestart recreates the whole group whenever a container"
+        f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"
+        " that, or set leaderWorkerTemplate.restartPolicy to None"
+    )

@@ -1,0 +1,166 @@
+"""The command line on SupervisionPolicies: what top and doctor say, and which pods actions mean."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.main import app
+from tests.cluster.operator.test_adopt import DEPLOYMENT
+from tests.lab.webhook import NAME, Webhook
+
+LISTED_S = 40.0
+"""The operator lists the pods of a policy every ten seconds."""
+LABELS = {"app": "vllm"}
+Checks = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def flags(kubectl: Any) -> Iterator[tuple[str, ...]]:
+    """The operator's, with the chart's objects for the webhook."""
+    made = Webhook(kubectl)
+    made.install()
+    yield made.flags
+    made.remove()
+
+
+def policy(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "SupervisionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "selector": {
+                "matchExpressions": [{"key": "app", "operator": "In", "values": ["vllm", "sglang"]}]
+            },
+            "supervision": {"mode": "Recover"},
+        },
+    }
+
+
+def plimsoll(kubectl: Any, *arguments: str) -> Result:
+    flags = ["--kubeconfig", str(kubectl.kubeconfig), "-n", kubectl.namespace]
+    return CliRunner().invoke(app, [*arguments, *flags])
+
+
+def doctor(kubectl: Any, *arguments: str) -> Checks:
+    done = plimsoll(kubectl, "doctor", *arguments, "-o", "json")
+    return {one["name"]: one for one in json.loads(done.stdout)}
+
+
+def rows(kubectl: Any) -> list[list[str]]:
+    return [line.split() for line in plimsoll(kubectl, "top", "-o", "wide").stdout.splitlines()]
+
+
+def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
+    kubectl: Any, flags: tuple[str, ...], start: Callable[..., Any], eventually: Any
+) -> None:
+    operator = start(*flags)
+    kubectl.apply(DEPLOYMENT)
+    eventually(lambda: len(kubectl.list("pods", "app=vllm")) == 2)
+    kubectl.apply(policy("engines"))
+
+    found = eventually(lambda: waiting(kubectl), LISTED_S)
+    assert found["policy engines"]["ok"] is False
+    assert "not supervised until recreated: 2" in found["policy engines"]["text"]
+    assert found["policy engines waiting"]["text"].endswith(
+        ": kubectl rollout restart deployment/vllm"
+    )
+    assert found["may list supervisionpolicies"]["ok"] is True
+    trial = "webhook for policy engines"
+    found = eventually(lambda: answering(kubectl, trial), LISTED_S)
+    assert found["webhook certificate"]["ok"] is True
+    assert "made 0 days ago, expires 20" in found["webhook certificate"]["text"]
+    assert not kubectl.list("pods", "app=sglang"), "the trial stores no pod"
+
+    kubectl("rollout", "restart", "deployment/vllm")
+    eventually(lambda: top(kubectl)[:4] == ["SupervisionPolicy", "2/2", "?", "?"], LISTED_S)
+    assert rows(kubectl)[0][:3] == ["NAME", "KIND", "PODS"]
+    assert top(kubectl)[4:] == ["?", "0", "Supervised", "Recover"]
+    found = doctor(kubectl)
+    assert found["policy engines"]["ok"] is True
+    assert "policy engines waiting" not in found
+    pods = {pod["metadata"]["name"] for pod in kubectl.list("pods", "app=vllm")}
+    assert {name for name in found if name in pods} == pods, "each supervisor is asked"
+    assert all(found[name]["text"] == "the pod is Pending" for name in pods)
+
+    kubectl.apply(policy("later"))
+    found = eventually(lambda: conflicting(kubectl), LISTED_S)
+    assert "policy later" in found
+    assert "policy engines, which is older" in found["webhook for policy later"]["text"]
+    assert "narrow one of the selectors" in found["policy later conflict"]["text"]
+    only = doctor(kubectl, "--policy", "engines")
+    assert {name for name in only if "later" in name} == set()
+    kubectl("delete", "plsp", "later")
+
+    assert operator.stop() == 0
+    eventually(lambda: doctor(kubectl)[trial]["ok"] is False)
+    assert "gets no supervisor (dry run)" in doctor(kubectl)[trial]["text"]
+    kubectl("delete", "mutatingwebhookconfiguration", NAME)
+    assert "webhook.enabled=true" in doctor(kubectl)["webhook certificate"]["text"]
+
+
+def test_doctor_names_the_policy_that_is_not_there(kubectl: Any) -> None:
+    done = plimsoll(kubectl, "doctor", "--policy", "absent", "-o", "json")
+    assert done.exit_code == 1
+    found = {one["name"]: one for one in json.loads(done.stdout)}
+    assert f"not in namespace {kubectl.namespace}" in found["policy absent"]["text"]
+
+
+def test_an_action_on_a_workload_finds_its_supervised_pods(kubectl: Any, eventually: Any) -> None:
+    """No kubelet runs here, so the action ends at the first pod."""
+    with_supervisor: dict[str, Any] = copy.deepcopy(DEPLOYMENT)
+    template = with_supervisor["spec"]["template"]
+    template["metadata"]["labels"]["plimsoll.dev/policy"] = "engines"
+    container = template["spec"]["containers"][0]
+    template["spec"]["initContainers"] = [
+        container | {"name": "supervisor", "restartPolicy": "Always"}
+    ]
+    kubectl.apply(with_supervisor, policy("engines"))
+    eventually(lambda: len(pods(kubectl)) == 2)
+    names = sorted(pods(kubectl))
+    for target in ("deployment/vllm", "deploy/vllm", "plsp/engines", "supervisionpolicy/engines"):
+        done = plimsoll(kubectl, "restart", target, "--yes")
+        assert isinstance(done.exception, RunError), done.output
+        assert str(done.exception).endswith(f"; not touched: {names[1]}"), done.exception
+        assert names[0] in str(done.exception)
+    absent = plimsoll(kubectl, "resume", "statefulset/vllm", "--yes")
+    assert str(absent.exception).startswith(
+        f"statefulset/vllm: no pod in namespace {kubectl.namespace} belongs to it"
+    )
+    gone = plimsoll(kubectl, "resume", "plsp/absent", "--yes")
+    assert str(gone.exception).startswith("supervisionpolicy/absent: not in namespace")
+    drain = plimsoll(kubectl, "drain", "deployment/vllm", "--yes")
+    assert isinstance(drain.exception, UsageError)
+    assert "name one pod" in str(drain.exception)
+
+
+def pods(kubectl: Any) -> list[str]:
+    """Names of the Deployment's pods."""
+    return [pod["metadata"]["name"] for pod in kubectl.list("pods", "app=vllm")]
+
+
+def waiting(kubectl: Any) -> Checks | None:
+    found = doctor(kubectl)
+    return found if "2 selected" in found.get("policy engines", {}).get("text", "") else None
+
+
+def answering(kubectl: Any, trial: str) -> Checks | None:
+    found = doctor(kubectl)
+    return found if found[trial]["ok"] and found["webhook certificate"]["ok"] else None
+
+
+def conflicting(kubectl: Any) -> Checks | None:
+    found = doctor(kubectl)
+    return found if {"policy engines conflict", "policy later conflict"} <= set(found) else None
+
+
+def top(kubectl: Any) -> list[str]:
+    """The policy's row, without its name."""
+    return next(row[1:] for row in rows(kubectl) if row[0] == f"{kubectl.namespace}/engines")
