@@ -18,10 +18,10 @@ from plimsoll_api.supervision import (
     EngineEndpoint,
     EngineType,
     PodEngine,
-    WorkloadRef,
 )
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
 from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.workloads import LWS_NAME, LWS_WORKER, RAY_NODE, membership
 from plimsoll_operator.injection.engine import EngineContainer, find
 from plimsoll_operator.injection.engine import names as container_names
 from plimsoll_operator.injection.errors import InjectionError
@@ -46,9 +46,6 @@ Object = dict[str, Any]
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
 """Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that the group restarts whenever
 the supervisor does."""
-LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
-LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
-RAY_NODE = "ray.io/node-type"
 OWN_VOLUMES = frozenset(
     {PREFIX + name for name in (*VOLUMES, "config", "token")} | {PROBE, SOCKETS}
 )
@@ -189,7 +186,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
     budget(options.host_budget_bytes, limit, engine, options)
     found = PodEngine(
         engine=_endpoint(engine),
-        workload=_workload(pod["metadata"]),
+        workload=membership(pod["metadata"]).workload,
         memory_limit_bytes=limit or None,
         shared_device=any(name.endswith(".shared") for name in engine.limits),
     )
@@ -236,15 +233,3 @@ def _endpoint(engine: EngineContainer) -> EngineEndpoint:
         model=engine.model,
         container=engine.container,
     )
-
-
-def _workload(metadata: Object) -> WorkloadRef | None:
-    """What controls the pod; for a Deployment's ReplicaSet, the Deployment."""
-    for owner in metadata.get("ownerReferences") or ():
-        if owner.get("controller"):
-            kind, name = str(owner["kind"]), str(owner["name"])
-            suffix = "-" + str((metadata.get("labels") or {}).get("pod-template-hash", ""))
-            if kind == "ReplicaSet" and len(suffix) > 1 and name.endswith(suffix):
-                return WorkloadRef("Deployment", name.removesuffix(suffix))
-            return WorkloadRef(kind[:63], name[:253])
-    return None

@@ -1,0 +1,105 @@
+"""Which workload, replica and revision a pod says that it is of."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_api.supervision import WorkloadRef
+from plimsoll_api.workloads import Membership, membership, slots_of
+
+LWS = "leaderworkerset.sigs.k8s.io"
+
+
+def metadata(kind: str, name: str, api: str = "apps/v1", **labels: str) -> dict[str, Any]:
+    owner = {"apiVersion": api, "kind": kind, "name": name, "uid": "u", "controller": True}
+    named = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
+    return {"labels": named, "ownerReferences": [owner]}
+
+
+@pytest.mark.parametrize(
+    ("meta", "expected"),
+    [
+        ({}, Membership()),
+        (
+            metadata("ReplicaSet", "vllm-64d8", pod_template_hash="64d8"),
+            Membership(WorkloadRef("Deployment", "vllm"), "apps", revision="64d8"),
+        ),
+        (
+            metadata("ReplicaSet", "vllm-64d8", rollouts_pod_template_hash="64d8"),
+            Membership(WorkloadRef("Rollout", "vllm"), "argoproj.io", revision="64d8"),
+        ),
+        (metadata("ReplicaSet", "bare"), Membership(WorkloadRef("ReplicaSet", "bare"), "apps")),
+        (
+            metadata("StatefulSet", "llama", controller_revision_hash="llama-7c"),
+            Membership(WorkloadRef("StatefulSet", "llama"), "apps", revision="llama-7c"),
+        ),
+        (
+            metadata("StatefulSet", "llama", "apps.kruise.io/v1beta1"),
+            Membership(WorkloadRef("StatefulSet", "llama"), "apps.kruise.io"),
+        ),
+        (
+            metadata("Job", "batch-29", "batch/v1"),
+            Membership(WorkloadRef("Job", "batch-29"), "batch"),
+        ),
+        (
+            metadata("ReplicationController", "old", "v1"),
+            Membership(WorkloadRef("ReplicationController", "old")),
+        ),
+        (
+            metadata("RayCluster", "ray", "ray.io/v1", ray_io__cluster="x")
+            | {"labels": {"ray.io/cluster": "ray", "ray.io/node-type": "worker"}},
+            Membership(WorkloadRef("RayCluster", "ray"), "ray.io", group="ray"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_workload_is_read_from_the_pod_alone(
+    meta: dict[str, Any], expected: Membership
+) -> None:
+    assert membership(meta) == expected
+
+
+def test_all_pods_of_a_group_are_one_replica_of_their_leader_worker_set() -> None:
+    """The leader's StatefulSet has the set's name, the workers' the name of their group."""
+    labels = {
+        f"{LWS}/name": "big",
+        f"{LWS}/group-index": "1",
+        f"{LWS}/template-revision-hash": "5f",
+        "controller-revision-hash": "big-1-99",
+    }
+    leader, worker = (metadata("StatefulSet", name) | {"labels": labels} for name in ("big", "b-1"))
+    found = membership(leader)
+    assert found == membership(worker)
+    assert found == Membership(
+        WorkloadRef("LeaderWorkerSet", "big"), "leaderworkerset.x-k8s.io", "1", "5f"
+    )
+    assert found.replica("big-1") == found.replica("big-1-3") == "group 1"
+    assert Membership().replica("alone") == "alone"
+
+
+def test_an_owner_that_is_not_the_controller_counts_for_nothing() -> None:
+    meta = metadata("StatefulSet", "llama")
+    meta["ownerReferences"][0]["controller"] = False
+    assert membership(meta) == Membership()
+
+
+@given(kind=st.text(min_size=1, max_size=63), name=st.text(min_size=1, max_size=253))
+def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: str) -> None:
+    made = slots_of("p" * 63 + ".policy", WorkloadRef(kind, name), 16)
+    assert len(set(made)) == 16
+    for one in made:
+        assert len(one) <= 253
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", one)
+
+
+def test_two_workloads_of_one_name_have_slots_of_their_own() -> None:
+    made = {
+        slots_of("engines.policy", workload, 1)
+        for workload in (None, WorkloadRef("Deployment", "vllm"), WorkloadRef("Job", "vllm"))
+    }
+    assert len(made) == 3
+    assert ("engines.policy-restart-0",) in made
