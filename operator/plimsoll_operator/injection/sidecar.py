@@ -152,7 +152,7 @@ def _engine(pod: PodSpec, where: str, options: Options) -> EngineContainer | str
         )
     if pod.restarts_group and not options.group_restarts:
         return (
-            "restartPolicy RecreateGroupOnPodRestart recreates the whole group whenever a container"
+            f"restartPolicy {pod.restarts_group} recreates the whole group whenever a container"
             f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"
             " that, or"
             " set leaderWorkerTemplate.restartPolicy to None"

@@ -34,7 +34,8 @@ class State(Enum):
 @dataclass(frozen=True, slots=True)
 class SelectedPod:
     """What is kept of a pod. ``others`` names the other policies that select it, oldest first;
-    ``mine`` says whether this policy is older than they are."""
+    ``mine`` says whether this policy is older than they are. ``created`` is its creation
+    timestamp: a StatefulSet gives the next pod the same name."""
 
     name: str
     account: str
@@ -42,6 +43,7 @@ class SelectedPod:
     reason: str = ""
     others: tuple[str, ...] = ()
     mine: bool = True
+    created: str = ""
 
 
 def examine(
@@ -60,7 +62,8 @@ def examine(
         refusal = admit(pod, policy, images).refusal
         state, reason = (State.REFUSED, refusal) if refusal else (state, reason)
     account = str(spec.get("serviceAccountName") or "default")
-    return SelectedPod(meta["name"], account, state, reason, others, mine)
+    created = str(meta.get("creationTimestamp") or "")
+    return SelectedPod(meta["name"], account, state, reason, others, mine, created)
 
 
 def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
