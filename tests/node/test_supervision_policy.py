@@ -7,128 +7,41 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.conformance import table
-from tests.lab.images import ROOT
-from tests.lab.kube import Kube, conditions, eventually
+from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator
-from tests.lab.webhook import Webhook
 from tests.node import owners, supervised_engines
 from tests.node.owners import Owner
+from tests.node.supervised import (
+    AFTER,
+    LISTED_S,
+    POLICY,
+    counts,
+    ended_incident,
+    held_slots,
+    injects,
+    older_pod,
+    policy,
+    ready_since,
+    restarts,
+    status,
+    step_time,
+    supervised,
+    unix,
+    warm,
+)
 from tests.node.supervised_engines import Engine
 from tests.node.visits import Visits
 
-POLICY = "engines"
-ADMISSION_POLICY = ROOT / "config" / "admission-policy.yaml"
-LISTED_S = 60
-"""The operator lists a policy's pods each 10 s, and the machine may be busy."""
-AFTER = 40
-"""Requests after the incident."""
 Start = Callable[..., Operator]
-
-
-@pytest.fixture
-def webhook(node: Lab, operator: Start) -> Iterator[tuple[str, ...]]:
-    """The chart's objects for the webhook, and its admission policies; the operator's flags."""
-    if not isinstance(node, Lab):
-        pytest.skip("the API server of another cluster does not reach a webhook on this machine")
-    made = Webhook(node.kube)
-    made.install()
-    node.kube("apply", "-f", str(ADMISSION_POLICY))
-    yield made.flags
-    node.kube("delete", "-f", str(ADMISSION_POLICY))
-    made.remove()
-
-
-def policy(owner: Owner, engine: Engine) -> dict[str, Any]:
-    return {
-        "apiVersion": "plimsoll.dev/v1alpha1",
-        "kind": "SupervisionPolicy",
-        "metadata": {"name": POLICY},
-        "spec": {
-            "selector": {"matchLabels": owner.selected},
-            "memory": engine.memory,
-            "supervision": {"mode": "Recover", "drain": {"deadline": "10s"}},
-        },
-    }
-
-
-def older_pod(node: Lab, owner: Owner) -> dict[str, Any]:
-    """A pod that the policy selects and that was there before."""
-    metadata = {"name": "older", "labels": owner.selected}
-    spec = supervised_engines.standin(node).pod_spec
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def injects(kube: Kube, pod: dict[str, Any]) -> bool:
-    """Whether such a pod would be injected by now: API servers take a moment to see a webhook."""
-    trial = pod | {"metadata": pod["metadata"] | {"name": "trial"}}
-    made = kube("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(trial))
-    return supervised(json.loads(made))
-
-
-def supervised(pod: dict[str, Any]) -> bool:
-    return any(one["name"] == "supervisor" for one in pod["spec"].get("initContainers", ()))
-
-
-def warm(pod: dict[str, Any]) -> bool:
-    """The supervisor has a baseline: from now on growth is growth."""
-    address = pod["status"]["podIP"]
-    text = httpx.get(f"http://{address}:9464/metrics", timeout=10).text
-    return 'plimsoll_memory_baseline_bytes{kind="host"}' in text
-
-
-def restarts(pod: dict[str, Any]) -> dict[str, int]:
-    status = pod["status"]
-    both = status["containerStatuses"] + status["initContainerStatuses"]
-    return {one["name"]: one["restartCount"] for one in both}
-
-
-def ready_since(pod: dict[str, Any]) -> str:
-    """When the pod became ready; empty where it is not."""
-    found = [one for one in conditions(pod) if one["type"] == "Ready" and one["status"] == "True"]
-    return str(found[0]["lastTransitionTime"]) if found else ""
-
-
-def status(kube: Kube) -> dict[str, Any]:
-    return dict((kube.get("plsp", POLICY) or {}).get("status") or {})
-
-
-def counts(kube: Kube) -> tuple[Any, ...]:
-    found = status(kube)
-    fields = ("selected", "supervised", "waitingForRestart", "refused")
-    return tuple(found.get(field) for field in fields)
-
-
-def ended_incident(kube: Kube) -> dict[str, Any] | None:
-    ends = ("Resolved", "Unresolved", "Suppressed")
-    found = kube.list("leakincidents")
-    return next((one for one in found if one.get("status", {}).get("phase") in ends), None)
-
-
-def step_time(incident: dict[str, Any], step: str) -> str:
-    found = (one for one in incident["status"]["timeline"] if one["step"] == step)
-    return str(next(found)["time"])
-
-
-def unix(text: str) -> float:
-    """Unix time of a Kubernetes time."""
-    return datetime.fromisoformat(text).timestamp()
-
-
-def held_slots(kube: Kube) -> dict[str, dict[str, Any]]:
-    """The restart slots that are held, by holder."""
-    found = [one["spec"] for one in kube.list("leases", "plimsoll.dev/service")]
-    return {one["holderIdentity"]: one for one in found if one.get("holderIdentity")}
 
 
 class Replicas:
@@ -185,13 +98,13 @@ def test_a_leak_in_one_pod_is_cured_while_the_other_serves(
     engine = make_engine(node)
     install(node, engine)
     owner = make_owner(engine)
-    older = older_pod(node, owner)
+    older = older_pod(node, owner.selected)
     for one in (engine, supervised_engines.standin(node)):
         one.prepare(kube, tmp_path)
     kube.apply(older)
     kube("wait", "pod/older", "--for=condition=Ready", "--timeout=180s")
     operator(*webhook)
-    kube.apply(policy(owner, engine))
+    kube.apply(policy(owner.selected, engine.memory))
     eventually(lambda: injects(kube, older), "new pods are injected", LISTED_S)
 
     replicas = Replicas(kube, owner)

@@ -17,11 +17,12 @@ from plimsoll_api.supervision import (
     POD_ENGINE_ENV,
     EngineEndpoint,
     EngineType,
+    GroupMember,
     PodEngine,
 )
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
 from plimsoll_api.supervision_policy_status import MAX_REASON
-from plimsoll_api.workloads import LWS_NAME, LWS_WORKER, RAY_NODE, membership
+from plimsoll_api.workloads import LWS_GROUP, LWS_NAME, LWS_WORKER, RAY_NODE, membership
 from plimsoll_operator.injection.engine import EngineContainer, find
 from plimsoll_operator.injection.engine import names as container_names
 from plimsoll_operator.injection.errors import InjectionError
@@ -46,6 +47,10 @@ Object = dict[str, Any]
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
 """Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that the group restarts whenever
 the supervisor does."""
+LWS_LEADER = "leaderworkerset.sigs.k8s.io/leader-name"
+"""Annotation of a LeaderWorkerSet's workers. The label with their index is there only after the
+admission of LeaderWorkerSets, which may be called after ours."""
+MAX_LABEL = 63
 OWN_VOLUMES = frozenset(
     {PREFIX + name for name in (*VOLUMES, "config", "token")} | {PROBE, SOCKETS}
 )
@@ -115,15 +120,32 @@ def _check(pod: Object) -> None:
 
 def _check_group(labels: Object, annotations: Object) -> None:
     """A pod does not say its LeaderWorkerSet's restart policy, whose default restarts the group."""
-    if labels.get(RAY_NODE) == "worker" or labels.get(LWS_WORKER, "0") != "0":
+    if labels.get(RAY_NODE) == "worker":
         raise InjectionError(WORKERS)
-    if LWS_NAME in labels and annotations.get(ALLOW_GROUP_RESTARTS) != "true":
+    if _in_group(labels) and annotations.get(ALLOW_GROUP_RESTARTS) != "true":
         raise InjectionError(
             "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates"
             " the whole group whenever a container restarts, the supervisor's included: set the"
             f" annotation {ALLOW_GROUP_RESTARTS} to true in its pod templates if you want that,"
             " or if its restartPolicy is None"
         )
+
+
+def _in_group(labels: Object) -> bool:
+    return LWS_NAME in labels or LWS_WORKER in labels
+
+
+def _group(pod: Object) -> GroupMember | None:
+    """The place of the pod in a group of a LeaderWorkerSet; None where it is in none."""
+    meta = pod["metadata"]
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    if not _in_group(labels):
+        return None
+    return GroupMember(
+        index=str(labels.get(LWS_GROUP, ""))[:MAX_LABEL],
+        worker=labels.get(LWS_WORKER, "0") != "0" or LWS_LEADER in annotations,
+        subdomain=str(pod["spec"].get("subdomain") or "")[:MAX_LABEL],
+    )
 
 
 def _has_ours(pod: Object) -> bool:
@@ -184,9 +206,11 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
         _check_mounts(spec, engine)
     limit = memory_limit(engine)
     budget(options.host_budget_bytes, limit, engine, options)
+    group = _group(pod)
     found = PodEngine(
-        engine=_endpoint(engine),
+        engine=_endpoint(engine, serves=group is None or not group.worker),
         workload=membership(pod["metadata"]).workload,
+        group=group,
         memory_limit_bytes=limit or None,
         shared_device=any(name.endswith(".shared") for name in engine.limits),
     )
@@ -224,7 +248,7 @@ def _check_user(spec: Object, engine: EngineContainer) -> None:
         )
 
 
-def _endpoint(engine: EngineContainer) -> EngineEndpoint:
+def _endpoint(engine: EngineContainer, serves: bool) -> EngineEndpoint:
     url = f"{engine.scheme}://127.0.0.1:{engine.port}"
     return EngineEndpoint(
         type=engine.type,
@@ -232,4 +256,5 @@ def _endpoint(engine: EngineContainer) -> EngineEndpoint:
         serving_url=url,
         model=engine.model,
         container=engine.container,
+        serves=serves,
     )
