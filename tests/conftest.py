@@ -123,8 +123,10 @@ def node(request: pytest.FixtureRequest) -> Iterator[Lab | ExistingCluster]:
             _missing(str(error))
         return
     request.getfixturevalue("node_tier")
+    from tests.conformance.peers import PEERS
+
     lab: Lab = request.getfixturevalue("cluster")
-    lab.start_node()
+    lab.start_node(shown=[peer.home for peer in PEERS.values() if peer.ready])
     yield lab
 
 

@@ -77,7 +77,8 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
     ``over_budget`` says that the budget is spent, or will be before a careful reaction could
     finish: only then may a disruptive action follow. ``unconfirmed`` says what else this may be and
     what would settle it: garbage that no collection has taken yet, memory that an allocator keeps.
-    An unconfirmed suspicion is worth a trim and no restart.
+    An unconfirmed suspicion is worth a trim and no restart. ``pod`` is another pod of the same
+    multi-node group, where it is that one's memory.
     """
 
     kind: IncidentKind
@@ -90,6 +91,7 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
     over_budget: bool = False
     unconfirmed: str | None = None
     process: str | None = None
+    pod: str | None = None
     trigger: Trigger | None = None
     evidence: list[str] = []
 

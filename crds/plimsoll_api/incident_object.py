@@ -47,8 +47,15 @@ def spec_of(
         opened_at=rfc3339(incident.opened_at),
         kind=incident.kind,
         policy=service.name if of_policy else None,
-        target=IncidentTarget(workload.kind, workload.name) if workload else None,
+        target=_target(service),
     )
+
+
+def _target(service: ServiceRef) -> IncidentTarget | None:
+    workload, group = service.workload, service.group
+    if workload is None:
+        return None
+    return IncidentTarget(workload.kind, workload.name, group.index if group else None)
 
 
 def status_of(incident: IncidentRecord) -> LeakIncidentStatus:
@@ -59,6 +66,7 @@ def status_of(incident: IncidentRecord) -> LeakIncidentStatus:
         attribution=IncidentAttribution(
             segment=seen.segment,
             process=seen.process,
+            pod=seen.pod,
             bytes=seen.bytes,
             bytes_per_hour=_whole(seen.bytes_per_s, 3600),
             bytes_per_request=_whole(seen.bytes_per_request),

@@ -75,10 +75,14 @@ class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, omit_defaults=True):
-    """Which memory grew, how fast, and why we think so."""
+    """Which memory grew, how fast, and why we think so.
+
+    ``pod`` is None where it is that of the incident's own pod.
+    """
 
     segment: str | None = None
     process: str | None = None
+    pod: str | None = None
     bytes: int = 0
     bytes_per_s: float | None = None
     bytes_per_request: float | None = None

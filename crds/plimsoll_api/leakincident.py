@@ -26,13 +26,20 @@ _TIME: dict[str, Any] = {"format": "date-time"}
 _INT64: dict[str, Any] = {"format": "int64"}
 
 
-class IncidentTarget(msgspec.Struct, rename="camel"):
+class IncidentTarget(msgspec.Struct, rename="camel", omit_defaults=True):
     """The workload that a supervised pod belongs to."""
 
     kind: Annotated[
         str, msgspec.Meta(max_length=63), written("Kind of the workload, for example `Deployment`.")
     ]
     name: Annotated[_Name, written("Name of the workload.")]
+    group: Annotated[
+        _Name | None,
+        written(
+            "Multi-node group that the pod belongs to, for example the index of a group of a "
+            "LeaderWorkerSet. The incident concerns the whole group, and so does a restart."
+        ),
+    ] = None
 
 
 class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -99,6 +106,10 @@ class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
             "Process that holds the memory: a role such as `worker`, or the name that the engine "
             "uses, such as `EngineCore`."
         ),
+    ] = None
+    pod: Annotated[
+        _Name | None,
+        written("Pod of the multi-node group that holds the memory. Absent if that is `spec.pod`."),
     ] = None
     bytes: Annotated[int | None, written("Unexplained growth, in bytes.", schema=_INT64)] = None
     bytes_per_hour: Annotated[

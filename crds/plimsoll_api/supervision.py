@@ -406,22 +406,43 @@ class Supervision(msgspec.Struct, frozen=True):
     ] = LogLevel.INFO
 
 
+class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The place of a pod in a multi-node group, which is one replica of its workload.
+
+    ``index`` names the group within the workload. The leader serves, and restarts the group; a
+    ``worker`` serves nothing. ``subdomain`` is the headless Service that lists the group's pods,
+    empty where there is none.
+    """
+
+    index: Annotated[str, msgspec.Meta(max_length=63)]
+    worker: bool = False
+    subdomain: Annotated[str, msgspec.Meta(max_length=63)] = ""
+
+
 class ServiceRef(msgspec.Struct, frozen=True):
     """The InferenceService or SupervisionPolicy that this replica belongs to, by ``kind``. ``uid``
-    is empty in local mode. ``workload`` is what owns a policy's pod."""
+    is empty in local mode. ``workload`` is what owns a policy's pod, and ``group`` its place in a
+    multi-node group of that workload."""
 
     name: str
     namespace: str = "default"
     uid: str = ""
     kind: str = SERVICE_KIND
     workload: WorkloadRef | None = None
+    group: GroupMember | None = None
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether the leader of the pod's group speaks for it."""
+        return self.group is not None and self.group.worker
 
 
 class EngineEndpoint(msgspec.Struct, frozen=True):
     """Where the engine answers: both on the pod's own loopback.
 
     ``container`` is the name of its container, which is in that container's environment
-    (:data:`CONTAINER_ENV`); empty where nobody set it, as outside of a pod.
+    (:data:`CONTAINER_ENV`); empty where nobody set it, as outside of a pod. What does not
+    ``serve`` is the worker of a multi-node engine: nothing listens there.
     """
 
     type: EngineType
@@ -430,6 +451,7 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
     model: str = ""
     version: str = ""
     container: str = ""
+    serves: bool = True
 
 
 class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -441,6 +463,7 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     engine: EngineEndpoint
     workload: WorkloadRef | None = None
+    group: GroupMember | None = None
     memory_limit_bytes: PositiveBytes | None = None
     shared_device: bool = False
 
@@ -459,7 +482,10 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     """The configuration of a policy's pod: the policy's, with the engine that the pod has and the
-    slots of its workload."""
+    slots of its workload.
+
+    The supervisor of a worker only looks: what is to be done is done at the group's leader.
+    """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
         # A budget above the limit could never be spent: the kernel would be first.
@@ -470,13 +496,17 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     if pod.workload is None:  # nothing would create the pod anew
         ladder = tuple(one for one in supervision.ladder if one is not Action.POD_REPLACE)
         supervision = replace(supervision, ladder=ladder)
+    service = replace(config.service, workload=pod.workload, group=pod.group)
+    slots = slots_of(config.service.name, pod.workload, len(config.slots))
+    if service.is_worker:
+        supervision, slots = replace(supervision, mode=Mode.OBSERVE), ()
     return replace(
         config,
-        service=replace(config.service, workload=pod.workload),
+        service=service,
         engine=pod.engine,
         memory=replace(memory, host=host, shared_device=shared),
         supervision=supervision,
-        slots=slots_of(config.service.name, pod.workload, len(config.slots)),
+        slots=slots,
     )
 
 

@@ -34,6 +34,7 @@ from plimsoll_sidecar.record.server import StateServer
 from plimsoll_sidecar.signals.device.amd import AmdExporter
 from plimsoll_sidecar.signals.device.dcgm import Dcgm
 from plimsoll_sidecar.signals.device.exporter_page import Pod
+from plimsoll_sidecar.signals.group_members import GroupMembers
 from plimsoll_sidecar.signals.process.process_id import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
@@ -76,6 +77,7 @@ def build(
     namespace = current.service.namespace
     engine = adapter_for(current.engine, run_dir / TOKEN_FILE)
     publisher: Publisher | None = None
+    group: GroupMembers | None = None
     endpoints: Leaving | None = Unseen() if os.environ.get("POD_NAME") else None
     slots: Slots = LocalSlots()
     if kube is not None and current.service.uid:
@@ -90,6 +92,9 @@ def build(
             endpoints = ServicesOfPod(kube, namespace, pod, replicas)
         else:
             endpoints = Endpoints(kube, namespace, current.service.name, pod)
+        member = current.service.group
+        if member is not None and member.subdomain and not member.worker:
+            group = GroupMembers(kube, namespace, member.subdomain, pod)
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = Diagnostics(engine, state_dir, run_dir, frontend)
@@ -106,7 +111,7 @@ def build(
     )
     metrics = Metrics(lambda: source.cgroup)
     supervisor = Supervisor(
-        config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod
+        config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod, group
     )
     return supervisor, metrics
 

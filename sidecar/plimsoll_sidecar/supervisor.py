@@ -26,6 +26,7 @@ from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.sweep import Sweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
+from plimsoll_sidecar.detect.group import LEAKS, MINE, joined
 from plimsoll_sidecar.detect.leak.baseline import Checkpoint
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
@@ -46,6 +47,7 @@ from plimsoll_sidecar.record.journal import Journal, JournalError
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher, describe
 from plimsoll_sidecar.record.rows import LastKnownEngine
+from plimsoll_sidecar.signals.group_members import GroupMembers
 from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import known_signals
 
@@ -79,7 +81,8 @@ class Judge(Protocol):
 
 
 class Supervisor:
-    """``new_detector`` makes a detector for a configuration, at the start and after a change."""
+    """``new_detector`` makes a detector for a configuration, at the start and after a change.
+    ``group`` is there for the leader of a multi-node group."""
 
     def __init__(
         self,
@@ -91,7 +94,9 @@ class Supervisor:
         metrics: Metrics,
         state_dir: Path,
         replica: str,
+        group: GroupMembers | None = None,
     ) -> None:
+        self._group = group
         self._config, self._source, self._metrics = config, source, metrics
         self._new_detector, self._publisher, self._state_dir = new_detector, publisher, state_dir
         self._detector = new_detector(config.current)
@@ -125,6 +130,8 @@ class Supervisor:
         self._actuator.start(self._governor.state.slot_holder)
         if self._publisher is not None:
             self._publisher.start()
+        if self._group is not None:
+            self._group.start()
         self._publish()
         pending = self._governor.state.pending
         if pending is not None and self._hold is None:
@@ -137,6 +144,8 @@ class Supervisor:
                 break
             self.tick(self._now())
         self._actuator.stop()
+        if self._group is not None:
+            self._group.stop()
         if self._publisher is not None:
             self._publisher.stop(timeout_s=2.0)
         if self._journal is not None:
@@ -182,7 +191,9 @@ class Supervisor:
         )
         learned = self._checkpoint(status)
         by_hand = self._by_hand.read()
-        turn = self._governor.advance(assessment, engine, now, results, self._hold, by_hand)
+        turn = self._governor.advance(
+            self._of_group(assessment), engine, now, results, self._hold, by_hand
+        )
         for event in turn.events:
             self._unwritten[event.incident.name] = event.incident
             _log(event)
@@ -204,6 +215,14 @@ class Supervisor:
                     self._unsent.append(refused)
         self._acknowledge()
         self._show(now, assessment, engine, turn.events)
+
+    def _of_group(self, own: Assessment) -> Assessment:
+        """What the governor is told: at the leader of a group, what is known of all its pods."""
+        if self._group is None:
+            return own
+        opened = self._governor.state.incidents
+        origins = {one.kind: one.attribution.pod or MINE for one in opened}
+        return joined(own, self._group.assessments(), origins)
 
     # ---- journal
 
@@ -273,7 +292,11 @@ class Supervisor:
             self._recent = self._journal.recent(SHOWN_INCIDENTS)
             if self._publisher is not None:
                 for revision, incident in self._journal.unpublished():
-                    self._publisher.offer(revision, incident)
+                    if self.service.is_worker and incident.kind in LEAKS:
+                        # The leader tells it, for the group.
+                        self._journal.published(incident.name, revision)
+                    else:
+                        self._publisher.offer(revision, incident)
         except JournalError as error:
             self._held(str(error))
 

@@ -482,7 +482,11 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
     assert first.ready() == {"qwen-1": True, "qwen-2": False}
     assert first.is_last_ready()
     assert not first.wait_until_left(0.0)
-    created["endpoints"][1]["conditions"]["ready"] = True
+    # A Service that publishes addresses that are not ready calls every pod ready.
+    created["endpoints"][1]["conditions"] = {"ready": True, "serving": False}
+    created = rig.admin.put(f"{path}/qwen-1", created)
+    assert found.services() == [{"qwen-1": True, "qwen-2": False}]
+    created["endpoints"][1]["conditions"] = {"ready": True, "serving": True}
     created["endpoints"][0]["conditions"]["ready"] = False
     created = rig.admin.put(f"{path}/qwen-1", created)
     for one in (first, found):

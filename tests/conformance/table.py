@@ -14,11 +14,11 @@ RESULTS = ROOT / "bench" / "results" / "conformance.json"
 PAGE = ROOT / "docs" / "conformance.md"
 HEAD = """# Conformance
 
-Cases that passed with real engines, run by `make test-engines` or `bench/real_engines.py`. A case
-that is not here did not run, or did not pass: the figures of those that failed are in
-`bench/results/real-engines.json`. Times are seconds from the cause to the supervisor's
-confirmation, or as the case says. Rows without a device ran on two processor cores that other
-programs kept busy.
+Cases that passed with real engines, run by `make test-engines`, `make test-long` (those of a
+policy, in pods of a real node) or `bench/real_engines.py`. A case that is not here did not run, or
+did not pass: the figures of those that failed are in `bench/results/real-engines.json`. Times are
+seconds from the cause to the supervisor's confirmation, or as the case says. Rows without a device
+ran on two processor cores that other programs kept busy.
 
 | engine | version | case | seconds | | ran |
 |---|---|---|---:|---|---|

@@ -7,7 +7,8 @@ that of SIGTERM says whether ``--gate`` was there. ``--helpers`` are processes b
 which nothing ends but a signal of their own, as vLLM's and SGLang's, and each ``--title`` is one
 more that has it; the main one listens once ``--hold`` is gone. The first ``--busy`` questions for
 its version are errors. ``--cache-mib`` is what a trim gives back. With ``--outstays`` SIGTERM ends
-the titled processes alone, as vLLM's server does while it has open streams.
+the titled processes alone, as vLLM's server does while it has open streams. A ``--worker`` of a
+multi-node engine listens nowhere.
 """
 
 import argparse
@@ -139,6 +140,7 @@ def main() -> None:
     parse.add_argument("--busy", type=int, default=0)
     parse.add_argument("--title", action="append", default=[])
     parse.add_argument("--outstays", action="store_true")
+    parse.add_argument("--worker", action="store_true")
     parse.add_argument("--hold", type=Path, default=Path("/nonexistent"))
     arguments, _ = parse.parse_known_args()
     started = []
@@ -162,6 +164,8 @@ def main() -> None:
             os.waitpid(part, 0)
 
     signal.signal(signal.SIGTERM, terminate)
+    while arguments.worker:
+        signal.pause()
     ThreadingHTTPServer.allow_reuse_address = True
     ThreadingHTTPServer.daemon_threads = True
     server = ThreadingHTTPServer((arguments.host, arguments.port), handler(engine))

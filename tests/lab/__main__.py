@@ -52,6 +52,7 @@ def setup() -> int:
         binaries.find(node=node.missing() is None)
         for major in binaries.HELM:
             binaries.helm(major)
+        binaries.leader_worker_set()
         if node.missing() is None:
             build.archive("supervisor", images.SUPERVISOR)
             build.archive("operator", images.OPERATOR)

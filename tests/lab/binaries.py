@@ -21,6 +21,8 @@ VERSION = "v1.34.4"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy")
 BUILD_TIMEOUT_S = 1800
+LWS = Path(__file__).parent / "lws"
+LWS_MODULE = "sigs.k8s.io/lws"
 HELM = {3: "helm.sh/helm/v3/cmd/helm@v3.21.4", 4: "helm.sh/helm/v4/cmd/helm@v4.3.1"}
 
 
@@ -82,6 +84,52 @@ def helm(major: int) -> str:
             if done.returncode:
                 raise MissingError(f"go install {HELM[major]}: {done.stderr[-1000:]}")
     return str(target)
+
+
+def leader_worker_set() -> tuple[Path, Path]:
+    """The controller of LeaderWorkerSets and the folder of its manifests.
+
+    Built once, in about 3 minutes. MissingError where it cannot be.
+    """
+    sources = (LWS / "go.mod").read_bytes() + (LWS / "go.sum").read_bytes()
+    folder = cache_dir() / f"lws-{hashlib.sha256(sources).hexdigest()[:12]}"
+    manager, manifests = folder / "manager", folder / "config"
+    if manager.exists():
+        return manager, manifests
+    go = shutil.which("go")
+    if go is None:
+        raise MissingError(f"no controller of LeaderWorkerSets: install Go, or put it at {manager}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not manager.exists():
+            _go(go, LWS, "mod", "download", LWS_MODULE)
+            module = Path(_go(go, LWS, "list", "-m", "-f", "{{.Dir}}", LWS_MODULE).strip())
+            shutil.rmtree(manifests, ignore_errors=True)
+            for part in ("crd/bases", "webhook"):
+                # The module cache is read-only, and so would be its copies.
+                for file in (module / "config" / part).glob("*.yaml"):
+                    to = manifests / part / file.name
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    to.write_bytes(file.read_bytes())
+            stage = folder / f"manager.{os.getpid()}"
+            _go(go, LWS, "build", "-ldflags", "-s -w", "-o", str(stage), f"{LWS_MODULE}/cmd")
+            stage.rename(manager)
+    return manager, manifests
+
+
+def _go(go: str, module: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [go, *arguments],
+        cwd=module,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+    )
+    if done.returncode:
+        raise MissingError(f"go {' '.join(arguments)}: {done.stderr[-2000:]}")
+    return done.stdout
 
 
 def _build(name: str, package: str) -> Path:

@@ -24,6 +24,8 @@ PAUSE = "localhost/pause:1"
 ENGINE = "localhost/plimsoll-engine:test"
 SUPERVISOR = "localhost/plimsoll-supervisor:test"
 OPERATOR = "localhost/plimsoll-operator:test"
+PEER = "localhost/peer:test"
+"""Python for a real engine of another project."""
 CODE = "/opt/plimsoll/code"
 ENVIRONMENT = "/opt/plimsoll/environment"
 """Where the node shows :func:`site_packages` to every container."""
@@ -45,6 +47,8 @@ TOOLS = [
     "stat",
     "df",
 ]
+PEER_TOOLS = ["lscpu"]
+"""Those that vLLM's CPU backend runs."""
 # torch loads libpthread.so.0 by name, libsndfile needs libmvec, and no ELF file of the image refers
 # to the name service modules.
 BY_NAME = [
@@ -76,13 +80,26 @@ def pause_image(folder: Path, binaries: Binaries) -> Path:
 
 def engine_image(folder: Path, checkpoint: Path | None = None) -> Path:
     """Python and our code, and a checkpoint for the examples where one is given."""
-    layer = _python()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    layer = _python(Path(sys.base_prefix), version)
     _code(layer, "plimsoll_api", "plimsoll_engine", "plimsoll_faults")
     if checkpoint is not None:
         layer.trees[checkpoint] = EXAMPLE_MODEL
     env = _env(f"{CODE}:{ENVIRONMENT}")
     target = folder / "engine.tar"
     archive.write(target, ENGINE, layer, ["python", "-m", "plimsoll_engine"], env)
+    return target
+
+
+def peer_image(folder: Path, environment: Path) -> Path:
+    """What an engine's virtual environment needs from a machine; the node shows it the rest."""
+    python = (environment / "bin" / "python").resolve()
+    layer = _python(python.parent.parent, python.name.removeprefix("python"), *PEER_TOOLS)
+    needed = archive.libraries(environment.glob("lib/python*/site-packages/**/*.so*"))
+    layer.files += [path for path in needed if path.parent in LIBRARY_FOLDERS]
+    target = folder / "peer.tar"
+    env = {"PATH": f"{environment}/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1"}
+    archive.write(target, PEER, layer, [], env)
     return target
 
 
@@ -101,10 +118,8 @@ def site_packages() -> Path:
     return Path(next(p for p in sys.path if p.endswith("site-packages") and sys.prefix in p))
 
 
-def _python() -> archive.Layer:
-    prefix = Path(sys.base_prefix)
-    files = [Path(shutil.which(tool) or "/bin/sh") for tool in TOOLS]
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+def _python(prefix: Path, version: str, *tools: str) -> archive.Layer:
+    files = [Path(shutil.which(tool) or "/bin/sh") for tool in (*TOOLS, *tools)]
     trees = {
         prefix / "bin" / f"python{version}": f"{prefix}/bin/python{version}",
         prefix / "lib" / f"python{version}": f"{prefix}/lib/python{version}",

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.lab import build, images
@@ -61,9 +61,12 @@ class Lab:
             self.stop()
             raise
 
-    def start_node(self, checkpoint: Path | None = None) -> None:
-        """A node with the images of the engine, which may hold a checkpoint, and the supervisor."""
-        self.node = Node(self.plane)
+    def start_node(self, checkpoint: Path | None = None, shown: Sequence[Path] = ()) -> None:
+        """A node with the images of the engine, which may hold a checkpoint, and the supervisor.
+
+        Its containers see the host's folders ``shown``.
+        """
+        self.node = Node(self.plane, shown)
         self.node.start()
         engine = images.engine_image(self.home, checkpoint)
         self.node.load(engine)
@@ -75,6 +78,13 @@ class Lab:
         assert self.node is not None
         self.node.load(build.archive("operator", images.OPERATOR))
         return images.OPERATOR
+
+    def load_peer(self, environment: Path) -> None:
+        """The image for a real engine's environment, one of the folders shown."""
+        assert self.node is not None
+        made = images.peer_image(self.home, environment)
+        self.node.load(made)
+        made.unlink()
 
     def tools(self, **others: Path) -> Path:
         """A folder for a person's or a test's PATH with kubectl and ``others`` by name."""

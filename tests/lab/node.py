@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,12 @@ def missing() -> str | None:
 
 
 class Node:
-    """The one node of a control plane."""
+    """The one node of a control plane. Every container sees the host's folders ``shown`` under
+    their own paths, read-only."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, shown: Sequence[Path] = ()) -> None:
         self.plane = plane
+        self._shown = shown
         self.home = plane.home
         self.slot = plane.slot
         self.sandbox = Sandbox(plane.slot, plane.processes)
@@ -128,10 +130,12 @@ class Node:
         if said.returncode:
             raise LabError(f"ctr oci spec: {said.stderr.strip()}")
         spec: dict[str, Any] = json.loads(said.stdout)
-        source, options = str(site_packages()), ["rbind", "ro", "nosuid", "nodev"]
-        spec["mounts"].append(
-            {"destination": ENVIRONMENT, "type": "bind", "source": source, "options": options}
-        )
+        options = ["rbind", "ro", "nosuid", "nodev"]
+        shown = {ENVIRONMENT: str(site_packages())} | {str(path): str(path) for path in self._shown}
+        spec["mounts"] += [
+            {"destination": inside, "type": "bind", "source": source, "options": options}
+            for inside, source in shown.items()
+        ]
         return spec
 
     def _cni(self) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from tests.lab.kube import Kube
 from tests.lab.lab import Lab, mounted, namespace
 from tests.lab.operator import Operator, operator_kubeconfig
 from tests.lab.services import image_flags, on_cpu
+from tests.lab.webhook import Webhook
 
 SERVICE = "leaky"
+ADMISSION_POLICY = images.ROOT / "config" / "admission-policy.yaml"
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +70,16 @@ def manifest(kube: Kube, checkpoint: Path) -> Callable[..., dict[str, Any]]:
         return made
 
     return make
+
+
+@pytest.fixture
+def webhook(node: Lab, operator: Callable[..., Operator]) -> Iterator[tuple[str, ...]]:
+    """The chart's objects for the webhook, and its admission policies; the operator's flags."""
+    if not isinstance(node, Lab):
+        pytest.skip("the API server of another cluster does not reach a webhook on this machine")
+    made = Webhook(node.kube)
+    made.install()
+    node.kube("apply", "-f", str(ADMISSION_POLICY))
+    yield made.flags
+    node.kube("delete", "-f", str(ADMISSION_POLICY))
+    made.remove()

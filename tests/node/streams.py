@@ -15,6 +15,8 @@ from tests.lab.kube import eventually
 
 PROMPTS = ("the water line", "the cargo", "the master", "the weights", "the sailors", "the mark")
 MAX_TOKENS = 128
+WHOLE = ("stop", "length")
+"""Reasons to finish of an answer that is whole: vLLM ends those that it cuts off with "abort"."""
 SILENCE_S = 60.0
 """A stream that says nothing for longer than this is broken."""
 
@@ -93,14 +95,18 @@ class Streams:
         return {prompt: texts for prompt, texts in self.texts.items() if len(texts) > 1}
 
 
-def ask(client: httpx.Client, model: str, prompt: str) -> tuple[str, float]:
-    """The whole streamed text and the longest silence in it. ValueError for one that breaks off."""
+def ask(client: httpx.Client, model: str, prompt: str, **more: object) -> tuple[str, float]:
+    """The whole streamed text and the longest silence in it. ValueError for one that breaks off.
+
+    ``more`` are further fields of the request.
+    """
     body = {
         "model": model,
         "prompt": prompt,
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
         "stream": True,
+        **more,
     }
     parts: list[str] = []
     finish, longest, last = None, 0.0, time.monotonic()
@@ -118,6 +124,6 @@ def ask(client: httpx.Client, model: str, prompt: str) -> tuple[str, float]:
             for choice in event["choices"]:
                 parts.append(choice["text"])
                 finish = choice["finish_reason"] or finish
-    if finish is None:
-        raise ValueError("the stream ended without a finish_reason")
+    if finish not in WHOLE:
+        raise ValueError(f"the stream ended with the finish_reason {finish}")
     return "".join(parts), longest

@@ -20,6 +20,9 @@ GRACE_S = 30.0
 CRASHES = 3
 REPLACE = "PodReplace"
 REQUESTED = frozenset({"Requested", "Begun"})
+ENGINE_RESTART = "EngineRestart"
+BEGUN = frozenset({"Begun", "Succeeded"})
+"""The supervisor of a group that is recreated may end before it can tell of its success."""
 
 
 @dataclass
@@ -111,14 +114,19 @@ def _crashes(
 
 def _requests(found: Findings, pods: list[Object], incidents: list[Object]) -> None:
     present = {pod["metadata"]["name"] for pod in pods if not _leaving(pod)}
-    wanted = {one["spec"]["pod"] for one in incidents if _open(one) and _asks_for_a_pod(one)}
+    living = {pod["metadata"]["name"]: pod for pod in pods}
+    wanted = {
+        one["spec"]["pod"]
+        for one in incidents
+        if _open(one) and _asks_for_a_pod(one) and _lives(one, living.get(one["spec"]["pod"]))
+    }
     found.evict += sorted(wanted & present)
 
 
 def _orphans(found: Findings, pods: list[Object], incidents: list[Object], now: str) -> None:
-    present = {pod["metadata"]["name"] for pod in pods}
+    present = {pod["metadata"]["name"]: pod for pod in pods}
     for one in incidents:
-        if not _open(one) or one["spec"]["pod"] in present:
+        if not _open(one) or _lives(one, present.get(one["spec"]["pod"])):
             continue
         age = _seconds(one["metadata"].get("creationTimestamp") or now, now)
         if age is not None and age < GRACE_S:
@@ -126,6 +134,9 @@ def _orphans(found: Findings, pods: list[Object], incidents: list[Object], now: 
         elif _asks_for_a_pod(one):
             text = "the pod was replaced at the supervisor's request"
             found.updates.append(_end(one, "Resolved", "PodReplaced", text, now))
+        elif _restarted_group(one):
+            text = "the restart of the leader's engine recreated the group"
+            found.updates.append(_end(one, "Resolved", ENGINE_RESTART, text, now))
         else:
             text = "the pod no longer exists"
             found.updates.append(_end(one, "Unresolved", "PodGone", text, now))
@@ -134,6 +145,27 @@ def _orphans(found: Findings, pods: list[Object], incidents: list[Object], now: 
 def _asks_for_a_pod(incident: Object) -> bool:
     steps = (incident.get("status") or {}).get("timeline") or ()
     return any(one.get("step") == REPLACE and one.get("outcome") in REQUESTED for one in steps[-1:])
+
+
+def _lives(incident: Object, pod: Object | None) -> bool:
+    """Whether the incident's own pod is there: a StatefulSet gives the next one the same name.
+
+    Both times are the API server's.
+    """
+    if pod is None:
+        return False
+    apart = _seconds(
+        str(incident["metadata"].get("creationTimestamp")),
+        str(pod["metadata"].get("creationTimestamp")),
+    )
+    return apart is None or apart <= 0
+
+
+def _restarted_group(incident: Object) -> bool:
+    """Whether a multi-node group was restarted for it: all processes of the group are new."""
+    steps = (incident.get("status") or {}).get("timeline") or ()
+    done = any(one.get("step") == ENGINE_RESTART and one.get("outcome") in BEGUN for one in steps)
+    return done and bool((incident["spec"].get("target") or {}).get("group"))
 
 
 def _reported(pod: str, container: str, at: str, incidents: list[Object]) -> bool:

@@ -253,7 +253,10 @@ def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:
     """What :func:`attend` needs of the pods that are supervised or on their way out."""
     leaving = {"deletionTimestamp": "now"}
     return [
-        {"metadata": {"name": one.name} | (leaving if one.state is State.LEAVING else {})}
+        {
+            "metadata": {"name": one.name, "creationTimestamp": one.created}
+            | (leaving if one.state is State.LEAVING else {})
+        }
         for one in pods
         if one.state in (State.SUPERVISED, State.LEAVING)
     ]

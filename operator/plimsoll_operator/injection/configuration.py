@@ -55,8 +55,9 @@ def metadata(name: str, namespace: object) -> Object:
     return {"name": name} | ({} if namespace is None else {"namespace": namespace})
 
 
-def endpoint(engine: EngineContainer, name: str = "") -> EngineEndpoint:
-    """Where ``engine`` answers; ``name`` is its model's where its arguments do not say it."""
+def endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
+    """Where ``engine`` answers; ``name`` is its model's where its arguments do not say it. The
+    worker of a multi-node engine does not serve."""
     url = f"{engine.scheme}://127.0.0.1:{engine.port}"
     return EngineEndpoint(
         type=engine.type,
@@ -64,6 +65,7 @@ def endpoint(engine: EngineContainer, name: str = "") -> EngineEndpoint:
         serving_url=url,
         model=engine.model or name,
         container=engine.container,
+        serves=serves,
     )
 
 

@@ -91,7 +91,7 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
         )
     check_shape(spec, at, options.fields)
     if pod.restarts_group and not options.group_restarts:
-        return restarts_group(options)
+        return restarts_group(options, pod.restarts_group)
     if supervisor_of(spec) is None:
         check_names(spec, at)
     check_engine(spec, containers, engine, at, options)

@@ -26,6 +26,8 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
 }
 """API group and kind to the path of the pod template."""
 
+RECREATES_GROUP = frozenset({"RecreateGroupOnPodRestart", "RecreateGroupAfterStart"})
+"""Restart policies of a LeaderWorkerSet; the others restart one container."""
 RAY_CLUSTERS = {
     "RayCluster": ("spec",),
     "RayJob": ("spec", "rayClusterSpec"),
@@ -46,16 +48,16 @@ class PodSpec:
     """A pod spec in a document. ``spec`` and ``labels`` are changed in place.
 
     ``path`` is its place in the document. ``worker`` is true for the pods of a multi-node engine
-    that serve no port. ``restarts_group`` is true if the restart of one container restarts every
-    pod of the group. ``inherited`` are labels that the pods get from elsewhere in the document, or
-    from the controller that makes them.
+    that serve no port. ``restarts_group`` is the restart policy by which the restart of one
+    container restarts every pod of the group, empty if that is not so. ``inherited`` are labels
+    that the pods get from elsewhere in the document, or from the controller that makes them.
     """
 
     path: str
     spec: Object
     labels: Object
     worker: bool = False
-    restarts_group: bool = False
+    restarts_group: str = ""
     inherited: Object = field(default_factory=dict)
 
 
@@ -138,7 +140,7 @@ def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
     group = _object(document, path, where)
     # The default of the LeaderWorkerSet API.
     policy = group.get("restartPolicy") or "RecreateGroupOnPodRestart"
-    restarts_group = policy == "RecreateGroupOnPodRestart"
+    restarts_group = str(policy) if policy in RECREATES_GROUP else ""
     leader = group.get("leaderTemplate") is not None
     if leader:
         yield _template(document, (*path, "leaderTemplate"), where, restarts_group=restarts_group)
@@ -177,7 +179,7 @@ def _template(
     path: tuple[str, ...],
     where: str,
     worker: bool = False,
-    restarts_group: bool = False,
+    restarts_group: str = "",
 ) -> PodSpec:
     template = _object(document, path, where)
     # Nothing is added to pods without a supervisor, not even empty labels.

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll_api.names import POLICY_LABEL, REFUSED, object_name
-from plimsoll_api.supervision import POD_ENGINE_ENV, PodEngine
+from plimsoll_api.supervision import POD_ENGINE_ENV, GroupMember, PodEngine
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
-from plimsoll_api.workloads import LWS_NAME, LWS_WORKER, RAY_NODE, membership
+from plimsoll_api.workloads import LWS_GROUP, LWS_NAME, LWS_WORKER, RAY_NODE, membership
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
@@ -38,6 +38,10 @@ AT = "spec"
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
 """Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that the group restarts whenever
 the supervisor does."""
+LWS_LEADER = "leaderworkerset.sigs.k8s.io/leader-name"
+"""Annotation of a LeaderWorkerSet's workers. The label with their index is there only after the
+admission of LeaderWorkerSets, which may be called after ours."""
+MAX_LABEL = 63
 FIELDS = Fields(
     container="the policy's spec.engine.container",
     unrecognized="the policy's spec.engine.type: custom",
@@ -94,15 +98,32 @@ def _check(pod: Object) -> None:
 
 def _check_group(labels: Object, annotations: Object) -> None:
     """A pod does not say its LeaderWorkerSet's restart policy, whose default restarts the group."""
-    if labels.get(RAY_NODE) == "worker" or labels.get(LWS_WORKER, "0") != "0":
+    if labels.get(RAY_NODE) == "worker":
         raise InjectionError(WORKERS)
-    if LWS_NAME in labels and annotations.get(ALLOW_GROUP_RESTARTS) != "true":
+    if _in_group(labels) and annotations.get(ALLOW_GROUP_RESTARTS) != "true":
         raise InjectionError(
             "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates"
             " the whole group whenever a container restarts, the supervisor's included: set the"
             f" annotation {ALLOW_GROUP_RESTARTS} to true in its pod templates if you want that,"
             " or if its restartPolicy is None"
         )
+
+
+def _in_group(labels: Object) -> bool:
+    return LWS_NAME in labels or LWS_WORKER in labels
+
+
+def _group(pod: Object) -> GroupMember | None:
+    """The place of the pod in a group of a LeaderWorkerSet; None where it is in none."""
+    meta = pod["metadata"]
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    if not _in_group(labels):
+        return None
+    return GroupMember(
+        index=str(labels.get(LWS_GROUP, ""))[:MAX_LABEL],
+        worker=labels.get(LWS_WORKER, "0") != "0" or LWS_LEADER in annotations,
+        subdomain=str(pod["spec"].get("subdomain") or "")[:MAX_LABEL],
+    )
 
 
 def _has_ours(pod: Object) -> bool:
@@ -136,9 +157,11 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
             f" {FIELDS.unrecognized}"
         )
     check_engine(spec, spec["containers"], engine, AT, options)
+    group = _group(pod)
     found = PodEngine(
-        engine=endpoint(engine),
+        engine=endpoint(engine, serves=group is None or not group.worker),
         workload=membership(pod["metadata"]).workload,
+        group=group,
         memory_limit_bytes=memory_limit(engine) or None,
         shared_device=shares_device(engine),
     )

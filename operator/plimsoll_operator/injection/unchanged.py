@@ -22,10 +22,10 @@ def unselected(labels: Mapping[str, Any], options: Options) -> str | None:
     return f"{options.fields.selector} does not select its labels ({shown})"
 
 
-def restarts_group(options: Options) -> str:
-    """Of a group that restarts as a whole, without consent."""
+def restarts_group(options: Options, policy: str = "RecreateGroupOnPodRestart") -> str:
+    """Of a group that restarts as a whole, by its restart ``policy``, without consent."""
     return (
-        "restartPolicy RecreateGroupOnPodRestart recreates the whole group whenever a container"
+        f"restartPolicy {policy} recreates the whole group whenever a container"
         f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"
         " that, or set leaderWorkerTemplate.restartPolicy to None"
     )

@@ -60,7 +60,7 @@ class Actuator:
         self._ending, self._wake = threading.Event(), threading.Event()
         self._slot_for: str | None = None
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
-        self._loaded = self._adopted = False
+        self._loaded = self._adopted = self._given_back = False
         self._trouble = ""
 
     def start(self, slot_for: str | None = None) -> None:
@@ -113,7 +113,8 @@ class Actuator:
         """Keeps the slot while a restart takes its time, and the count of restarts beside it."""
         while not self._ending.is_set():
             found = [
-                self._tried(step) for step in (self._renew_slot, self._load_stored, self._keep)
+                self._tried(step)
+                for step in (self._renew_slot, self._load_stored, self._keep, self._give_back)
             ]
             self._sweep()
             trouble = next((one for one in found if one), "")
@@ -143,6 +144,16 @@ class Actuator:
         """Not before the journal has joined what was kept: it may be a new one."""
         if self._adopted:
             self._slots.keep(self.policy)
+
+    def _give_back(self) -> None:
+        """Once: a slot that the pod before held, which a StatefulSet gave the same name.
+
+        Not before the journal has joined what was kept, for it may hold that slot.
+        """
+        if self._adopted and not self._given_back:
+            if self._slot_for is None:
+                self._slots.release()
+            self._given_back = True
 
     def _renew_slot(self) -> None:
         """A slot that expires is taken by others."""

@@ -95,6 +95,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         self.attribution = Attribution(
             segment=suspicion.segment.value if suspicion.segment else None,
             process=suspicion.process,
+            pod=suspicion.pod,
             bytes=max(self.attribution.bytes, suspicion.bytes),
             bytes_per_s=suspicion.bytes_per_s,
             bytes_per_request=suspicion.bytes_per_request,

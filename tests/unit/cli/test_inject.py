@@ -494,7 +494,7 @@ def test_an_engine_that_serves_tls_is_asked_by_https() -> None:
     assert config_of(made).engine.serving_url == "https://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize("policy", [None, "RecreateGroupOnPodRestart"])
+@pytest.mark.parametrize("policy", [None, "RecreateGroupOnPodRestart", "RecreateGroupAfterStart"])
 def test_a_group_that_restarts_with_any_container_needs_consent(policy: str | None) -> None:
     group: Object = {"workerTemplate": {"spec": POD}, "leaderTemplate": {"spec": POD}}
     if policy is not None:
@@ -505,6 +505,8 @@ def test_a_group_that_restarts_with_any_container_needs_consent(policy: str | No
     refused = inject(document, OPTIONS)
     assert refused.document == document
     assert any("use --allow-group-restarts" in note for note in refused.notes)
+    said = f"restartPolicy {policy or 'RecreateGroupOnPodRestart'} recreates the whole group"
+    assert any(said in note for note in refused.notes)
     made = done(document, Options(OPTIONS.image, group_restarts=True))
     templates = made.document["spec"]["leaderWorkerTemplate"]
     assert "initContainers" in templates["leaderTemplate"]["spec"]

@@ -374,3 +374,35 @@ def test_a_replacement_that_is_asked_for_is_done_and_told() -> None:
     assert examine(item(), PODS[1:], [orphan], NOW).updates[0]["status"]["outcome"] == "PodGone"
     young = incident("qwen-aaa-9", NOW)
     assert examine(item(), PODS, [young], NOW).updates == []
+
+
+def test_the_next_pod_of_a_stateful_set_is_another_pod() -> None:
+    asks = incident("qwen-0", at(2), timeline=[{"step": "PodReplace", "outcome": "Requested"}])
+    other = incident("qwen-0", at(2))
+    here, successor = pod("qwen-0"), pod("qwen-0")
+    here["metadata"]["creationTimestamp"] = at(1)
+    successor["metadata"]["creationTimestamp"] = at(3)
+    assert examine(item(), [here], [asks], NOW).evict == ["qwen-0"]
+    assert examine(item(), [here], [asks, other], NOW).updates == []
+    found = examine(item(), [successor], [asks, other], NOW)
+    assert found.evict == [], "it would be evicted for ever"
+    assert [one["status"]["outcome"] for one in found.updates] == ["PodReplaced", "PodGone"]
+
+
+@pytest.mark.parametrize(
+    ("group", "outcome", "end"),
+    [("0", "Succeeded", "Resolved"), ("0", "Begun", "Resolved"), ("0", "Failed", "Unresolved"),
+     (None, "Succeeded", "Unresolved")],
+)  # fmt: skip
+def test_a_group_that_its_restart_recreated_is_cured(
+    group: str | None, outcome: str, end: str
+) -> None:
+    """Its supervisor ends with the group, and cannot tell."""
+    steps = [{"step": "Drain", "outcome": "Succeeded"}]
+    steps += [{"step": "EngineRestart", "outcome": outcome}]
+    gone = incident("qwen-0", at(2), timeline=steps)
+    gone["spec"]["target"] = {"kind": "LeaderWorkerSet", "name": "qwen"}
+    if group is not None:
+        gone["spec"]["target"]["group"] = group
+    (update,) = examine(item(), [], [gone], NOW).updates
+    assert update["status"]["phase"] == end

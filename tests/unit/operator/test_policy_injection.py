@@ -60,6 +60,7 @@ def test_an_engine_gets_its_supervisor_and_the_supervisor_its_engine() -> None:
             "admin_url": "http://127.0.0.1:9000",
             "container": "engine",
             "model": "m",
+            "serves": True,
             "serving_url": "http://127.0.0.1:9000",
             "type": "vllm",
             "version": "",
@@ -131,7 +132,11 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
             "less than the policy's spec.memory.host.growthBudget",
         ),
         (pod(labels={"leaderworkerset.sigs.k8s.io/name": "g"}), {}, "recreates the whole group"),
-        (pod(labels={"leaderworkerset.sigs.k8s.io/worker-index": "1"}), {}, "serve no port"),
+        (
+            pod(labels={"leaderworkerset.sigs.k8s.io/worker-index": "1"}),
+            {},
+            "recreates the whole group",
+        ),
         (pod(labels={"ray.io/node-type": "worker"}), {}, "serve no port"),
     ],
 )  # fmt: skip
@@ -149,6 +154,28 @@ def test_a_group_that_consents_is_supervised() -> None:
     leader = pod(labels={"leaderworkerset.sigs.k8s.io/name": "g"})
     leader["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS: "true"}
     assert admit(leader, policy(), IMAGES).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "worker"),
+    [
+        ({"leaderworkerset.sigs.k8s.io/worker-index": "0"}, {}, False),
+        ({"leaderworkerset.sigs.k8s.io/worker-index": "2"}, {}, True),
+        # Before the admission of LeaderWorkerSets has labelled it.
+        ({}, {"leaderworkerset.sigs.k8s.io/leader-name": "g-1"}, True),
+    ],
+)
+def test_a_pod_of_a_group_knows_its_place(
+    labels: Object, annotations: Object, worker: bool
+) -> None:
+    prefix = "leaderworkerset.sigs.k8s.io"
+    given = pod(labels={f"{prefix}/name": "g", f"{prefix}/group-index": "1"} | labels)
+    given["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS: "true"} | annotations
+    given["spec"]["subdomain"] = "g"
+    found = engine_of(admit(given, policy(), IMAGES))
+    place = {"index": "1", "subdomain": "g"}
+    assert found["group"] == place | ({"worker": True} if worker else {})
+    assert found["engine"]["serves"] is not worker
 
 
 def test_a_pod_that_may_not_be_root_gets_no_root() -> None:

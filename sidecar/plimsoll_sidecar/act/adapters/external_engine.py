@@ -82,7 +82,7 @@ class ExternalEngine(OwnedEngine):
             found = self._process
             assert found is not None
             state = self._state()
-            if state is EngineState.SERVING:
+            if state is EngineState.SERVING and self._served:
                 self._facts.learn()
             newest = self._load.newest() if self._served else None
             seen = Status(
@@ -105,7 +105,7 @@ class ExternalEngine(OwnedEngine):
 
     def serves(self) -> bool:
         """Whether the profile's liveness path is answered at all."""
-        return self._server.answers(self._profile.alive, ANSWER_S)
+        return self._endpoint.serves and self._server.answers(self._profile.alive, ANSWER_S)
 
     def _find(self) -> Members:
         """The engine's processes, with a main one that serves or will; EngineError without."""
@@ -129,7 +129,10 @@ class ExternalEngine(OwnedEngine):
 
     def _state(self) -> EngineState:
         """Any answer says that the frontend lives; a server error that the engine behind does not.
-        Raises EngineError where something listens and does not answer, or is another engine."""
+        Raises EngineError where something listens and does not answer, or is another engine. A
+        worker of a multi-node engine cannot be asked: it works as long as its process lives."""
+        if not self._endpoint.serves:
+            return EngineState.SERVING
         # Asked before the call: one that begins to listen in between is starting.
         listens = self._served or bool(sockets(self._port, LISTEN))
         try:

@@ -138,7 +138,9 @@ def _none_ready(pods: dict[str, bool], own: set[str]) -> bool:
 
 def _ready(piece: Object) -> Iterator[tuple[str, bool]]:
     """Pod name and readiness of each endpoint in an EndpointSlice. A condition that is absent means
-    ready (the API's own rule)."""
+    ready (the API's own rule). A Service with ``publishNotReadyAddresses`` calls every pod ready:
+    the pod's own readiness is the condition ``serving``."""
     for endpoint in piece.get("endpoints") or []:
         name = (endpoint.get("targetRef") or {}).get("name", "")
-        yield name, (endpoint.get("conditions") or {}).get("ready", True) is not False
+        conditions = endpoint.get("conditions") or {}
+        yield name, all(conditions.get(one) is not False for one in ("ready", "serving"))

@@ -30,6 +30,7 @@ def why_not(context: TurnContext, action: Action, incident: Incident) -> str | N
         context.policy.ladder,
         context.engine,
         context.policy.sweep_shared_memory,
+        incident.attribution.pod,
     )
     if reason is None and context.policy.mode is Mode.OBSERVE:
         return "mode is Observe"
@@ -48,6 +49,7 @@ def next_rung(context: TurnContext, incident: Incident) -> Action | None:
         context.policy.ladder,
         context.engine,
         context.policy.sweep_shared_memory,
+        incident.attribution.pod,
     )
 
 

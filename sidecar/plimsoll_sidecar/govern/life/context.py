@@ -79,7 +79,7 @@ class TurnContext:
             epoch=self.state.epoch or incident.epoch,
             stalled=stalled,
             leaves=incident.rung in LEAVING and not stalled and not self.nearly_out(incident),
-            process=incident.attribution.process if verb is Verb.DIAGNOSE else None,
+            process=self._diagnosed(incident) if verb is Verb.DIAGNOSE else None,
             mode=mode,
             deadline_s=min(deadline_s, STALLED_S) if stalled else deadline_s,
             at=self.now if verb is Verb.TAKE_SLOT else None,
@@ -90,6 +90,12 @@ class TurnContext:
         self.state.pending = self.turn.command = command
         self.turn.changed = True
         return command
+
+    @staticmethod
+    def _diagnosed(incident: Incident) -> str | None:
+        """The process to look into; one of another pod is out of reach."""
+        seen = incident.attribution
+        return seen.process if seen.pod is None else None
 
     def step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
         """A line of the timeline at this turn's time."""

@@ -33,13 +33,15 @@ def why_not(
     ladder: Iterable[Action],
     engine: EngineView,
     sweeps: bool = False,
+    pod: str | None = None,
 ) -> str | None:
     """Why this rung is skipped, in words for the timeline; None when it may be tried.
 
     ``owner`` is the role of the process that grows, or the segment that none holds: a new worker
     cures the worker's memory only, and what outlives the container needs a new pod, unless the
     supervisor ``sweeps`` it between two engines.
-    An engine that does not answer can still be restarted by signals, and its pod replaced.
+    An engine that does not answer can still be restarted by signals, and its pod replaced. What
+    ``pod``, another one of the multi-node group, holds comes back with a restart of the group.
     """
     if action not in ladder:
         return "not in this service's ladder"
@@ -47,6 +49,8 @@ def why_not(
         return f"no action of the supervisor fixes {kind.value}"
     if action is Action.POD_REPLACE:
         return None if engine.replaceable else "pods can only be replaced in a cluster"
+    if pod is not None and action in (Action.TRIM, Action.WORKER_RESTART):
+        return f"pod {pod} of the group holds the memory; only a restart of the group releases it"
     if owner == Segment.SHARED_ORPHAN and not (sweeps and action is Action.ENGINE_RESTART):
         return "no process holds this shared memory; only a new pod releases it"
     if action is Action.ENGINE_RESTART and not engine.answers:
@@ -69,11 +73,12 @@ def next_disruptive(
     ladder: Iterable[Action],
     engine: EngineView,
     sweeps: bool = False,
+    pod: str | None = None,
 ) -> Action | None:
     """The lightest disruptive action that is allowed and was not tried yet."""
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if action in tried:
             continue
-        if why_not(action, kind, owner, ladder, engine, sweeps) is None:
+        if why_not(action, kind, owner, ladder, engine, sweeps, pod) is None:
             return action
     return None

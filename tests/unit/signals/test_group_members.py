@@ -1,0 +1,179 @@
+"""What the leader of a multi-node group reads of its workers' supervisors."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from plimsoll_sidecar.signals.group_members import (
+    MAX_EVIDENCE,
+    MAX_MEMBERS,
+    STALE_S,
+    GroupMembers,
+    bounded,
+)
+
+WORKER, OTHER = "127.0.0.2", "127.0.0.3"
+
+
+class Slices(KubeClient):
+    """The EndpointSlices of one Service."""
+
+    def __init__(self, endpoints: list[dict[str, Any]]) -> None:
+        self.endpoints, self.queries = endpoints, list[dict[str, str]]()
+        self.error: KubeError | None = None
+
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        self.queries.append({"path": path, **query})
+        return {"items": [{"endpoints": self.endpoints}]}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def endpoint(name: str, address: str) -> dict[str, Any]:
+    return {"targetRef": {"name": name}, "addresses": [address]}
+
+
+def state(**suspicion: Any) -> bytes:
+    found = [Suspicion(IncidentKind.HOST_GROWTH, Segment.SHARED, 0.5, 1.0, **suspicion)]
+    assessment = Assessment(t=1.0, epoch=1, warm=True, suspicions=found)
+    return msgspec.json.encode({"time": 1.0, "assessment": assessment, "open": []})
+
+
+@contextmanager
+def serving(address: str, port: int, body: bytes, status: int = 200) -> Iterator[None]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/state" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer((address, port), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind((WORKER, 0))
+        return int(probe.getsockname()[1])
+
+
+def members(kube: Slices, port: int, clock: Clock | None = None) -> GroupMembers:
+    return GroupMembers(kube, "ns", "llm", "llm-0", port, clock or Clock())
+
+
+def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(port: int) -> None:
+    kube = Slices(
+        [
+            endpoint("llm-0", WORKER),
+            endpoint("llm-0-1", WORKER),
+            endpoint("llm-1-1", WORKER),
+            endpoint("llm-0-x", WORKER),
+            endpoint("llm-0-2", "example.com"),
+            {"addresses": []},
+        ]
+    )
+    group = members(kube, port)
+    with serving(WORKER, port, state(bytes=7)):
+        group.ask()
+    (query,) = kube.queries
+    assert query == {
+        "path": "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices",
+        "labelSelector": "kubernetes.io/service-name=llm",
+    }
+    found = group.assessments()
+    assert list(found) == ["llm-0-1"]
+    assert found["llm-0-1"] is not None
+    assert found["llm-0-1"].suspicions[0].bytes == 7
+
+
+def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(port: int) -> None:
+    kube, clock = Slices([endpoint("llm-0-1", WORKER), endpoint("llm-0-2", OTHER)]), Clock()
+    group = members(kube, port, clock)
+    with serving(WORKER, port, state()), serving(OTHER, port, state()):
+        group.ask()
+        assert None not in group.assessments().values()
+        del kube.endpoints[0]
+        group.ask()
+    assert group.assessments()["llm-0-1"] is None
+    assert group.assessments()["llm-0-2"] is not None
+    clock.now += STALE_S
+    kube.error = KubeError(503, "busy")
+    group.ask()
+    assert set(group.assessments().values()) == {None}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[" * 10_000,
+        b"\xff",
+        b'{"assessment": 1}',
+        state() + b" " * (1 << 21),
+        state(bytes=1 << 62),
+    ],
+)
+def test_a_page_that_no_supervisor_writes_is_no_answer(port: int, body: bytes) -> None:
+    group = members(Slices([endpoint("llm-0-1", WORKER)]), port)
+    with serving(WORKER, port, body):
+        group.ask()
+    assert group.assessments() == {}
+
+
+def test_an_error_page_is_no_answer(port: int) -> None:
+    group = members(Slices([endpoint("llm-0-1", WORKER)]), port)
+    with serving(WORKER, port, state(), status=500):
+        group.ask()
+    assert group.assessments() == {}
+
+
+def test_more_members_than_a_group_has_are_not_asked(port: int) -> None:
+    many = [endpoint(f"llm-0-{number}", WORKER) for number in range(1, 4 * MAX_MEMBERS)]
+    group = members(Slices(many), port)
+    with serving(WORKER, port, state()):
+        group.ask()
+    assert len(group.assessments()) == MAX_MEMBERS
+
+
+def test_texts_are_cut() -> None:
+    huge = Suspicion(
+        IncidentKind.HOST_GROWTH, None, 9.0, 1.0, process="p" * 10_000, evidence=["e" * 10_000] * 99
+    )
+    theirs = Assessment(
+        t=1.0, epoch=1, warm=True, host=BudgetState(current=5), suspicions=[huge] * 99
+    )
+    kept = bounded(theirs)
+    assert len(kept.suspicions) <= MAX_EVIDENCE
+    (one, *_) = kept.suspicions
+    assert one.confidence == 1.0
+    assert len(msgspec.json.encode(kept)) < 50_000
