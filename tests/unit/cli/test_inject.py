@@ -378,7 +378,8 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
     good, bad = deployment(vllm()), deployment(vllm(args=["--port", "70000"]))
     file.write_text(yaml.safe_dump_all([good, bad | {"metadata": {"name": "bad"}}]))
     wrong = (
-        r"all.yaml: document 2: Deployment bad: spec.template.spec.containers\[engine\]: --port: 70000 is not"
+        r"all.yaml: document 2: Deployment bad: "
+        r"spec.template.spec.containers\[engine\]: --port: 70000 is not"
     )
     with pytest.raises(UsageError, match=wrong):
         command.run(file, OPTIONS, EVERYTHING)

@@ -30,6 +30,11 @@ from plimsoll_sidecar.govern.state import GovernorState
 
 RESTARTS = (Verb.RESTART_WORKER, Verb.RESTART_ENGINE)
 INTERRUPTING = (Verb.DRAIN, *RESTARTS)
+RECORDED = frozenset(
+    {IncidentKind.ENGINE_CRASH, IncidentKind.CRASH_LOOP, IncidentKind.MANUAL_ACTION}
+)
+"""Kinds that are recorded when they are over: no detector suspects them."""
+SUSPECTED = sorted(set(IncidentKind) - RECORDED)
 
 
 class GovernorMachine(RuleBasedStateMachine):
@@ -73,7 +78,7 @@ class GovernorMachine(RuleBasedStateMachine):
         self.governor = Governor(self.policy, MemoryPolicy(warmup_s=5.0), None, "pod-0")
         self.capabilities = capabilities
 
-    @rule(kinds=st.sets(st.sampled_from(IncidentKind), max_size=3), growth=st.integers(0, 10**9))
+    @rule(kinds=st.sets(st.sampled_from(SUSPECTED), max_size=3), growth=st.integers(0, 10**9))
     def suspect(self, kinds: set[IncidentKind], growth: int) -> None:
         self.suspected, self.growth = kinds, growth
 
@@ -144,7 +149,9 @@ class GovernorMachine(RuleBasedStateMachine):
                 self.ended.add(event.incident.name)
         if turn.command is not None:
             assert turn.changed
-            assert self.in_flight is None, "two commands at once"
+            given_up = self.in_flight is not None and self.in_flight.verb is Verb.TRIM
+            stalls = IncidentKind.STALL in self.suspected
+            assert self.in_flight is None or (given_up and stalls), "two commands at once"
             self.in_flight = turn.command
             if turn.command.verb in INTERRUPTING:
                 assert self.policy.mode is Mode.RECOVER
