@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from plimsoll_api.incidents import ENDED
@@ -58,8 +59,9 @@ def status(
         after |= {key: before[key] for key in counted if key in before}
         after |= {"openIncidents": before.get("openIncidents", 0)}
     else:
-        after |= _counts(pods) | {"openIncidents": _open(pods, incidents)}
-        after |= _workloads(before, pods, incidents, figures, said or {})
+        going_on = _open(pods, incidents)
+        after |= _counts(pods) | {"openIncidents": going_on.total()}
+        after |= _workloads(before, pods, incidents, going_on, figures, said or {})
     verdicts = [_ready(after, failure, said or {})]
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
@@ -109,13 +111,15 @@ def _counts(pods: Sequence[SelectedPod]) -> Object:
     return found
 
 
-def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> int:
-    """Incidents that go on. One counts only for a pod that the policy supervises: whoever has the
-    account of such a pod may write one in the policy's name."""
+def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
+    """Incidents that go on, by pod. One counts only for a pod that the policy supervises: whoever
+    has the account of such a pod may write one in the policy's name."""
     supervised = {one.name for one in pods if one.state is State.SUPERVISED}
-    return sum(
-        one["spec"]["pod"] in supervised and (one.get("status") or {}).get("phase") not in ENDED
+    return Counter(
+        pod
         for one in incidents
+        if (pod := one["spec"]["pod"]) in supervised
+        and (one.get("status") or {}).get("phase") not in ENDED
     )
 
 
@@ -129,6 +133,7 @@ def _workloads(
     before: Object,
     pods: Sequence[SelectedPod],
     incidents: Sequence[Object],
+    going_on: Counter[str],
     figures: Mapping[str, Figures] | None,
     said: Mapping[WorkloadRef | None, str],
 ) -> Object:
@@ -144,7 +149,7 @@ def _workloads(
             "selected": len(one.pods),
             "supervised": one.count(State.SUPERVISED),
             "waitingForRestart": one.count(State.WAITING),
-            "openIncidents": _open(one.pods, incidents),
+            "openIncidents": sum(going_on[pod.name] for pod in one.pods),
         }
         used = _consumed(one, figures, known.get(str(one.ref or "Pod/")) or {})
         shown |= {} if used is None else {"consumedPercent": used}
