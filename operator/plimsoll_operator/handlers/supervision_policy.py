@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
@@ -34,7 +34,12 @@ from plimsoll_operator.kinds import (
     ref,
 )
 from plimsoll_operator.plan import InvalidSpec, held_slots, old_incidents, read
-from plimsoll_operator.policies.policy_status import of_workloads, status, too_many_workloads
+from plimsoll_operator.policies.limits import (
+    MAX_ACCOUNTS,
+    too_many_accounts,
+    too_many_workloads,
+)
+from plimsoll_operator.policies.policy_status import of_workloads, status
 from plimsoll_operator.policies.render import render
 from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
 from plimsoll_operator.policies.selection import in_order, selecting
@@ -54,9 +59,6 @@ MAX_LIST_S = 20.0
 given (``pod_incidents.GRACE_S``), so that no pod counts as gone that is only new."""
 PODS_A_SECOND = 200
 """Pods for which the next list waits one second longer."""
-
-MAX_ACCOUNTS = 100
-"""Accounts in one RoleBinding."""
 
 _OWNED = frozenset(kind.kind for kind in OWNED)
 
@@ -196,7 +198,7 @@ class PolicyController:
         ]
         old = old_incidents(self._incidents(key), self._config.kept_incidents)
         await self._owned.remove(key, surplus + old)
-        return _too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
+        return too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
 
     async def _restart(
         self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
@@ -234,17 +236,6 @@ class PolicyController:
 
 def _list_s(pods: int) -> float:
     return min(MAX_LIST_S, LIST_S + pods / PODS_A_SECOND)
-
-
-def _too_many_accounts(accounts: Sequence[str]) -> Failure | None:
-    if len(accounts) <= MAX_ACCOUNTS:
-        return None
-    text = (
-        f"the supervised pods have {len(accounts)} ServiceAccounts, and {MAX_ACCOUNTS} can have"
-        f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
-        " accounts, or more policies"
-    )
-    return Failure("TooManyServiceAccounts", text, lasting=True)
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:

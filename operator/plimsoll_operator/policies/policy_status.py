@@ -14,10 +14,11 @@ from plimsoll_api.supervision_policy_status import (
 )
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.kinds import Object
+from plimsoll_operator.policies.limits import name_of, named
 from plimsoll_operator.policies.rollout import SUSPECT, by_hand
 from plimsoll_operator.policies.selected_pod import SelectedPod, State
 from plimsoll_operator.policies.suspicion import suspects
-from plimsoll_operator.policies.workloads import MAX_WORKLOADS, Workload, grouped
+from plimsoll_operator.policies.workloads import Workload, grouped
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE,
     NO_SUSPECT,
@@ -28,9 +29,6 @@ from plimsoll_operator.status.conditions import (
 )
 from plimsoll_operator.status.figures import Figures, memory, percent
 from plimsoll_operator.status.service_status import merged
-
-MAX_NAMED = 4
-"""Pods and policies that a message names."""
 
 
 def status(
@@ -74,26 +72,6 @@ def status(
     after["conditions"] = merged(before, verdicts, generation, now)
     shown = before.get("memory") if figures is None else memory(figures)
     return after | ({"memory": shown} if shown else {})
-
-
-def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Why supervisors of some pods find no restart slot. ``chosen`` are those that have slots."""
-    have = {one.ref for one in chosen}
-    without = [one for one in workloads if one.needs_slots and one.ref not in have]
-    if without:
-        named = _named([_name(one.ref) for one in without])
-        text = (
-            f"the pods belong to {len(without) + len(chosen)} workloads, and {MAX_WORKLOADS} can"
-            f" have restart slots: {named} restart nothing; use more policies"
-        )
-        return Failure("TooManyWorkloads", text, lasting=True)
-    large = [_name(one.ref) for one in chosen if one.too_many]
-    if large:
-        text = (
-            f"{_named(large)}: so many pods that some can take no restart slot: use more policies"
-        )
-        return Failure("TooManyPods", text, lasting=True)
-    return None
 
 
 def _counts(pods: Sequence[SelectedPod]) -> Object:
@@ -209,8 +187,8 @@ def _ready(
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
         text += f"; not supervised until recreated: {counts['waitingForRestart']}"
-        yours = [_name(ref) for ref, why in said.items() if why == by_hand(ref)]
-        text += f"; restart them yourself: {_named(yours)}" if yours else ""
+        yours = [name_of(ref) for ref, why in said.items() if why == by_hand(ref)]
+        text += f"; restart them yourself: {named(yours)}" if yours else ""
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
     complete = counts["supervised"] == counts["selected"]
@@ -228,15 +206,6 @@ def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:
         if not some:
             continue
         policies = sorted({name for one in some for name in one.others})
-        text = f"{_named(policies)} also selects {_named([one.name for one in some])}: "
+        text = f"{named(policies)} also selects {named([one.name for one in some])}: "
         parts.append(text + (f"{word} them" if mine else "the oldest policy supervises them"))
     return Verdict(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE])
-
-
-def _name(ref: WorkloadRef | None) -> str:
-    return str(ref or "pods without an owner")
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
