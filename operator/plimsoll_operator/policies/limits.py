@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.policies.workloads import MAX_WORKLOADS, Workload
+from plimsoll_operator.status.causes import clean
 from plimsoll_operator.status.conditions import Failure
 
 MAX_ACCOUNTS = 100
 """Accounts in one RoleBinding."""
+MAX_NAME = 320
 MAX_NAMED = 4
 """Pods, workloads and policies that a message names."""
 
@@ -45,8 +47,8 @@ def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]
 
 
 def name_of(ref: WorkloadRef | None) -> str:
-    """The workload in a message."""
-    return str(ref or "pods without an owner")
+    """The workload in a message. Whoever creates a pod may write any text as its owner's name."""
+    return clean(str(ref), MAX_NAME) if ref else "pods without an owner"
 
 
 def named(names: Sequence[str]) -> str:

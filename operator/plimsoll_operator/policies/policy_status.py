@@ -19,6 +19,7 @@ from plimsoll_operator.policies.rollout import SUSPECT, by_hand
 from plimsoll_operator.policies.selected_pod import SelectedPod, State
 from plimsoll_operator.policies.suspicion import suspects
 from plimsoll_operator.policies.workloads import Workload, grouped
+from plimsoll_operator.status.causes import clean
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE,
     NO_SUSPECT,
@@ -122,8 +123,7 @@ def _workloads(
     suspected = suspects(grouped(pods), incidents, known)
     made = []
     for one in workloads:
-        shown: Object = {"kind": one.ref.kind, "name": one.ref.name} if one.ref else {"kind": "Pod"}
-        shown |= {
+        shown: Object = _named(one.ref) | {
             "selected": len(one.pods),
             "supervised": one.count(State.SUPERVISED),
             "waitingForRestart": one.count(State.WAITING),
@@ -132,7 +132,7 @@ def _workloads(
         used = _consumed(one, figures, known.get(str(one.ref or "Pod/")) or {})
         shown |= {} if used is None else {"consumedPercent": used}
         text = said.get(one.ref, "")
-        shown |= {"message": text[:MAX_REASON]} if text else {}
+        shown |= {"message": clean(text, MAX_REASON)} if text else {}
         if one.ref in suspected:
             action = {"action": "Held"} if text == SUSPECT else {}
             shown["suspectRevision"] = suspected[one.ref] | action
@@ -148,6 +148,13 @@ def _workloads(
         )
     )
     return {"workloadCount": len(made), "workloads": made[:MAX_SHOWN_WORKLOADS]}
+
+
+def _named(ref: WorkloadRef | None) -> Object:
+    """Kind and name, of which whoever creates a pod may write any text."""
+    if ref is None:
+        return {"kind": "Pod"}
+    return {"kind": clean(ref.kind, 63), "name": clean(ref.name, 253)}
 
 
 def _consumed(

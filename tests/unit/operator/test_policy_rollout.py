@@ -130,6 +130,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
         (owned(WorkloadRef("RayCluster", "r"), api="ray.io"), "a RayCluster has no rolling"),
         (owned(WorkloadRef("StatefulSet", "s"), api="apps.kruise.io"), "has no rolling restart"),
         (owned(WorkloadRef("ReplicaSet", "bare")), "a ReplicaSet has no rolling restart"),
+        (owned(WorkloadRef("Deployment", "../../../secrets/x")), "restart it yourself"),
     ],
 )
 def test_a_workload_without_a_rolling_restart_waits_for_somebody(
