@@ -83,12 +83,14 @@ class PolicyController:
         config: Config,
         later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = now,
+        webhook: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``later`` asks for another reconcile of a policy after some seconds."""
+        """``later`` asks for another reconcile of a policy after some seconds. ``webhook`` says
+        whether pods that are created now get a supervisor."""
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
         self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
-        self._restarts = RollingRestarts(api, config.webhook is not None)
+        self._restarts = RollingRestarts(api, webhook if config.webhook is not None else None)
         self._refused: Counter[Key] = Counter()
         self._listed: dict[Key, _Listed] = {}
         self.suspects: dict[Key, tuple[str, ...]] = {}
