@@ -102,7 +102,7 @@ class SupervisionPolicySpec(ResourceModel):
     rollout: PolicyRollout = Field(
         default=PolicyRollout.ON_DELETE,
         description="What happens to pods that have no supervisor yet. `OnDelete` leaves them "
-        "until somebody or something recreates them. `Restart` asks each Deployment, StatefulSet "
+        "until they are recreated. `Restart` asks each Deployment, StatefulSet "
         "and DaemonSet that owns such pods for one rolling restart, by its own strategy, and once "
         "for each generation of the policy. Defaults to `OnDelete`.",
     )

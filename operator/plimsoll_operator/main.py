@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kopf
 
@@ -32,6 +32,9 @@ from plimsoll_operator.runtime.resync import Resync
 from plimsoll_operator.runtime.watches import Watches, settings
 from plimsoll_operator.scraper import Scraper
 
+if TYPE_CHECKING:
+    from plimsoll_operator.admission.server import Admission
+
 log = logging.getLogger(__name__)
 
 VOTING_TIMEOUT_S = 5.0
@@ -49,7 +52,11 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     watches = Watches(store, queue)
     resync = Resync(api, store, watches, queue.add, config.namespaces)
     controller = Controller(api, store, scraper, config, resync.served, queue.add_later)
-    policies = PolicyController(api, store, scraper, config, queue.add_later)
+    admission: Admission | None = None
+    policies = PolicyController(
+        api, store, scraper, config, queue.add_later,
+        webhook=lambda: admission is not None and admission.current(),
+    )  # fmt: skip
 
     async def handle(key: Key) -> None:
         await (policies if key.kind == POLICY.kind else controller).handle(key)
@@ -70,7 +77,6 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     metrics.registry.register(parts)
     server = await health.serve(config.http_port)
     keep = background.keep
-    admission = None
     leading = asyncio.Event()
     canary = partial(keep, "canary", partial(health.canary, config))
     try:

@@ -55,6 +55,11 @@ class Admission:
         )
         self._tasks: list[asyncio.Task[None]] = []
 
+    def current(self) -> bool:
+        """Whether pods that are created now are injected by the present policies, as far as this
+        replica can tell."""
+        return self._upkeep.current()
+
     def start(self, background: Background) -> None:
         """Serve from now on. No failure of it ends the operator: pods start without it."""
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {

@@ -35,6 +35,8 @@ CONFIGURATION = Kind(
 )
 EVERY_S = 2.0
 """Between lists of the policies: a pod that is made this long after its policy is injected."""
+CURRENT_S = 10.0
+"""So long after a turn the policies that the webhook knows count as the present ones."""
 CHECK_S = 30.0
 """Between reads of the Secret and the configuration, which somebody else may change."""
 
@@ -65,11 +67,16 @@ class Upkeep:
         self._provided, self._now = provided, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._current: Certificate | None = None
-        self._checked = float("-inf")
+        self._checked = self._turned = float("-inf")
         self._written: Object | None = None
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.serving = asyncio.Event()
         """Set once there is a certificate to serve with."""
+
+    def current(self) -> bool:
+        """Whether the API server asks this webhook about the pods of the present policies."""
+        recent = time.monotonic() - self._turned < CURRENT_S
+        return recent and self.serving.is_set() and self._written is not None
 
     async def run(self) -> None:
         """Works for ever; ApiError, OSError or TimeoutError where the API server refuses or does
@@ -94,8 +101,9 @@ class Upkeep:
             await self._configure(found, check)
         if found is not None and found != self._current:
             self._load(found)
+        self._turned = time.monotonic()
         if check:
-            self._checked = time.monotonic()
+            self._checked = self._turned
 
     async def _secret(self) -> Certificate | None:
         secret = await self._api.get(SECRET, self._address.namespace, self._name)

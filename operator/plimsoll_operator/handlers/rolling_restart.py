@@ -15,6 +15,7 @@ from plimsoll_operator.policies.rollout import (
     ASKED,
     MANAGER,
     SUSPECT,
+    WEBHOOK_AWAY,
     WEBHOOK_OFF,
     by_hand,
     kind_of,
@@ -54,8 +55,13 @@ class RollingRestarts:
     workloads' annotations say."""
 
     def __init__(
-        self, api: Api, webhook: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        api: Api,
+        webhook: Callable[[], bool] | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``webhook`` says whether pods that are created now get a supervisor; None where there is
+        no webhook."""
         self._api, self._webhook, self._clock = api, webhook, clock
         self._seen: dict[Key, tuple[tuple[str, int], float]] = {}
         self._looks: dict[Key, dict[WorkloadRef, _Look]] = {}
@@ -97,12 +103,15 @@ class RollingRestarts:
             if ref is None or kind is None:
                 said[ref] = by_hand(ref)
                 continue
-            if not self._webhook or ref in suspects:
+            if self._webhook is None or ref in suspects:
                 said[ref] = SUSPECT if self._webhook else WEBHOOK_OFF
                 continue
             known = looks.get(ref)
             old = known is None or known.generation != generation
             late = known is not None and not known.asked and at - known.at >= AGAIN_S
+            if (old or late) and not self._webhook():
+                said[ref] = WEBHOOK_AWAY
+                continue
             if (old or late) and settled and looked < MAX_AT_ONCE:
                 looked += 1
                 text, new = await self._ask(kind, key.namespace, ref.name, policy, now)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
@@ -35,7 +35,12 @@ from plimsoll_operator.kinds import (
     ref,
 )
 from plimsoll_operator.plan import InvalidSpec, held_slots, old_incidents, read
-from plimsoll_operator.policies.policy_status import of_workloads, status, too_many_workloads
+from plimsoll_operator.policies.limits import (
+    MAX_ACCOUNTS,
+    too_many_accounts,
+    too_many_workloads,
+)
+from plimsoll_operator.policies.policy_status import of_workloads, status
 from plimsoll_operator.policies.render import render
 from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
 from plimsoll_operator.policies.selection import in_order, selecting
@@ -55,9 +60,6 @@ MAX_LIST_S = 20.0
 given (``pod_incidents.GRACE_S``), so that no pod counts as gone that is only new."""
 PODS_A_SECOND = 200
 """Pods for which the next list waits one second longer."""
-
-MAX_ACCOUNTS = 100
-"""Accounts in one RoleBinding."""
 
 _OWNED = frozenset(kind.kind for kind in OWNED)
 
@@ -82,12 +84,14 @@ class PolicyController:
         config: Config,
         later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = now,
+        webhook: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``later`` asks for another reconcile of a policy after some seconds."""
+        """``later`` asks for another reconcile of a policy after some seconds. ``webhook`` says
+        whether pods that are created now get a supervisor."""
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
         self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
-        self._restarts = RollingRestarts(api, config.webhook is not None)
+        self._restarts = RollingRestarts(api, webhook if config.webhook is not None else None)
         self._refused: Counter[Key] = Counter()
         self._listed: dict[Key, _Listed] = {}
         self.suspects: dict[Key, tuple[str, ...]] = {}
@@ -198,7 +202,7 @@ class PolicyController:
         ]
         old = old_incidents(self._incidents(key), self._config.kept_incidents)
         await self._owned.remove(key, surplus + old)
-        return _too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
+        return too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
 
     async def _restart(
         self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
@@ -236,17 +240,6 @@ class PolicyController:
 
 def _list_s(pods: int) -> float:
     return min(MAX_LIST_S, LIST_S + pods / PODS_A_SECOND)
-
-
-def _too_many_accounts(accounts: Sequence[str]) -> Failure | None:
-    if len(accounts) <= MAX_ACCOUNTS:
-        return None
-    text = (
-        f"the supervised pods have {len(accounts)} ServiceAccounts, and {MAX_ACCOUNTS} can have"
-        f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
-        " accounts, or more policies"
-    )
-    return Failure("TooManyServiceAccounts", text, lasting=True)
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:

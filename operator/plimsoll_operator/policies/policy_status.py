@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from plimsoll_api.incidents import ENDED
@@ -13,10 +14,12 @@ from plimsoll_api.supervision_policy_status import (
 )
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.kinds import Object
+from plimsoll_operator.policies.limits import name_of, named
 from plimsoll_operator.policies.rollout import SUSPECT, by_hand
 from plimsoll_operator.policies.selected_pod import SelectedPod, State
 from plimsoll_operator.policies.suspicion import suspects
-from plimsoll_operator.policies.workloads import MAX_WORKLOADS, Workload, grouped
+from plimsoll_operator.policies.workloads import Workload, grouped
+from plimsoll_operator.status.causes import clean
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE,
     NO_SUSPECT,
@@ -27,9 +30,6 @@ from plimsoll_operator.status.conditions import (
 )
 from plimsoll_operator.status.figures import Figures, memory, percent
 from plimsoll_operator.status.service_status import merged
-
-MAX_NAMED = 4
-"""Pods and policies that a message names."""
 
 
 def status(
@@ -58,8 +58,9 @@ def status(
         after |= {key: before[key] for key in counted if key in before}
         after |= {"openIncidents": before.get("openIncidents", 0)}
     else:
-        after |= _counts(pods) | {"openIncidents": _open(pods, incidents)}
-        after |= _workloads(before, pods, incidents, figures, said or {})
+        going_on = _open(pods, incidents)
+        after |= _counts(pods) | {"openIncidents": going_on.total()}
+        after |= _workloads(before, pods, incidents, going_on, figures, said or {})
     verdicts = [_ready(after, failure, said or {})]
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
@@ -72,26 +73,6 @@ def status(
     after["conditions"] = merged(before, verdicts, generation, now)
     shown = before.get("memory") if figures is None else memory(figures)
     return after | ({"memory": shown} if shown else {})
-
-
-def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Why supervisors of some pods find no restart slot. ``chosen`` are those that have slots."""
-    have = {one.ref for one in chosen}
-    without = [one for one in workloads if one.needs_slots and one.ref not in have]
-    if without:
-        named = _named([_name(one.ref) for one in without])
-        text = (
-            f"the pods belong to {len(without) + len(chosen)} workloads, and {MAX_WORKLOADS} can"
-            f" have restart slots: {named} restart nothing; use more policies"
-        )
-        return Failure("TooManyWorkloads", text, lasting=True)
-    large = [_name(one.ref) for one in chosen if one.too_many]
-    if large:
-        text = (
-            f"{_named(large)}: so many pods that some can take no restart slot: use more policies"
-        )
-        return Failure("TooManyPods", text, lasting=True)
-    return None
 
 
 def _counts(pods: Sequence[SelectedPod]) -> Object:
@@ -109,13 +90,15 @@ def _counts(pods: Sequence[SelectedPod]) -> Object:
     return found
 
 
-def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> int:
-    """Incidents that go on. One counts only for a pod that the policy supervises: whoever has the
-    account of such a pod may write one in the policy's name."""
+def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
+    """Incidents that go on, by pod. One counts only for a pod that the policy supervises: whoever
+    has the account of such a pod may write one in the policy's name."""
     supervised = {one.name for one in pods if one.state is State.SUPERVISED}
-    return sum(
-        one["spec"]["pod"] in supervised and (one.get("status") or {}).get("phase") not in ENDED
+    return Counter(
+        pod
         for one in incidents
+        if (pod := one["spec"]["pod"]) in supervised
+        and (one.get("status") or {}).get("phase") not in ENDED
     )
 
 
@@ -129,6 +112,7 @@ def _workloads(
     before: Object,
     pods: Sequence[SelectedPod],
     incidents: Sequence[Object],
+    going_on: Counter[str],
     figures: Mapping[str, Figures] | None,
     said: Mapping[WorkloadRef | None, str],
 ) -> Object:
@@ -139,17 +123,16 @@ def _workloads(
     suspected = suspects(grouped(pods), incidents, known)
     made = []
     for one in workloads:
-        shown: Object = {"kind": one.ref.kind, "name": one.ref.name} if one.ref else {"kind": "Pod"}
-        shown |= {
+        shown: Object = _named(one.ref) | {
             "selected": len(one.pods),
             "supervised": one.count(State.SUPERVISED),
             "waitingForRestart": one.count(State.WAITING),
-            "openIncidents": _open(one.pods, incidents),
+            "openIncidents": sum(going_on[pod.name] for pod in one.pods),
         }
         used = _consumed(one, figures, known.get(str(one.ref or "Pod/")) or {})
         shown |= {} if used is None else {"consumedPercent": used}
         text = said.get(one.ref, "")
-        shown |= {"message": text[:MAX_REASON]} if text else {}
+        shown |= {"message": clean(text, MAX_REASON)} if text else {}
         if one.ref in suspected:
             action = {"action": "Held"} if text == SUSPECT else {}
             shown["suspectRevision"] = suspected[one.ref] | action
@@ -165,6 +148,13 @@ def _workloads(
         )
     )
     return {"workloadCount": len(made), "workloads": made[:MAX_SHOWN_WORKLOADS]}
+
+
+def _named(ref: WorkloadRef | None) -> Object:
+    """Kind and name, of which whoever creates a pod may write any text."""
+    if ref is None:
+        return {"kind": "Pod"}
+    return {"kind": clean(ref.kind, 63), "name": clean(ref.name, 253)}
 
 
 def _consumed(
@@ -204,8 +194,8 @@ def _ready(
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
         text += f"; not supervised until recreated: {counts['waitingForRestart']}"
-        yours = [_name(ref) for ref, why in said.items() if why == by_hand(ref)]
-        text += f"; restart them yourself: {_named(yours)}" if yours else ""
+        yours = [name_of(ref) for ref, why in said.items() if why == by_hand(ref)]
+        text += f"; restart them yourself: {named(yours)}" if yours else ""
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
     complete = counts["supervised"] == counts["selected"]
@@ -223,15 +213,6 @@ def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:
         if not some:
             continue
         policies = sorted({name for one in some for name in one.others})
-        text = f"{_named(policies)} also selects {_named([one.name for one in some])}: "
+        text = f"{named(policies)} also selects {named([one.name for one in some])}: "
         parts.append(text + (f"{word} them" if mine else "the oldest policy supervises them"))
     return Verdict(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE])
-
-
-def _name(ref: WorkloadRef | None) -> str:
-    return str(ref or "pods without an owner")
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -5,6 +5,7 @@ Only the workload's own controller replaces pods, by its own strategy: nothing h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
@@ -21,8 +22,10 @@ RESTARTED_FOR = "plimsoll.dev/restarted-for"
 
 ASKED = "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
 WEBHOOK_OFF = "the operator runs without its webhook, so a restart would add no supervisor"
+WEBHOOK_AWAY = "waiting for the operator's webhook, which is not ready"
 SUSPECT = "held: most replicas of one of its revisions have the same leak"
 
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 DEPLOYMENT, STATEFUL_SET, DAEMON_SET = (
     Kind(kind, APPS, "v1", f"{kind.lower()}s", "")
     for kind in ("Deployment", "StatefulSet", "DaemonSet")
@@ -36,8 +39,11 @@ def waiting(workloads: Sequence[Workload]) -> list[Workload]:
 
 
 def kind_of(workload: Workload) -> Kind | None:
-    """The kind that can be asked for a rolling restart; None where somebody must restart it."""
-    if workload.ref is None or workload.api_group != APPS:
+    """The kind that can be asked for a rolling restart; None where somebody must restart it.
+
+    The name becomes part of a URL, and whoever creates a pod may write any text as its owner's.
+    """
+    if workload.ref is None or workload.api_group != APPS or not NAME.fullmatch(workload.ref.name):
         return None
     return KINDS.get(workload.ref.kind)
 

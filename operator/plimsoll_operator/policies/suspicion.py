@@ -24,17 +24,17 @@ def suspects(
     revision stays suspect as long as pods of it are there. Pods that nothing controls have no
     revision.
     """
-    by_pod: dict[str, list[Object]] = {}
-    for one in incidents:
-        by_pod.setdefault(one["spec"]["pod"], []).append(one)
+    of_present, of_gone = _by_pod(workloads, incidents)
     found: dict[WorkloadRef, Object] = {}
     for workload in workloads:
         if workload.ref is None:
             continue
+        known = before.get(str(workload.ref)) or {}
+        own = [*of_present.get(workload.ref, ()), *_of_sets(workload, of_gone)]
+        if not own and "suspectRevision" not in known:
+            continue
         pods = [_evidence(one) for one in workload.pods if one.state is not State.LEAVING]
         revisions = sorted({one.revision for one in pods} - {""})
-        own = _own(workload, by_pod)
-        known = before.get(str(workload.ref)) or {}
         suspected = [suspect for name in revisions if (suspect := find(name, pods, own))]
         first = min(suspected, key=lambda suspect: suspect.since, default=None)
         kept = (known.get("suspectRevision") or {}).get("revision")
@@ -44,16 +44,28 @@ def suspects(
     return found
 
 
-def _own(workload: Workload, by_pod: Mapping[str, list[Object]]) -> list[Object]:
-    """Incidents of the workload's pods, and of pods of its ReplicaSets that are gone."""
-    names = {one.name for one in workload.pods}
+def _by_pod(
+    workloads: Sequence[Workload], incidents: Sequence[Object]
+) -> tuple[dict[WorkloadRef | None, list[Object]], dict[str, list[Object]]]:
+    """Incidents by the workload of their pod, and by pod those of pods that are gone."""
+    owners = {pod.name: one.ref for one in workloads for pod in one.pods}
+    present: dict[WorkloadRef | None, list[Object]] = {}
+    gone: dict[str, list[Object]] = {}
+    for incident in incidents:
+        pod = incident["spec"]["pod"]
+        if pod in owners:
+            present.setdefault(owners[pod], []).append(incident)
+        else:
+            gone.setdefault(pod, []).append(incident)
+    return present, gone
+
+
+def _of_sets(workload: Workload, of_gone: Mapping[str, list[Object]]) -> list[Object]:
+    """Incidents of pods that are gone, of a ReplicaSet that the workload has now."""
+    if not of_gone:
+        return []
     sets = tuple({_prefix(one) for one in workload.pods if _in_set(one)})
-    return [
-        incident
-        for pod, some in by_pod.items()
-        if pod in names or (sets and pod.startswith(sets))
-        for incident in some
-    ]
+    return [one for pod, some in of_gone.items() if pod.startswith(sets) for one in some]
 
 
 def _evidence(pod: SelectedPod) -> ReplicaPod:

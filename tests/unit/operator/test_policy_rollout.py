@@ -67,10 +67,12 @@ class Server:
         self.asked: list[tuple[str, Object]] = []
         self.gets, self.now = 0, 1000.0
         self.refusal: ApiError | None = None
+        self.serves = True
         self.restarts = self.started()
 
     def started(self, webhook: bool = True) -> RollingRestarts:
-        return RollingRestarts(cast(Api, self), webhook, lambda: self.now)
+        serves = (lambda: self.serves) if webhook else None
+        return RollingRestarts(cast(Api, self), serves, lambda: self.now)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         self.gets += 1
@@ -130,6 +132,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
         (owned(WorkloadRef("RayCluster", "r"), api="ray.io"), "a RayCluster has no rolling"),
         (owned(WorkloadRef("StatefulSet", "s"), api="apps.kruise.io"), "has no rolling restart"),
         (owned(WorkloadRef("ReplicaSet", "bare")), "a ReplicaSet has no rolling restart"),
+        (owned(WorkloadRef("Deployment", "../../../secrets/x")), "restart it yourself"),
     ],
 )
 def test_a_workload_without_a_rolling_restart_waits_for_somebody(
@@ -190,6 +193,16 @@ def test_nothing_is_asked_for_a_suspect_revision_or_without_the_webhook() -> Non
     assert server.settle(owned(VLLM)) == ({VLLM: rollout.WEBHOOK_OFF}, [])
     assert server.settle(owned(VLLM), mode="OnDelete") == ({}, [])
     assert server.gets == 0
+
+
+def test_nothing_is_asked_while_the_webhook_would_miss_the_new_pods() -> None:
+    server = Server(live())
+    server.serves = False
+    assert server.settle(owned(VLLM)) == ({VLLM: rollout.WEBHOOK_AWAY}, [])
+    server.serves = True
+    assert server.turn(owned(VLLM))[1] == [VLLM]
+    server.serves = False
+    assert server.turn(owned(VLLM)) == ({VLLM: rollout.ASKED}, []), "the restart goes on"
 
 
 def test_a_refusal_is_said_and_tried_again() -> None:

@@ -151,6 +151,14 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
     assert of_workloads(few).keys() == {"Deployment/w39", "Pod/"}
 
 
+def test_an_owners_name_is_any_text_and_shown_without_its_escapes() -> None:
+    forged = WorkloadRef("Job\x1b[2J", "x\n\x1b[31m" + "y" * 250)
+    made = status(item(), [pod("p", forged)], [], {}, None, at(5), {forged: by_hand(forged)})
+    SupervisionPolicy.model_validate(item(status=made))
+    assert "\\x1b" not in repr(made)
+    assert "\\n" not in repr(made)
+
+
 @given(st.permutations(range(8)))
 def test_the_order_of_pods_and_incidents_does_not_matter(order: list[int]) -> None:
     pods = [pod(f"vllm-64d8-{n}") for n in range(4)] + [

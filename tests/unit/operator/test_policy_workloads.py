@@ -15,7 +15,7 @@ from plimsoll_api.workloads import Membership, WorkloadRef, replicas_in, replica
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.slots import turns
 from plimsoll_operator.plan import read
-from plimsoll_operator.policies.policy_status import too_many_workloads
+from plimsoll_operator.policies.limits import too_many_workloads
 from plimsoll_operator.policies.render import render, supervisor_config
 from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
 from plimsoll_operator.policies.workloads import (
