@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from docs.tools.blocks import ROOT, blocks
 from plimsoll_api import supervision
 from plimsoll_api.supervision import EngineType, SupervisorConfig
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
@@ -23,7 +27,8 @@ from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.render.containers import Images
 from tests.pod_specs import policy as read_policy
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "inject"
+EXAMPLES = ROOT / "examples" / "inject"
+THIS = "tests/unit/cli/test_inject_policy.py"
 IMAGE = "registry.example/supervisor:1"
 FLAG = ("--supervisor-image", IMAGE)
 Object = dict[str, Any]
@@ -253,3 +258,30 @@ def test_the_frontend_of_dynamo_is_no_engine_of_its_image() -> None:
     made = inject(document, Options(IMAGE, engine=wanted)).config_map
     assert made is not None
     assert config_of(made).engine.serving_url == "http://127.0.0.1:8000"
+
+
+def test_the_commands_for_charts_in_the_documents(tmp_path: Path) -> None:
+    """No chart repository is reached: a program called helm prints what the charts render."""
+    rendered = {"vllm": "production-stack", "llama": "llm-d"}
+    cases = "\n".join(f"{name}) cat {EXAMPLES / file}.yaml;;" for name, file in rendered.items())
+    for program, text in (("helm", f'case "$2" in\n{cases}\nesac'), ("kubectl", "cat")):
+        path = tmp_path / program
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    found = [one.text for one in blocks(ROOT / "docs" / "adapters.md", "sh") if one.run == THIS]
+    lines = [line for text in found for line in text.splitlines()]
+    assert len(lines) == 2
+    folders = [str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]
+    env = {**os.environ, "PATH": os.pathsep.join(folders)}
+    for line, expected in zip(
+        lines, (["vllm-llama3"], ["llama-decode", "llama-prefill"]), strict=True
+    ):
+        done = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", line],
+            cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        made = [one for one in yaml.safe_load_all(done.stdout) if one["kind"] == "ConfigMap"]
+        names = [one["metadata"]["name"] for one in made]
+        assert [name.partition("-deployment")[0].removesuffix("-supervisor") for name in names] == (
+            expected
+        )
