@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 from plimsoll_cli.cluster import client
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.main import app
+from plimsoll_operator.injection.kserve_llm import SCHEME
+from plimsoll_operator.render.merge import merge
 from tests.lab.kube import Kube
 from tests.lab.lab import Lab, namespace
 
@@ -151,11 +153,14 @@ def test_the_rule_that_is_printed_is_the_one_that_helps(kube: Kube, tmp_path: Pa
     assert plimsoll(kube, "incidents", kubeconfig=kubeconfig).exit_code == 0
 
 
-@pytest.mark.parametrize("name", ["vllm-deployment", "sglang-deployment"])
+@pytest.mark.parametrize(
+    "name", ["vllm-deployment", "sglang-deployment", "production-stack", "llm-d", "dynamo-frontend"]
+)
 def test_the_api_server_takes_what_inject_writes(kube: Kube, name: str) -> None:
     file = EXAMPLES / "inject" / f"{name}.yaml"
-    done = CliRunner().invoke(app, ["inject", str(file), "--supervisor-image", "supervisor:1"])
-    assert done.exit_code == 0, done.output
+    flags = ["--supervisor-image", "supervisor:1", "--all"]
+    done = CliRunner().invoke(app, ["inject", str(file), *flags])
+    assert done.exit_code == 0, done.exception
     everything = [one for one in yaml.safe_load_all(done.stdout) if one]
     for one in everything:
         one["metadata"].pop("namespace", None)
@@ -183,6 +188,52 @@ def test_the_api_server_takes_the_pod_that_kserve_makes_of_what_inject_writes(ku
     text = yaml.safe_dump_all([config, pod])
     applied = kube("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
     assert applied.count("(server dry run)") == 2
+
+
+PRESET = {
+    "containers": [
+        {
+            "name": "main",
+            "image": "ghcr.io/llm-d/llm-d-cuda:v0.9.0",
+            "command": ["/bin/bash", "-c", "exec vllm serve /mnt/models --port 8001 $@", "--"],
+            "ports": [{"containerPort": 8001}],
+            "securityContext": {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}},
+            "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}],
+        }
+    ],
+    "initContainers": [
+        {
+            "name": "llm-d-routing-sidecar",
+            "image": "proxy:1",
+            "restartPolicy": "Always",
+            "ports": [{"containerPort": 8000}],
+        }
+    ],
+    "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}],
+}
+"""Of a decode pod, in the form of KServe's own configurations."""
+
+
+def test_the_api_server_takes_the_pod_that_kserve_merges_of_an_llm_service(kube: Kube) -> None:
+    """KServe is not here. It merges a pod as strategic merge patches do, of its preset, of what
+    baseRefs name and of the service."""
+    file = EXAMPLES / "inject" / "kserve-llminferenceservice.yaml"
+    flags = ["--supervisor-image", "supervisor:1", "--probe"]
+    done = CliRunner().invoke(app, ["inject", str(file), *flags])
+    assert done.exit_code == 0, done.exception
+    config_map, config, service = (one for one in yaml.safe_load_all(done.stdout) if one)
+    assert service["spec"]["baseRefs"] == [{"name": config["metadata"]["name"]}]
+    spec = merge(merge(PRESET, config["spec"]["template"]), service["spec"]["template"])
+    rendered = json.loads(json.dumps(spec).replace(SCHEME, "http"))
+    assert "{{" not in json.dumps(rendered)
+    metadata = {"name": "decode", "labels": config["spec"]["labels"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": rendered}
+    text = yaml.safe_dump_all([config_map, pod])
+    applied = kube("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
+    assert applied.count("(server dry run)") == 2
+    names = [one["name"] for one in rendered["initContainers"]]
+    assert names == ["llm-d-routing-sidecar", "plimsoll-probe", "supervisor"]
+    assert {"name": "PLIMSOLL_CONTAINER", "value": "main"} in rendered["containers"][0]["env"]
 
 
 def test_the_api_server_takes_what_init_writes(kube: Kube) -> None:

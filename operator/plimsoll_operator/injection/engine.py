@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,13 @@ PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000, EngineType.CUSTOM: 80
 """Ports of the OpenAI servers where no flag names one (vllm serve, sglang.launch_server)."""
 MAX_PORT = 65_535
 MARKS = ((EngineType.VLLM, re.compile(r"\bvllm\b")), (EngineType.SGLANG, re.compile("sglang")))
+ROUTER = re.compile(
+    r"(^|/)(vllm-router|sglang-router|epp)$|\bdynamo\.frontend$|\b(vllm|sglang)_router\b"
+)
+ROUTER_IMAGE = re.compile(r"(^|[-_])(router|frontend|gateway|endpoint-picker)\b")
+"""Programs and images of routers, whose names also say which engines they are for."""
+FIRST_WORDS = 12
+"""Of a command line: among them any word may be a program."""
 SERVER = re.compile(r"(^|/)vllm$|vllm\.entrypoints\.|sglang\.launch_server")
 SEPARATORS = ("&&", "||", ";", "|", "&")
 KSERVE = "kserve-container"
@@ -148,14 +155,31 @@ def _server(words: Sequence[str]) -> Sequence[str]:
 
 
 def _type(container: Object, words: Sequence[str]) -> EngineType:
-    # Not of every word: a model or a path may be called anything.
-    text = " ".join([str(container.get("image", "")), *words[:12]])
+    programs = list(_programs(words))
+    if any(ROUTER.search(one) for one in programs):
+        return EngineType.CUSTOM
+    # That project publishes more than engines.
+    image = str(container.get("image", "")).partition("@")[0].replace("vllm-project/", "")
+    shown = [] if ROUTER_IMAGE.search(image.rpartition("/")[2]) else [image]
+    text = " ".join([*shown, *programs])
     for kind, mark in MARKS:
         if mark.search(text):
             return kind
     if container.get("name") == KSERVE and "huggingface" in text:
         return EngineType.VLLM
     return EngineType.CUSTOM
+
+
+def _programs(words: Sequence[str]) -> Iterator[str]:
+    """Of a command line what may be programs. A model, a path or a namespace may be called
+    anything, so options and their values are left out."""
+    value = False
+    for at, word in enumerate(words):
+        option = word.startswith("-")
+        # A long script may come before the server.
+        if not option and not value and (at < FIRST_WORDS or SERVER.search(word)):
+            yield word
+        value = (word.startswith("--") and "=" not in word) or word == "serve"
 
 
 def _scheme(container: Object, words: Sequence[str], kind: EngineType) -> str:
