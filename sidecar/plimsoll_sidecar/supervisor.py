@@ -19,6 +19,7 @@ import msgspec
 from plimsoll_api.admin import Capability, Role, Status
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.incident_record import JOURNAL_FILE
+from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.state import View
 from plimsoll_api.supervision import Mode, ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
@@ -187,6 +188,7 @@ class Supervisor:
             state=status.state if status else None,
             capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
             replaceable=self._publisher is not None,
+            abrupt=self.service.kind == POLICY_KIND,
             processes=_processes(status),
         )
         learned = self._checkpoint(status)

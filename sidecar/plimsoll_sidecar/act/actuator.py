@@ -32,6 +32,8 @@ LEAVE_S = 30.0
 """Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
 RETURN_S = 900.0
 """Longest time a pod stays unready for an engine restart when the supervisor dies meanwhile."""
+EVICTED_S = 120.0
+"""Time in which an operator that is there evicts a pod which was left by its requests."""
 SEEN_S = 10.0
 """Time in which the kubelet sees that an engine has ended: until then it takes its container for
 ready, by the last answer to the engine's own probe."""
@@ -214,6 +216,8 @@ class Actuator:
                 finally:  # a volume that went read-only must not keep others from their restart
                     self._slots.release()
                 return _result(command, Outcome.SUCCEEDED, "")
+            case Verb.LEAVE:
+                return self._with_slot(command, self._leave)
             case Verb.DRAIN:
                 return self._with_slot(command, self._drain)
             case Verb.RESTART_WORKER:
@@ -246,6 +250,14 @@ class Actuator:
                 return _result(command, Outcome.REFUSED, message)
         self._slot_for = command.incident
         return act(command)
+
+    def _leave(self, command: Command) -> Result:
+        """Out of the endpoints before the pod is evicted, and the running requests to their end.
+        Nobody may evict it: then it is ready again after a while."""
+        readiness.write(str(self._state_dir), command.deadline_s + LEAVE_S + EVICTED_S)
+        if self._endpoints is not None:
+            self._endpoints.wait_until_left(LEAVE_S)
+        return self._engine.finish(command)
 
     def _drain(self, command: Command) -> Result:
         """Out of the endpoints first, then the running requests to their end."""
