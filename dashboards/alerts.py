@@ -153,11 +153,14 @@ def _operator() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollSuspectRevision",
-            "max by (inferenceservice) (plimsoll_operator_suspect_revisions) == 1",
+            "max by (inferenceservice, supervisionpolicy, workload)"
+            " (plimsoll_operator_suspect_revisions) == 1",
             "warning",
-            "Most replicas of {{ $labels.inferenceservice }} have the same leak",
-            "The current revision leaks. status.suspectRevision names the leak, its start and what"
-            " changed. The operator holds or rolls back a rollout that is under way, as"
+            "Most replicas of {{ $labels.inferenceservice }}{{ $labels.workload }}"
+            " have the same leak",
+            "The revision leaks. suspectRevision in the status of the InferenceService, or of the"
+            " workload in that of the SupervisionPolicy, names the leak and its start. For an"
+            " InferenceService, the operator holds or rolls back a rollout that is under way, as"
             " rollout.onLeak says.",
             dashboard="operator",
         ),

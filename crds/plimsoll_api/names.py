@@ -38,6 +38,13 @@ SERVICE_RESTARTS = f"{API_GROUP}/restarts"
 REPLICA_RESTARTS = f"{API_GROUP}/replica-restarts"
 """Annotation of a slot Lease: the restarts of each replica, by the UID of its pod."""
 
+SLOT_WORKLOAD = f"{API_GROUP}/workload"
+"""Annotation of a slot Lease of a SupervisionPolicy: KIND/NAME of the workload whose slot it is."""
+
+SLOT_REPLICAS = f"{API_GROUP}/replicas"
+"""Annotation of a slot Lease of a SupervisionPolicy: the pods that may take it, by replica. An
+admission policy holds supervisors to it."""
+
 MAKE_CHECKPOINT = f"{API_GROUP}/make-checkpoint"
 """Annotation of a manifest in local mode: ``tiny`` makes the tiny checkpoint if the model's
 directory does not exist."""
@@ -58,3 +65,11 @@ ENGINE_CONTAINER, SUPERVISOR_CONTAINER = "engine", "supervisor"
 
 ADMIN_PORT, METRICS_PORT, PROBE_PORT = 8001, 9464, 9465
 """Ports in the pod: the engine's admin protocol, the supervisor's metrics, its readiness probe."""
+
+
+def object_name(policy: str) -> str:
+    """Name of what the operator makes for a policy: its ConfigMap, Role and RoleBinding.
+
+    No object of an InferenceService has a dot in its name.
+    """
+    return f"{policy}.policy"

@@ -20,6 +20,7 @@ from plimsoll_api.cel import Rule, rule, validations
 from plimsoll_api.manifest import DURATION, POSITIVE_BYTES, POSITIVE_DURATION, FieldForm, written
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.units import format_bytes
+from plimsoll_api.workloads import WorkloadRef, slots_of
 
 CONFIG_FILE = "supervisor.json"
 NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
@@ -405,13 +406,6 @@ class Supervision(msgspec.Struct, frozen=True):
     ] = LogLevel.INFO
 
 
-class WorkloadRef(msgspec.Struct, frozen=True):
-    """The workload that owns a pod, such as a Deployment."""
-
-    kind: Annotated[str, msgspec.Meta(max_length=63)]
-    name: Annotated[str, msgspec.Meta(max_length=253)]
-
-
 class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """The place of a pod in a multi-node group, which is one replica of its workload.
 
@@ -475,7 +469,8 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
-    """The whole file. ``slots`` names the service's restart-slot Leases, empty in local mode."""
+    """The whole file. ``slots`` names the service's restart-slot Leases, empty in local mode. In
+    the file of a SupervisionPolicy they are those of its pods that no workload owns."""
 
     service: ServiceRef
     engine: EngineEndpoint
@@ -486,7 +481,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
-    """The configuration of a policy's pod: the policy's, with the engine that the pod has.
+    """The configuration of a policy's pod: the policy's, with the engine that the pod has and the
+    slots of its workload.
 
     The supervisor of a worker only looks: what is to be done is done at the group's leader.
     """
@@ -497,14 +493,20 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
         host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
     shared = memory.shared_device or pod.shared_device
     service = replace(config.service, workload=pod.workload, group=pod.group)
+    supervision = config.supervision
+    if pod.workload is None:  # nothing would create the pod anew
+        ladder = tuple(one for one in supervision.ladder if one is not Action.POD_REPLACE)
+        supervision = replace(supervision, ladder=ladder)
+    slots = slots_of(config.service.name, pod.workload, len(config.slots))
     if service.is_worker:
-        looks = replace(config.supervision, mode=Mode.OBSERVE)
-        config = replace(config, supervision=looks, slots=())
+        supervision, slots = replace(supervision, mode=Mode.OBSERVE), ()
     return replace(
         config,
         service=service,
         engine=pod.engine,
         memory=replace(memory, host=host, shared_device=shared),
+        supervision=supervision,
+        slots=slots,
     )
 
 

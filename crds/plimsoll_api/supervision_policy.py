@@ -25,14 +25,6 @@ ENGINE_PORT_MESSAGE = (
 )
 
 
-def object_name(policy: str) -> str:
-    """Name of what the operator makes for a policy: its ConfigMap, Role and RoleBinding.
-
-    No object of an InferenceService has a dot in its name.
-    """
-    return f"{policy}.policy"
-
-
 class SelectedType(StrEnum):
     """Which engine the selected pods run. ``auto`` means that each pod shows it."""
 
@@ -40,6 +32,13 @@ class SelectedType(StrEnum):
     VLLM = "vllm"
     SGLANG = "sglang"
     CUSTOM = "custom"
+
+
+class PolicyRollout(StrEnum):
+    """What happens to pods that a policy selects and that have no supervisor yet."""
+
+    ON_DELETE = "OnDelete"
+    RESTART = "Restart"
 
 
 class SelectedEngine(ResourceModel):
@@ -99,6 +98,13 @@ class SupervisionPolicySpec(ResourceModel):
     )
     probe: Annotated[Probe, FromStruct(Probe)] = Field(
         default_factory=Probe, description="Probe inside the engine."
+    )
+    rollout: PolicyRollout = Field(
+        default=PolicyRollout.ON_DELETE,
+        description="What happens to pods that have no supervisor yet. `OnDelete` leaves them "
+        "until they are recreated. `Restart` asks each Deployment, StatefulSet "
+        "and DaemonSet that owns such pods for one rolling restart, by its own strategy, and once "
+        "for each generation of the policy. Defaults to `OnDelete`.",
     )
 
 

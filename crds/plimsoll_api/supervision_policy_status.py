@@ -7,11 +7,12 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from plimsoll_api.inferenceservice_status import Condition, MemoryStatus
+from plimsoll_api.inferenceservice_status import Condition, MemoryStatus, SuspectRevision
 from plimsoll_api.schema import ResourceModel
 
 MAX_REFUSED_PODS = 16
 MAX_REASON = 512
+MAX_SHOWN_WORKLOADS = 16
 
 
 class PolicyCondition(StrEnum):
@@ -19,6 +20,7 @@ class PolicyCondition(StrEnum):
 
     READY = "Ready"
     CONFLICTING = "Conflicting"
+    SUSPECT_REVISION = "SuspectRevision"
 
 
 class RefusedPod(ResourceModel):
@@ -27,6 +29,38 @@ class RefusedPod(ResourceModel):
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="Name of the pod.")
     reason: Annotated[str, StringConstraints(max_length=MAX_REASON)] = Field(
         description="Why the pod has no supervisor, and what to do about it."
+    )
+
+
+class PolicyWorkload(ResourceModel):
+    """One workload that owns selected pods."""
+
+    kind: Annotated[str, StringConstraints(max_length=63)] = Field(
+        description="Kind of the workload, for example `Deployment`. `Pod` for all pods that no "
+        "workload owns."
+    )
+    name: Annotated[str, StringConstraints(max_length=253)] | None = Field(
+        default=None,
+        description="Name of the workload. Absent for the pods that no workload owns.",
+    )
+    selected: int = Field(description="Number of its pods that match the selector.")
+    supervised: int = Field(description="Number of its pods that have a supervisor of this policy.")
+    waiting_for_restart: int = Field(
+        description="Number of its pods that get a supervisor when they are recreated."
+    )
+    open_incidents: int = Field(description="Number of its LeakIncidents that have not ended.")
+    consumed_percent: int | None = Field(
+        default=None,
+        description="Largest share of a growth budget that one of its pods has used, in percent, "
+        "rounded down to a multiple of 5. Absent if unknown.",
+    )
+    message: Annotated[str, StringConstraints(max_length=MAX_REASON)] | None = Field(
+        default=None,
+        description="With `rollout: Restart`, what the waiting pods wait for.",
+    )
+    suspect_revision: SuspectRevision | None = Field(
+        default=None,
+        description="Set if most replicas of one revision have the same leak.",
     )
 
 
@@ -62,9 +96,20 @@ class SupervisionPolicyStatus(ResourceModel):
     memory: MemoryStatus | None = Field(
         default=None, description="Memory of the worst supervised pod."
     )
+    workload_count: int | None = Field(
+        default=None, description="Number of workloads that own selected pods."
+    )
+    workloads: Annotated[list[PolicyWorkload], Field(max_length=MAX_SHOWN_WORKLOADS)] | None = (
+        Field(
+            default=None,
+            description="Workloads that own selected pods: those with a suspect revision first, "
+            "then those that have used most of a growth budget. At most 16.",
+        )
+    )
     conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
         default=None,
-        description="Conditions of the policy, one for each type: `Ready` and `Conflicting`.",
+        description="Conditions of the policy, one for each type: `Ready`, `Conflicting` and "
+        "`SuspectRevision`.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from plimsoll_api.supervision import WorkloadRef
+import msgspec
+
+from plimsoll_api.names import object_name
 
 APPS = "apps"
 TEMPLATE_HASH = "pod-template-hash"
@@ -33,6 +35,16 @@ _BEHIND_REPLICA_SETS = (
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),
 )
 """Label of a pod, and group and kind of what makes ReplicaSets named NAME-LABEL for it."""
+
+
+class WorkloadRef(msgspec.Struct, frozen=True):
+    """The workload that owns a pod, such as a Deployment."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND)]
+    name: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +97,29 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
     return Membership(_ref(kind, name), api_group, revision=revision)
 
 
-def slots_of(policy_objects: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:
+def slots_of(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:
     """Names of the restart-slot Leases of one workload of a policy.
 
-    ``policy_objects`` is the name of the policy's objects. The supervisor and the operator both
-    make these names. Pods that nothing controls share the policy's own slots.
+    The operator and the supervisor both make these names. The pods of a policy that nothing
+    controls share its own slots.
     """
-    prefix = slot_prefix(policy_objects, workload)
+    prefix = object_name(policy)
+    if workload is not None:
+        digest = hashlib.sha256(str(workload).encode()).hexdigest()[:12]
+        shown = re.sub(r"[^a-z0-9]+", "-", workload.name.lower())[:32].strip("-")
+        prefix = "-".join(filter(None, (prefix, shown, digest)))
     return tuple(f"{prefix}-restart-{index}" for index in range(count))
 
 
-def slot_prefix(policy_objects: str, workload: WorkloadRef | None) -> str:
-    """What the names of a workload's slots begin with, whatever the workload is called."""
-    if workload is None:
-        return policy_objects
-    digest = hashlib.sha256(f"{workload.kind}/{workload.name}".encode()).hexdigest()[:12]
-    shown = re.sub(r"[^a-z0-9]+", "-", workload.name.lower())[:32].strip("-")
-    return "-".join(filter(None, (policy_objects, shown, digest)))
+def replicas_text(replicas: Iterable[Iterable[str]]) -> str:
+    """The value of the annotation with a slot's replicas: pods with commas between those of one
+    replica, and spaces between replicas."""
+    return " ".join(",".join(pods) for pods in replicas)
+
+
+def replicas_in(text: str) -> list[tuple[str, ...]]:
+    """The replicas in such an annotation."""
+    return [tuple(one.split(",")) for one in text.split()]
 
 
 def _ref(kind: str, name: str) -> WorkloadRef:

@@ -17,7 +17,6 @@ from plimsoll_api.names import (
     SERVICE_LABEL,
     SERVICE_PLURAL,
 )
-from plimsoll_api.supervision_policy import object_name
 from plimsoll_operator.render.names import OWNED_SELECTOR, slots
 
 Object = dict[str, Any]
@@ -34,8 +33,8 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}" + (" (policy)" if self.kind == POLICY_KIND else "")
 
     def slots(self, count: int) -> tuple[str, ...]:
-        """Names of its restart-slot Leases."""
-        return slots(object_name(self.name) if self.kind == POLICY_KIND else self.name, count)
+        """Names of the restart-slot Leases of a service."""
+        return slots(self.name, count)
 
 
 class Ref(NamedTuple):

@@ -61,10 +61,10 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         election = Election(voting, *config.lease, config.identity)
     breaker = Breaker(api, store, config.max_disruptions)
     background = Background()
-    age, suspects = health.canary_age_s, controller.suspects
+    age, suspects = health.canary_age_s, (controller.suspects, policies.suspects)
     failures = background.failures
     parts = OperatorCollector(
-        api, store, queue, watches, scraper, breaker, suspects, age, voting, failures
+        api, store, queue, watches, scraper, breaker, *suspects, age, voting, failures
     )
     metrics.registry.register(parts)
     server = await health.serve(config.http_port)

@@ -91,6 +91,7 @@ class OperatorCollector(Collector):
         scraper: Scraper,
         breaker: Breaker,
         suspects: Collection[Key],
+        suspect_workloads: Mapping[Key, Collection[str]],
         canary_age_s: Callable[[], float],
         voting: Api | None,
         failures: Mapping[str, int],
@@ -100,6 +101,7 @@ class OperatorCollector(Collector):
         self._api, self._store, self._queue = api, store, queue
         self._watches, self._scraper = watches, scraper
         self._suspects, self._canary_age_s = suspects, canary_age_s
+        self._suspect_workloads = suspect_workloads
 
     def collect(self) -> Iterable[Metric]:
         """All of them, with their present values."""
@@ -130,12 +132,17 @@ class OperatorCollector(Collector):
         yield _gauge("slots_held", "Restart slots that supervisors hold.", turns.held)
         text = "Restart slots that the circuit breaker keeps closed."
         yield _gauge("slots_shut", text, len(turns.take))
-        text = "InferenceServices whose current revision leaks in most replicas."
         found = GaugeMetricFamily(
-            f"{METRIC_PREFIX}suspect_revisions", text, labels=("inferenceservice",)
+            f"{METRIC_PREFIX}suspect_revisions",
+            "InferenceServices whose current revision leaks in most replicas, and workloads of"
+            " SupervisionPolicies of which a revision does.",
+            labels=("inferenceservice", "supervisionpolicy", "workload"),
         )
         for key in sorted(self._suspects):
-            found.add_metric((str(key),), 1.0)
+            found.add_metric((str(key), "", ""), 1.0)
+        for key, workloads in sorted(self._suspect_workloads.items()):
+            for workload in sorted(workloads):
+                found.add_metric(("", f"{key.namespace}/{key.name}", workload), 1.0)
         yield found
         yield _counter("reconciles", "Reconciles, including failed ones.", self._queue.handled)
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)

@@ -16,7 +16,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.revisions import Course
-from plimsoll_operator.fleet.suspects import Suspect, changes, find
+from plimsoll_operator.fleet.suspects import Suspect, changes, find, of_pods
 from plimsoll_operator.kinds import Object, Ref, owner_uid, ref
 from plimsoll_operator.render import Images, names, render
 from plimsoll_operator.render.deployment import pod_hash
@@ -81,7 +81,7 @@ def reconcile(
     before = status or {}
     update = pod_hash(service)
     templates = _templates(service, owned)
-    suspect = find(update, pods, incidents)
+    suspect = find(update, of_pods(pods), incidents)
     running = _running(service, owned)
     course = revisions.course(service, before, update, suspect, templates, running)
     instead = None if course.revision == update else (course.revision, templates[course.revision])

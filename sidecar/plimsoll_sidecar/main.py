@@ -83,16 +83,18 @@ def build(
     if kube is not None and current.service.uid:
         container = current.engine.container or ENGINE_CONTAINER
         publisher = Publisher(kube, current.service, pod, container)
-        if current.service.kind == POLICY_KIND:
-            endpoints = ServicesOfPod(kube, namespace, pod)
-        else:
-            endpoints = Endpoints(kube, namespace, current.service.name, pod)
         member = current.service.group
         if member is not None and member.subdomain and not member.worker:
             group = GroupMembers(kube, namespace, member.subdomain, pod)
+        leases: LeaseSlots | None = None
         if current.slots:
             uid = pod_uid(ACCOUNT / "token")
-            slots = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
+            slots = leases = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
+        if current.service.kind == POLICY_KIND:
+            replicas = leases.replicas if leases else tuple
+            endpoints = ServicesOfPod(kube, namespace, pod, replicas)
+        else:
+            endpoints = Endpoints(kube, namespace, current.service.name, pod)
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = Diagnostics(engine, state_dir, run_dir, frontend)

@@ -14,8 +14,11 @@ import yaml
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.workloads import Membership, WorkloadRef, slots_of
 from plimsoll_operator.plan import parse, read
 from plimsoll_operator.policies import render as policies
+from plimsoll_operator.policies.selected_pod import SelectedPod, State
+from plimsoll_operator.policies.workloads import grouped
 from plimsoll_operator.render import Images, rbac, render
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
@@ -212,28 +215,49 @@ def test_only_incidents_of_the_own_pod(kube: Kube, tmp_path: Path) -> None:
     assert refused(own(theirs, "--subresource=status"), "is not the pod of this token")
 
 
-def of_policy(kube: Kube, name: str, *accounts: str) -> list[dict[str, Any]]:
-    """What the operator makes for a policy whose pods have these accounts."""
+def of_policy(kube: Kube, name: str, *accounts: str, **workloads: str) -> list[dict[str, Any]]:
+    """What the operator makes for a policy whose supervised pods have these accounts.
+    ``workloads`` has the names of the pods of each StatefulSet."""
     manifest = {
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "SupervisionPolicy",
         "metadata": {"name": name, "namespace": kube.namespace},
         "spec": {"selector": {"matchLabels": {"app": name}}},
     }
-    made = policies.render(read(SupervisionPolicy, manifest), accounts)
+    supervised = [
+        SelectedPod(
+            pod,
+            "engine",
+            State.SUPERVISED,
+            member=Membership(WorkloadRef("StatefulSet", workload), "apps"),
+            holds=True,
+        )
+        for workload, pods in workloads.items()
+        for pod in pods.split()
+    ]
+    made = policies.render(read(SupervisionPolicy, manifest), accounts, grouped(supervised))
     for one in made:
         del one["metadata"]["ownerReferences"]
     return made
 
 
+def slot_of(policy: str, workload: str) -> str:
+    return slots_of(policy, WorkloadRef("StatefulSet", workload), 1)[0]
+
+
 def test_a_hostile_engine_of_a_policy_forges_no_more_than_its_own_pod(
     kube: Kube, tmp_path: Path
 ) -> None:
-    """All containers of such a pod share its account, so this is what an engine may do at most."""
+    """All containers of such a pod share its account, so this is what an engine may do at most.
+    The pods of two workloads share the account as well."""
     for name in ("engine", "other"):
         kube("create", "serviceaccount", name)
-        kube.apply(pod(name) | {"spec": pod(name)["spec"] | {"serviceAccountName": name}})
-    kube.apply(*of_policy(kube, "engines", "engine"), *of_policy(kube, "foreign", "other"))
+    for name, account in (("engine", "engine"), ("router", "engine"), ("other", "other")):
+        kube.apply(pod(name) | {"spec": pod(name)["spec"] | {"serviceAccountName": account}})
+    kube.apply(
+        *of_policy(kube, "engines", "engine", engine="engine-0 engine-1", router="router-0"),
+        *of_policy(kube, "foreign", "other", other="other-0"),
+    )
     own = writer(kube, tmp_path, "engine-0", account="engine")
     unbound = writer(kube, tmp_path, account="engine")
 
@@ -265,7 +289,7 @@ def test_a_hostile_engine_of_a_policy_forges_no_more_than_its_own_pod(
     for right in (
         ("list", "leakincidents"),
         ("delete", "leakincidents"),
-        ("update", "leases/foreign.policy-restart-0"),
+        ("update", f"leases/{slot_of('foreign', 'other')}"),
         ("get", "configmaps/engines.policy"),
         ("patch", "configmaps/engines.policy"),
         ("get", "secrets"),
@@ -275,28 +299,40 @@ def test_a_hostile_engine_of_a_policy_forges_no_more_than_its_own_pod(
     ):
         assert kube.run("auth", "can-i", *right, can).stdout.strip() == "no", right
 
-    # It takes and gives back a slot for its own pod, and for no other.
-    def put(**spec: Any) -> subprocess.CompletedProcess[str]:
-        lease = kube.get("lease", "engines.policy-restart-0") or {}
+    # It takes and gives back a slot of its own workload for its own pod, and nothing else.
+    def put(name: str, write: Write = own, **spec: Any) -> subprocess.CompletedProcess[str]:
+        lease = kube.get("lease", name) or {}
+        annotations = spec.pop("annotations", {})
         lease["spec"] = (lease.get("spec") or {}) | spec
-        return own(lease, verb="replace")
+        lease["metadata"]["annotations"] |= annotations
+        return write(lease, verb="replace")
 
-    assert refused(put(holderIdentity="other-0"), "is not the pod of this token")
+    mine, others = slot_of("engines", "engine"), slot_of("engines", "router")
+    assert refused(put(mine, holderIdentity="other-0"), "is not the pod of this token")
+    theirs_alone = "this slot is of StatefulSet/router, and the pod of this token (engine-0) is no"
+    assert refused(put(others, holderIdentity="engine-0"), theirs_alone)
+    assert refused(put(others, annotations={"plimsoll.dev/restarts": "[]"}), theirs_alone)
+    assert refused(put("engines.policy-restart-0", holderIdentity="engine-0"), "without an owner")
+    for changed in ({"plimsoll.dev/replicas": "engine-0"}, {"plimsoll.dev/workload": "Job/x"}):
+        assert refused(put(mine, annotations=changed), "only the operator may say whose")
+    assert refused(put(mine, unbound, annotations={"plimsoll.dev/restarts": "[]"}), "bound to none")
     for holder in ("engine-0", ""):
-        done = put(holderIdentity=holder, renewTime="2026-01-01T00:00:00.000000Z")
+        done = put(mine, holderIdentity=holder, renewTime="2026-01-01T00:00:00.000000Z")
         assert done.returncode == 0, done.stderr
+    done = put(mine, annotations={"plimsoll.dev/restarts": "[]"})
+    assert done.returncode == 0, done.stderr
 
 
 def test_rights_on_a_slot_of_a_policy_are_not_enough(kube: Kube, tmp_path: Path) -> None:
     """Who may edit everything in the namespace still takes no slot of a policy, not even for the
     own pod: it must be one that the policy supervises."""
-    kube.apply(*of_policy(kube, "engines"))
+    kube.apply(*of_policy(kube, "engines", qwen="qwen-0"))
     subject = f"--serviceaccount={kube.namespace}:qwen-supervisor"
     kube("create", "rolebinding", "edits", "--clusterrole=edit", subject)
     tenant = writer(kube, tmp_path, "qwen-0")
 
     def takes() -> subprocess.CompletedProcess[str]:
-        lease = kube.get("lease", "engines.policy-restart-0") or {}
+        lease = kube.get("lease", slot_of("engines", "qwen")) or {}
         return tenant(lease | {"spec": {"holderIdentity": "qwen-0"}}, verb="replace")
 
     eventually(lambda: refused(takes(), "this slot is of service engines.policy"), "in force")

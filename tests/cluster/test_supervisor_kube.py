@@ -498,6 +498,51 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
     assert not found.is_last_ready()
 
 
+def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: Rig) -> None:
+    """A router's Service may have the pods of several workloads, each with another model."""
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{rig.namespace}/endpointslices"
+    ready = {"vllm-0": True, "vllm-0-1": True, "vllm-1": False, "llama-0": True}
+    endpoints = [
+        {
+            "addresses": [f"10.1.0.{number}"],
+            "conditions": {"ready": is_ready},
+            "targetRef": {"kind": "Pod", "name": name},
+        }
+        for number, (name, is_ready) in enumerate(ready.items(), 1)
+    ]
+    body: dict[str, Any] = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "router", "labels": {"kubernetes.io/service-name": "router"}},
+        "addressType": "IPv4",
+        "endpoints": endpoints,
+    }
+    created = rig.admin.create(path, body)
+    lease = rig.lease()
+    annotation = {"plimsoll.dev/replicas": "vllm-0,vllm-0-1 vllm-1"}
+    lease["metadata"]["annotations"] = annotation
+    rig.admin.put(rig.lease_path, lease)
+    slots = rig.slots("vllm-0")
+    assert slots.replicas() == [("vllm-0", "vllm-0-1"), ("vllm-1",)]
+    leaving = ServicesOfPod(rig.kube, rig.namespace, "vllm-0", slots.replicas)
+    assert leaving.is_last_ready(), "its own group's other pod leaves with it"
+    assert not ServicesOfPod(rig.kube, rig.namespace, "vllm-0").is_last_ready()
+    assert not ServicesOfPod(rig.kube, rig.namespace, "llama-0", slots.replicas).is_last_ready()
+    created["endpoints"][2]["conditions"]["ready"] = True
+    rig.admin.put(f"{path}/router", created)
+    assert not leaving.is_last_ready()
+
+
+def test_a_pod_without_a_slot_waits_for_the_operator(rig: Rig) -> None:
+    """The operator sees a new pod a few seconds after its supervisor started."""
+    absent = LeaseSlots(rig.kube, rig.namespace, ("engines.policy-vllm-1-restart-0",), "vllm-0")
+    refusal = absent.take("incident-1", POLICY, 1.0)
+    assert refusal is not None
+    assert refusal.reason is WaitReason.NO_SLOT
+    assert "the operator has no restart slot for this pod yet" in refusal.message
+    assert absent.replicas() == []
+
+
 def test_a_missing_permission_is_named(rig: Rig) -> None:
     with pytest.raises(KubeError, match="cannot get resource") as caught:
         rig.kube.get(f"/api/v1/namespaces/{rig.namespace}/pods/x")

@@ -1,5 +1,7 @@
 """The fleet's circuit breaker: at most so many services under disruptive remediation at once.
 
+A workload of a SupervisionPolicy counts as a service: it has slots of its own.
+
 A supervisor restarts nothing without a slot Lease. Where more incidents are on their way than the
 fleet may bear, the operator takes the free Leases of the services that must wait, and gives them
 back as others finish. Only services with an open incident are touched: a quiet fleet costs no
@@ -16,10 +18,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from plimsoll_api.incidents import ENDED
+from plimsoll_api.names import POLICY_KIND, SLOT_REPLICAS, SLOT_WORKLOAD
 from plimsoll_api.supervision import MAX_SLOTS
-from plimsoll_operator.kinds import Key, Object, key_of
+from plimsoll_api.workloads import WorkloadRef, replicas_in, slots_of
+from plimsoll_operator.kinds import Object, key_of
 
 HOLDER = "plimsoll-operator"
 DURATION_S = 120
@@ -34,6 +39,13 @@ AWAITING = "AwaitingSlot"
 ASKING, IDLE = 0, 1
 LAST = "~"
 """Sorts after every time."""
+
+
+class SlotSet(NamedTuple):
+    """The slots of one service, or of one workload of a policy, by what their names begin with."""
+
+    namespace: str
+    prefix: str
 
 
 @dataclass
@@ -69,7 +81,7 @@ def turns(
     """
     ended = last_turn or {}
     slots = [one for one in leases if _is_slot(one)]
-    waits = _waits(incidents)
+    waits = _waits(incidents, slots)
     fair = _Shares(slots, limit)
     found = Turns()
     candidates = []
@@ -106,19 +118,19 @@ class _Shares:
 
     def __init__(self, slots: list[Object], limit: int) -> None:
         self._limit = limit
-        keys = {_key(one) for one in slots}
+        sets = {_key(one) for one in slots}
         half = -(-limit // SHARES)
-        self._of_service = half if len(keys) > 1 else limit
-        self._of_namespace = half if len({key.namespace for key in keys}) > 1 else limit
-        self._services: Counter[Key] = Counter()
+        self._of_service = half if len(sets) > 1 else limit
+        self._of_namespace = half if len({one.namespace for one in sets}) > 1 else limit
+        self._services: Counter[SlotSet] = Counter()
         self._namespaces: Counter[str] = Counter()
         self._used = 0
 
-    def admit(self, key: Key) -> bool:
+    def admit(self, key: SlotSet) -> bool:
         """Whether the service may have one slot more; it is counted then."""
         return self._used < self._limit and self.hold(key)
 
-    def hold(self, key: Key) -> bool:
+    def hold(self, key: SlotSet) -> bool:
         """Counts a slot, unless it is beyond the share of its service or namespace."""
         within = (
             self._services[key] < self._of_service
@@ -130,19 +142,38 @@ class _Shares:
         return within
 
 
-def _waits(incidents: list[Object]) -> dict[Key, tuple[int, str]]:
-    """Services with an open incident: whether one of them asks for a slot, and since when the
-    oldest is there. What an incident says of its beginning is its writer's claim."""
-    found: dict[Key, tuple[int, str]] = {}
+def _waits(incidents: list[Object], slots: list[Object]) -> dict[SlotSet, tuple[int, str]]:
+    """Those with an open incident: whether one of them asks for a slot, and since when the oldest
+    is there. What an incident says of its beginning, or of its workload, is its writer's claim:
+    whose slot the pod of a policy may take is on the slot."""
+    of_pods: dict[tuple[str, str], SlotSet] | None = None
+    found: dict[SlotSet, tuple[int, str]] = {}
     for incident in incidents:
         key = key_of(incident)
         phase = (incident.get("status") or {}).get("phase")
         if key is None or phase in ENDED:
             continue
-        asks, since = found.get(key, (IDLE, LAST))
+        if key.kind == POLICY_KIND:
+            of_pods = _of_pods(slots) if of_pods is None else of_pods
+            of = of_pods.get((key.namespace, incident["spec"]["pod"]))
+        else:
+            of = SlotSet(key.namespace, key.name)
+        if of is None:
+            continue
+        asks, since = found.get(of, (IDLE, LAST))
         created = incident["metadata"].get("creationTimestamp") or LAST
-        found[key] = (min(asks, ASKING if phase == AWAITING else IDLE), min(since, created))
+        found[of] = (min(asks, ASKING if phase == AWAITING else IDLE), min(since, created))
     return found
+
+
+def _of_pods(slots: list[Object]) -> dict[tuple[str, str], SlotSet]:
+    """Whose slots a pod may take, by its namespace and name."""
+    return {
+        (one["metadata"]["namespace"], pod): _key(one)
+        for one in slots
+        for pods in replicas_in(_annotation(one, SLOT_REPLICAS))
+        for pod in pods
+    }
 
 
 def holder(lease: Object) -> str:
@@ -152,11 +183,19 @@ def holder(lease: Object) -> str:
 
 def _is_slot(lease: Object) -> bool:
     """Whether it has the name of a slot: anybody may put our label on a Lease of their own."""
-    key = key_of(lease)
-    return key is not None and lease["metadata"]["name"] in key.slots(MAX_SLOTS)
+    key, name = key_of(lease), lease["metadata"]["name"]
+    if key is None:
+        return False
+    if key.kind != POLICY_KIND:
+        return name in key.slots(MAX_SLOTS)
+    kind, _, workload = _annotation(lease, SLOT_WORKLOAD).partition("/")
+    return name in slots_of(key.name, WorkloadRef(kind, workload) if kind else None, MAX_SLOTS)
 
 
-def _key(lease: Object) -> Key:
-    key = key_of(lease)
-    assert key is not None  # it is in the store under its service
-    return key
+def _annotation(lease: Object, name: str) -> str:
+    return str((lease["metadata"].get("annotations") or {}).get(name, ""))
+
+
+def _key(lease: Object) -> SlotSet:
+    meta = lease["metadata"]
+    return SlotSet(meta["namespace"], meta["name"].rpartition("-restart-")[0])

@@ -1,13 +1,15 @@
 """Bad revisions: the same leak in most replicas of one revision is the revision's, not a replica's.
 
-A pod's revision is its label; of a pod that is gone it is that of its ReplicaSet's other pods.
+A pod's revision is its label; of a pod that is gone it is that of its ReplicaSet's other pods. What
+a ReplicaSet does not make is only known while it is there.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from plimsoll_api.names import REVISION_LABEL
 from plimsoll_operator.kinds import Object
@@ -30,19 +32,39 @@ class Suspect:
     replicas: int
 
 
-def find(revision: str, pods: list[Object], incidents: list[Object]) -> Suspect | None:
+class ReplicaPod(NamedTuple):
+    """A pod as evidence. ``replica`` names what it is, or is a part of; ``in_set`` says whether a
+    ReplicaSet made it; ``created`` is RFC 3339, empty where no other pod ever has its name."""
+
+    pod: str
+    revision: str
+    replica: str
+    in_set: bool = True
+    created: str = ""
+
+
+def of_pods(pods: Iterable[Object]) -> list[ReplicaPod]:
+    """The replicas of an InferenceService."""
+    return [ReplicaPod(name := pod["metadata"]["name"], revision_of(pod), name) for pod in pods]
+
+
+def find(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Suspect | None:
     """Whether most replicas of ``revision`` have the same leak; the earliest such leak."""
-    of_sets = {_set(pod["metadata"]["name"]): revision_of(pod) for pod in pods}
-    replicas = sum(revision_of(pod) == revision for pod in pods)
+    present = {pod.pod: pod for pod in pods}
+    of_sets = {_set(pod.pod): pod.revision for pod in pods if pod.in_set}
+    replicas = len({pod.replica for pod in pods if pod.revision == revision})
     first: dict[str, dict[str, str]] = defaultdict(dict)
     for incident in incidents:
         spec = incident["spec"]
         if spec["kind"] not in LEAKS or not _confirmed(incident):
             continue
-        if of_sets.get(_set(spec["pod"])) != revision:
+        pod = present.get(spec["pod"])
+        if pod is not None and incident["metadata"].get("creationTimestamp", "") < pod.created:
+            continue  # of an earlier pod of this name, whose revision nobody knows
+        if (pod.revision if pod else of_sets.get(_set(spec["pod"]))) != revision:
             continue
-        seen = first[_leak(incident)]
-        seen[spec["pod"]] = min(seen.get(spec["pod"], spec["openedAt"]), spec["openedAt"])
+        seen, replica = first[_leak(incident)], pod.replica if pod else spec["pod"]
+        seen[replica] = min(seen.get(replica, spec["openedAt"]), spec["openedAt"])
     needed = max(MIN_LEAKING, replicas // 2 + 1)
     found = [
         Suspect(revision, leak, sorted(begun.values())[needed - 1], len(begun), replicas)

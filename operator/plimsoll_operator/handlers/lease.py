@@ -46,7 +46,8 @@ MAX_TRANSITIONS = 2**31
 
 
 class _Seen(NamedTuple):
-    """A Lease's version and whether it has a holder, each with the time since which it is so."""
+    """What a Lease's spec is and whether it has a holder, each with the time since which it is
+    so."""
 
     version: str
     at: float
@@ -109,7 +110,8 @@ class Breaker:
         fresh, due = {}, math.inf
         for lease in leases:
             meta = lease["metadata"]
-            uid, version = meta["uid"], str(meta.get("resourceVersion"))
+            # Others write its metadata, too: that a holder lives shows in the spec alone.
+            uid, version = meta["uid"], repr(lease.get("spec"))
             taken = holder(lease) not in ("", HOLDER)
             known = self._leases.get(uid)
             at = known.at if known and known.version == version else now

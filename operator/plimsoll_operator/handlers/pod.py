@@ -4,6 +4,7 @@ of, replacements that supervisors ask for, and Events of pods that tell nothing 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from plimsoll_operator.fleet.pod_incidents import examine
 from plimsoll_operator.kinds import INCIDENT, Key, Object
@@ -21,11 +22,12 @@ MAX_PODS = 4
 
 async def attend(
     api: Api, store: Store, key: Key, item: Object, pods: list[Object], incidents: list[Object],
-    now: str,
+    now: str, kept: Collection[str] = (),
 ) -> float | None:  # fmt: skip
     """Writes incidents and evicts pods; returns after how many seconds to look again.
 
-    ``pods`` are all pods of the service or policy, those on their way out too.
+    ``pods`` are all pods of the service or policy, those on their way out too. ``kept`` names those
+    that nothing would create anew.
     """
     found = examine(item, pods, incidents, now)
     for incident in found.new:
@@ -35,7 +37,7 @@ async def attend(
         status = {name: value for name, value in incident.items() if name != "spec"}
         store.put(await api.apply(INCIDENT, status, "status"))
     again = [found.again_s + 1.0] if found.again_s is not None else []
-    for pod in found.evict:
+    for pod in filter(lambda name: name not in kept, found.evict):
         log.info("%s: evicting %s at its supervisor's request", key, pod)
         if not await api.evict(key.namespace, pod):
             again.append(EVICT_AGAIN_S)

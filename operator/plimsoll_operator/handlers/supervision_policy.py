@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.handlers.event import Recorder
 from plimsoll_operator.handlers.inference_service import REPORT_AFTER, now
 from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects
 from plimsoll_operator.handlers.pod import attend
+from plimsoll_operator.handlers.rolling_restart import RollingRestarts
 from plimsoll_operator.handlers.status import write_status
 from plimsoll_operator.kinds import (
     INCIDENT,
@@ -32,15 +34,17 @@ from plimsoll_operator.kinds import (
     ref,
 )
 from plimsoll_operator.plan import InvalidSpec, held_slots, old_incidents, read
-from plimsoll_operator.policies.policy_status import status
+from plimsoll_operator.policies.policy_status import of_workloads, status, too_many_workloads
 from plimsoll_operator.policies.render import render
 from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
 from plimsoll_operator.policies.selection import in_order, selecting
+from plimsoll_operator.policies.suspicion import suspects
+from plimsoll_operator.policies.workloads import counting_slots, grouped, with_slots
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper, address_of
 from plimsoll_operator.status.conditions import Failure
-from plimsoll_operator.status.notices import refused
+from plimsoll_operator.status.notices import refused, restart_asked, suspected
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +86,11 @@ class PolicyController:
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
         self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
+        self._restarts = RollingRestarts(api, config.webhook is not None)
         self._refused: Counter[Key] = Counter()
         self._listed: dict[Key, _Listed] = {}
+        self.suspects: dict[Key, tuple[str, ...]] = {}
+        """Workloads of which a revision leaks in most replicas."""
 
     async def handle(self, key: Key) -> None:
         """Make the policy ``key`` what its spec says, and its status what it is."""
@@ -91,12 +98,15 @@ class PolicyController:
         if item is None:
             self._scraper.forget(key)
             self._listed.pop(key, None)
+            self._restarts.forget(key)
+            self.suspects.pop(key, None)
             return
         if item["metadata"].get("deletionTimestamp"):
             return
         failure: Failure | None = None
         error: Exception | None = None
         pods: tuple[SelectedPod, ...] | None = None
+        said: dict[WorkloadRef | None, str] = {}
         again = LIST_S
         try:
             policy = read(SupervisionPolicy, item)
@@ -104,9 +114,11 @@ class PolicyController:
             again = _list_s(len(pods))
             failure = await self._carry_out(key, policy, pods)
             due = await attend(
-                self._api, self._store, key, item, _brief(pods), self._incidents(key), self._clock()
-            )
+                self._api, self._store, key, item, _brief(pods), self._incidents(key),
+                self._clock(), {one.name for one in pods if one.member.workload is None},
+            )  # fmt: skip
             again = min(again, due) if due is not None else again
+            said = await self._restart(key, item, policy, pods)
         except InvalidSpec as problem:
             failure = Failure("InvalidSpec", str(problem), lasting=True)
         except NameConflict as problem:
@@ -120,7 +132,7 @@ class PolicyController:
             self._refused.pop(key, None)
         if failure is not None:
             await self._recorder.write(item, [refused(failure)])
-        await self._report(key, item, pods, failure)
+        await self._report(key, item, pods, failure, said)
         if error:
             raise error
         if pods is not None:
@@ -159,29 +171,43 @@ class PolicyController:
     ) -> Failure | None:
         uid = policy.metadata.uid
         owned = {ref(item): item for item in self._store.of(key, _OWNED)}
-        held = held_slots(owned.values(), {one.name for one in pods})
+        leases = {
+            where.name: item
+            for where, item in owned.items()
+            if where.kind == LEASE.kind and owner_uid(item) == uid
+        }
+        held = held_slots(leases.values(), {one.name for one in pods})
+        workloads = grouped(pods)
+        chosen = with_slots(key.name, workloads, leases)
         accounts = sorted({one.account for one in pods if one.state is State.SUPERVISED})
-        desired = render(policy, accounts[:MAX_ACCOUNTS], held)
+        desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held)
         for one in desired:
             await self._owned.apply(key, uid, one, 0)
         wanted = {ref(one) for one in desired}
+        idle = [item for name, item in leases.items() if Ref(LEASE.kind, name) not in wanted]
+        window_s = policy.spec.supervision.restart_budget.window_s
+        kept = {*held, *counting_slots(idle, window_s, self._clock())}
         surplus = [
             item
             for where, item in owned.items()
             if where not in wanted
             and owner_uid(item) == uid
-            and not (where.kind == LEASE.kind and where.name in held)
+            and not (where.kind == LEASE.kind and where.name in kept)
         ]
         old = old_incidents(self._incidents(key), self._config.kept_incidents)
         await self._owned.remove(key, surplus + old)
-        if len(accounts) <= MAX_ACCOUNTS:
-            return None
-        text = (
-            f"the supervised pods have {len(accounts)} ServiceAccounts, and {MAX_ACCOUNTS} can have"
-            f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
-            " accounts, or more policies"
-        )
-        return Failure("TooManyServiceAccounts", text, lasting=True)
+        return _too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
+
+    async def _restart(
+        self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
+    ) -> dict[WorkloadRef | None, str]:
+        """Ask for rolling restarts; what waiting pods wait for, by workload."""
+        workloads = grouped(pods)
+        known = of_workloads(item.get("status") or {})
+        found = suspects(workloads, self._incidents(key), known)
+        said, asked = await self._restarts.turn(key, policy, workloads, found, self._clock())
+        await self._recorder.write(item, [restart_asked(str(ref)) for ref in asked])
+        return said
 
     async def _report(
         self,
@@ -189,13 +215,18 @@ class PolicyController:
         item: Object,
         pods: tuple[SelectedPod, ...] | None,
         failure: Failure | None,
+        said: dict[WorkloadRef | None, str],
     ) -> None:
         """Write the status where it changed."""
         item = self._store.get(key, Ref(POLICY.kind, key.name)) or item
         figures = self._scraper.published(key)
-        wanted = status(item, pods, self._incidents(key), figures, failure, self._clock())
-        if wanted != item.get("status"):
-            await write_status(self._api, self._store, POLICY, item, wanted)
+        wanted = status(item, pods, self._incidents(key), figures, failure, self._clock(), said)
+        shown = of_workloads(wanted)
+        self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
+        if wanted == item.get("status"):
+            return
+        if await write_status(self._api, self._store, POLICY, item, wanted):
+            await self._recorder.write(item, suspected(item.get("status") or {}, wanted))
 
     def _incidents(self, key: Key) -> list[Object]:
         return self._store.of(key, {INCIDENT.kind})
@@ -203,6 +234,17 @@ class PolicyController:
 
 def _list_s(pods: int) -> float:
     return min(MAX_LIST_S, LIST_S + pods / PODS_A_SECOND)
+
+
+def _too_many_accounts(accounts: Sequence[str]) -> Failure | None:
+    if len(accounts) <= MAX_ACCOUNTS:
+        return None
+    text = (
+        f"the supervised pods have {len(accounts)} ServiceAccounts, and {MAX_ACCOUNTS} can have"
+        f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
+        " accounts, or more policies"
+    )
+    return Failure("TooManyServiceAccounts", text, lasting=True)
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_api.names import POLICY_LABEL, REFUSED
+from plimsoll_api.names import POLICY_LABEL, REFUSED, object_name
 from plimsoll_api.supervision import (
     POD_ENGINE_ENV,
     EngineEndpoint,
@@ -20,7 +20,7 @@ from plimsoll_api.supervision import (
     GroupMember,
     PodEngine,
 )
-from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
+from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import LWS_GROUP, LWS_NAME, LWS_WORKER, RAY_NODE, membership
 from plimsoll_operator.injection.engine import EngineContainer, find

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from plimsoll_api.incidents import ENDED
-from plimsoll_api.supervision_policy_status import MAX_REFUSED_PODS, PolicyCondition
+from plimsoll_api.supervision_policy_status import (
+    MAX_REASON,
+    MAX_REFUSED_PODS,
+    MAX_SHOWN_WORKLOADS,
+    PolicyCondition,
+)
+from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.kinds import Object
+from plimsoll_operator.policies.rollout import SUSPECT, by_hand
 from plimsoll_operator.policies.selected_pod import SelectedPod, State
-from plimsoll_operator.status.conditions import MAX_MESSAGE, Failure, Verdict
-from plimsoll_operator.status.figures import Figures, memory
+from plimsoll_operator.policies.suspicion import suspects
+from plimsoll_operator.policies.workloads import MAX_WORKLOADS, Workload, grouped
+from plimsoll_operator.status.conditions import (
+    MAX_MESSAGE,
+    NO_SUSPECT,
+    SAME_LEAK,
+    Failure,
+    Verdict,
+    same_leak,
+)
+from plimsoll_operator.status.figures import Figures, memory, percent
 from plimsoll_operator.status.service_status import merged
 
 MAX_NAMED = 4
@@ -23,30 +40,60 @@ def status(
     figures: Mapping[str, Figures] | None,
     failure: Failure | None,
     now: str,
+    said: Mapping[WorkloadRef | None, str] | None = None,
 ) -> Object:
     """The status that ``item`` should have.
 
     ``pods`` is None where the spec is invalid: what the last status says of pods stays.
     ``figures`` is None until the supervisors were asked for the first time. ``now`` is RFC 3339.
+    ``said`` is what waiting pods of a workload wait for, where they are to be recreated.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
-    counted = ("selected", "supervised", "waitingForRestart", "refused", "refusals")
+    counted = (
+        *("selected", "supervised", "waitingForRestart", "refused", "refusals"),
+        *("workloadCount", "workloads"),
+    )
     after: Object = {"observedGeneration": generation}
     if pods is None:
         after |= {key: before[key] for key in counted if key in before}
         after |= {"openIncidents": before.get("openIncidents", 0)}
     else:
-        after |= _counts(pods) | {"openIncidents": _open(pods, incidents)}
-    verdicts = [_ready(after, failure)]
+        going_on = _open(pods, incidents)
+        after |= _counts(pods) | {"openIncidents": going_on.total()}
+        after |= _workloads(before, pods, incidents, going_on, figures, said or {})
+    verdicts = [_ready(after, failure, said or {})]
     if pods is not None:
-        verdicts.append(_conflicting(pods))
+        verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
     elif not before.get("conditions"):
         text = "an invalid spec selects no pod"
-        verdicts.append(Verdict(PolicyCondition.CONFLICTING, None, "InvalidSpec", text))
+        verdicts += [
+            Verdict(kind, None, "InvalidSpec", text)
+            for kind in (PolicyCondition.CONFLICTING, PolicyCondition.SUSPECT_REVISION)
+        ]
     after["conditions"] = merged(before, verdicts, generation, now)
     shown = before.get("memory") if figures is None else memory(figures)
     return after | ({"memory": shown} if shown else {})
+
+
+def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
+    """Why supervisors of some pods find no restart slot. ``chosen`` are those that have slots."""
+    have = {one.ref for one in chosen}
+    without = [one for one in workloads if one.needs_slots and one.ref not in have]
+    if without:
+        named = _named([_name(one.ref) for one in without])
+        text = (
+            f"the pods belong to {len(without) + len(chosen)} workloads, and {MAX_WORKLOADS} can"
+            f" have restart slots: {named} restart nothing; use more policies"
+        )
+        return Failure("TooManyWorkloads", text, lasting=True)
+    large = [_name(one.ref) for one in chosen if one.too_many]
+    if large:
+        text = (
+            f"{_named(large)}: so many pods that some can take no restart slot: use more policies"
+        )
+        return Failure("TooManyPods", text, lasting=True)
+    return None
 
 
 def _counts(pods: Sequence[SelectedPod]) -> Object:
@@ -64,17 +111,96 @@ def _counts(pods: Sequence[SelectedPod]) -> Object:
     return found
 
 
-def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> int:
-    """Incidents that go on. One counts only for a pod that the policy supervises: whoever has the
-    account of such a pod may write one in the policy's name."""
+def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
+    """Incidents that go on, by pod. One counts only for a pod that the policy supervises: whoever
+    has the account of such a pod may write one in the policy's name."""
     supervised = {one.name for one in pods if one.state is State.SUPERVISED}
-    return sum(
-        one["spec"]["pod"] in supervised and (one.get("status") or {}).get("phase") not in ENDED
+    return Counter(
+        pod
         for one in incidents
+        if (pod := one["spec"]["pod"]) in supervised
+        and (one.get("status") or {}).get("phase") not in ENDED
     )
 
 
-def _ready(counts: Object, failure: Failure | None) -> Verdict:
+def of_workloads(status: Object) -> dict[str, Object]:
+    """What a status says of each workload, by KIND/NAME."""
+    shown = status.get("workloads") or ()
+    return {f"{one.get('kind')}/{one.get('name', '')}": one for one in shown}
+
+
+def _workloads(
+    before: Object,
+    pods: Sequence[SelectedPod],
+    incidents: Sequence[Object],
+    going_on: Counter[str],
+    figures: Mapping[str, Figures] | None,
+    said: Mapping[WorkloadRef | None, str],
+) -> Object:
+    """``workloads``: of more than a status can show, those that matter most."""
+    there = [one for one in pods if one.state is not State.LEAVING]
+    known = of_workloads(before)
+    workloads = grouped(there)
+    suspected = suspects(grouped(pods), incidents, known)
+    made = []
+    for one in workloads:
+        shown: Object = {"kind": one.ref.kind, "name": one.ref.name} if one.ref else {"kind": "Pod"}
+        shown |= {
+            "selected": len(one.pods),
+            "supervised": one.count(State.SUPERVISED),
+            "waitingForRestart": one.count(State.WAITING),
+            "openIncidents": sum(going_on[pod.name] for pod in one.pods),
+        }
+        used = _consumed(one, figures, known.get(str(one.ref or "Pod/")) or {})
+        shown |= {} if used is None else {"consumedPercent": used}
+        text = said.get(one.ref, "")
+        shown |= {"message": text[:MAX_REASON]} if text else {}
+        if one.ref in suspected:
+            action = {"action": "Held"} if text == SUSPECT else {}
+            shown["suspectRevision"] = suspected[one.ref] | action
+        made.append(shown)
+    made.sort(
+        key=lambda one: (
+            "suspectRevision" not in one,
+            -one.get("consumedPercent", -1),
+            -one["openIncidents"],
+            "message" not in one,
+            one["kind"],
+            one.get("name", ""),
+        )
+    )
+    return {"workloadCount": len(made), "workloads": made[:MAX_SHOWN_WORKLOADS]}
+
+
+def _consumed(
+    workload: Workload, figures: Mapping[str, Figures] | None, before: Object
+) -> int | None:
+    """The largest share of a budget in one of the workload's pods; None is unknown."""
+    if figures is None:
+        return before.get("consumedPercent")
+    found = [figures[one.name] for one in workload.pods if one.name in figures]
+    known = [ratio for one in found for ratio in (one.host, one.device) if ratio is not None]
+    return percent(max(known)) if known else None
+
+
+def _suspicion(workloads: Sequence[Object]) -> Verdict:
+    kind = PolicyCondition.SUSPECT_REVISION
+    parts = []
+    for one in workloads:
+        if found := one.get("suspectRevision"):
+            text = same_leak(
+                found["leak"], found["leakingReplicas"], found["replicas"], found["revision"],
+                found["since"],
+            )  # fmt: skip
+            parts.append(f"{one['kind']}/{one['name']}: {text}")
+    if not parts:
+        return Verdict(kind, False, NO_SUSPECT)
+    return Verdict(kind, True, SAME_LEAK, "; ".join(parts)[:MAX_MESSAGE])
+
+
+def _ready(
+    counts: Object, failure: Failure | None, said: Mapping[WorkloadRef | None, str]
+) -> Verdict:
     kind = PolicyCondition.READY
     if failure is not None:
         return Verdict(kind, False, failure.reason, failure.message[:MAX_MESSAGE])
@@ -83,6 +209,8 @@ def _ready(counts: Object, failure: Failure | None) -> Verdict:
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
         text += f"; not supervised until recreated: {counts['waitingForRestart']}"
+        yours = [_name(ref) for ref, why in said.items() if why == by_hand(ref)]
+        text += f"; restart them yourself: {_named(yours)}" if yours else ""
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
     complete = counts["supervised"] == counts["selected"]
@@ -103,6 +231,10 @@ def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:
         text = f"{_named(policies)} also selects {_named([one.name for one in some])}: "
         parts.append(text + (f"{word} them" if mine else "the oldest policy supervises them"))
     return Verdict(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE])
+
+
+def _name(ref: WorkloadRef | None) -> str:
+    return str(ref or "pods without an owner")
 
 
 def _named(names: Sequence[str]) -> str:

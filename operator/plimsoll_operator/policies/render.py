@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from plimsoll_api.names import (
@@ -12,6 +12,9 @@ from plimsoll_api.names import (
     POLICY_LABEL,
     POLICY_PLURAL,
     SERVICE_LABEL,
+    SLOT_REPLICAS,
+    SLOT_WORKLOAD,
+    object_name,
 )
 from plimsoll_api.supervision import (
     CONFIG_FILE,
@@ -21,8 +24,10 @@ from plimsoll_api.supervision import (
     SupervisorConfig,
     encode,
 )
-from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
+from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
+from plimsoll_api.workloads import slots_of
 from plimsoll_operator.kinds import Key, Object
+from plimsoll_operator.policies.workloads import Workload
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 from plimsoll_operator.render.ownership import owned
 
@@ -58,41 +63,61 @@ def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
         ),
         memory=spec.memory,
         supervision=spec.supervision,
-        slots=key_of(policy).slots(spec.supervision.max_unavailable) if meta.uid else (),
+        slots=slots_of(meta.name, None, spec.supervision.max_unavailable) if meta.uid else (),
     )
 
 
 def render(
-    policy: SupervisionPolicy, accounts: Collection[str], held: Collection[str] = ()
+    policy: SupervisionPolicy,
+    accounts: Collection[str],
+    workloads: Sequence[Workload] = (),
+    held: Collection[str] = (),
 ) -> list[Object]:
     """All objects of ``policy``, in the order in which they are to be applied.
 
-    ``accounts`` are the ServiceAccounts of the pods that it supervises. ``held`` names slots that
-    are no longer wanted and still held: their holders give them back.
+    ``accounts`` are the ServiceAccounts of the pods that it supervises. ``workloads`` are those
+    that have slots. ``held`` names slots that are no longer wanted and still held: their holders
+    give them back.
     """
     name = object_name(policy.metadata.name)
-    slots = key_of(policy).slots(policy.spec.supervision.max_unavailable)
     config: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name},
         "data": {CONFIG_FILE: encode(supervisor_config(policy)).decode()},
     }
-    leases: list[Object] = [
-        {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            # The admission policy for slots selects Leases by this label.
-            "metadata": {"name": slot, "labels": {SERVICE_LABEL: name}},
-        }
-        for slot in slots
-    ]
+    owners = list(workloads)
+    if all(one.ref is not None for one in owners):
+        owners.insert(0, Workload(None, "", ()))
+    leases = [lease for one in owners for lease in _leases(policy, one)]
+    slots = [one["metadata"]["name"] for one in leases]
     rights = [role(policy, (*slots, *sorted(set(held) - set(slots))))]
     if accounts:
         rights.append(role_binding(policy, accounts))
     return [
         owned(item, POLICY_KIND, policy.metadata, _labels(policy))
         for item in (config, *leases, *rights)
+    ]
+
+
+def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
+    """The slots of one workload. The admission policy for slots selects Leases by their label, and
+    lets only the pods take one that its annotation names."""
+    name = policy.metadata.name
+    annotations = {SLOT_REPLICAS: workload.replicas()}
+    if workload.ref is not None:
+        annotations[SLOT_WORKLOAD] = str(workload.ref)
+    return [
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": slot,
+                "labels": {SERVICE_LABEL: object_name(name)},
+                "annotations": annotations,
+            },
+        }
+        for slot in workload.slots(name, policy.spec.supervision.max_unavailable)
     ]
 
 

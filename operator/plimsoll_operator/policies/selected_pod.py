@@ -7,12 +7,13 @@ a right on what another pod has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.workloads import Membership, membership
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render.containers import Images
@@ -34,8 +35,9 @@ class State(Enum):
 @dataclass(frozen=True, slots=True)
 class SelectedPod:
     """What is kept of a pod. ``others`` names the other policies that select it, oldest first;
-    ``mine`` says whether this policy is older than they are. ``created`` is its creation
-    timestamp: a StatefulSet gives the next pod the same name."""
+    ``mine`` says whether this policy is older than they are. ``holds`` says whether the policy's
+    supervisor in it may hold a restart slot: also while it ends. ``created`` is RFC 3339: a
+    StatefulSet gives the next pod the same name."""
 
     name: str
     account: str
@@ -43,6 +45,8 @@ class SelectedPod:
     reason: str = ""
     others: tuple[str, ...] = ()
     mine: bool = True
+    member: Membership = field(default_factory=Membership)
+    holds: bool = False
     created: str = ""
 
 
@@ -62,8 +66,20 @@ def examine(
         refusal = admit(pod, policy, images).refusal
         state, reason = (State.REFUSED, refusal) if refusal else (state, reason)
     account = str(spec.get("serviceAccountName") or "default")
-    created = str(meta.get("creationTimestamp") or "")
-    return SelectedPod(meta["name"], account, state, reason, others, mine, created)
+    labels = meta.get("labels") or {}
+    over = (pod.get("status") or {}).get("phase") in OVER
+    holds = not over and labels.get(POLICY_LABEL) == name and _has_supervisor(pod)
+    return SelectedPod(
+        name=meta["name"],
+        account=account,
+        state=state,
+        reason=reason,
+        others=others,
+        mine=mine,
+        member=membership(meta),
+        holds=holds and state in (State.SUPERVISED, State.LEAVING),
+        created=str(meta.get("creationTimestamp") or ""),
+    )
 
 
 def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:

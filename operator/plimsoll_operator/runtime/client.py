@@ -172,7 +172,9 @@ class Api:
         meta = item["metadata"] | {"resourceVersion": MATCHES_NOTHING}
         return await self.apply(kind, item | {"metadata": meta})
 
-    async def apply(self, kind: Kind, item: Object, subresource: str = "") -> Object:
+    async def apply(
+        self, kind: Kind, item: Object, subresource: str = "", manager: str = MANAGER
+    ) -> Object:
         """Server-side apply: what we name is ours from now on, the rest stays as it is.
 
         :class:`Conflict` where ``item`` names a resource version that is not the present one.
@@ -182,7 +184,7 @@ class Api:
         return await self._call(
             "PATCH",
             kind.path(meta["namespace"], meta["name"], subresource),
-            {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"},
+            {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"},
             yaml_of(item),
             # With a parameter the client leaves the body as it is.
             "application/apply-patch+yaml; charset=utf-8",

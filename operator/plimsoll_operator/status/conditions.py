@@ -33,6 +33,8 @@ from plimsoll_operator.status.crashes import any_killed, any_looping
 from plimsoll_operator.status.figures import Figures
 
 MAX_MESSAGE = 1024
+NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
+"""Reasons of ``SuspectRevision``."""
 
 
 @dataclass(frozen=True)
@@ -191,14 +193,13 @@ def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
     """``SuspectRevision``; while a roll-out is held or rolled back for it, it is stalled."""
     acts = course.action in ("Held", "RolledBack") and not course.requested
     if suspect is None and not acts:
-        return [Verdict(Type.SUSPECT_REVISION, False, "NoSuspect")]
+        return [Verdict(Type.SUSPECT_REVISION, False, NO_SUSPECT)]
     evidence = (
-        f"{suspect.leak} in {suspect.leaking} of {suspect.replicas} replicas of revision "
-        f"{suspect.revision} since {suspect.since}"
+        same_leak(suspect.leak, suspect.leaking, suspect.replicas, suspect.revision, suspect.since)
         if suspect
         else "its leaking replicas no longer exist"
     )
-    found = [Verdict(Type.SUSPECT_REVISION, True, "SameLeakInMostReplicas", evidence)]
+    found = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK, evidence)]
     if acts:
         text = (
             f"rolled back to revision {course.revision}: {evidence}; change the spec to continue"
@@ -209,6 +210,11 @@ def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
         found.append(Verdict(Type.PROGRESSING, False, reason, text))
         found.append(Verdict(Type.STALLED, True, reason, text))
     return found
+
+
+def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str) -> str:
+    """What is said of a suspect revision."""
+    return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 
 def requested(course: Course, complete: bool) -> list[Verdict]:

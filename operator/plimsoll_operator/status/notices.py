@@ -77,6 +77,37 @@ def refused(failure: Failure) -> Notice:
     return Notice(failure.reason, failure.message, "Warning")
 
 
+def restart_asked(workload: str) -> Notice:
+    """A workload of a policy was asked to recreate its pods."""
+    text = f"asked {workload} for a rolling restart, because some of its pods have no supervisor"
+    return Notice("RestartRequested", text)
+
+
+def suspected(before: Object, after: Object) -> list[Notice]:
+    """By two statuses of a policy, one after the other: workloads whose revision is suspect now."""
+    known, found = _suspects(before), _suspects(after)
+    return [
+        Notice(
+            "SuspectRevision",
+            f"{workload}: {leaking} of {replicas} replicas of revision {revision} have the same"
+            f" leak: {leak}",
+            "Warning",
+        )
+        for (workload, revision), (leak, leaking, replicas) in found.items()
+        if (workload, revision) not in known
+    ]
+
+
+def _suspects(status: Object) -> dict[tuple[str, str], tuple[str, int, int]]:
+    return {
+        (f"{one['kind']}/{one['name']}", found["revision"]): (
+            found["leak"], found["leakingReplicas"], found["replicas"],
+        )
+        for one in status.get("workloads") or ()
+        if (found := one.get("suspectRevision"))
+    }  # fmt: skip
+
+
 def _annotation(item: Object | None, name: str) -> str:
     meta = (item or {}).get("metadata") or {}
     return str((meta.get("annotations") or {}).get(name, ""))

@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from plimsoll_api import generate
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.label_selector import LabelSelector
-from plimsoll_api.supervision import EngineEndpoint, EngineType, PodEngine, WorkloadRef
-from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy, object_name
+from plimsoll_api.names import object_name
+from plimsoll_api.supervision import EngineEndpoint, EngineType, PodEngine
+from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
+from plimsoll_api.workloads import WorkloadRef
 
 SELECTOR = {"matchLabels": {"app": "vllm"}}
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.supervision import WorkloadRef
-from plimsoll_api.workloads import Membership, membership, slots_of
+from plimsoll_api.workloads import Membership, WorkloadRef, membership, slots_of
 
 LWS = "leaderworkerset.sigs.k8s.io"
 
@@ -89,7 +88,7 @@ def test_an_owner_that_is_not_the_controller_counts_for_nothing() -> None:
 
 @given(kind=st.text(min_size=1, max_size=63), name=st.text(min_size=1, max_size=253))
 def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: str) -> None:
-    made = slots_of("p" * 63 + ".policy", WorkloadRef(kind, name), 16)
+    made = slots_of("p" * 63, WorkloadRef(kind, name), 16)
     assert len(set(made)) == 16
     for one in made:
         assert len(one) <= 253
@@ -98,7 +97,7 @@ def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: 
 
 def test_two_workloads_of_one_name_have_slots_of_their_own() -> None:
     made = {
-        slots_of("engines.policy", workload, 1)
+        slots_of("engines", workload, 1)
         for workload in (None, WorkloadRef("Deployment", "vllm"), WorkloadRef("Job", "vllm"))
     }
     assert len(made) == 3

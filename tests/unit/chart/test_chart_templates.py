@@ -213,8 +213,25 @@ def test_the_webhook_has_objects_and_just_the_rights_on_them(helm: str) -> None:
     assert of(items, "Service", "plimsoll-webhook")["spec"]["ports"][0]["targetPort"] == "webhook"
     (rule,) = of(items, "Role", "plimsoll-webhook")["rules"]
     assert (rule["resourceNames"], rule["verbs"]) == (["plimsoll-webhook"], ["get", "patch"])
-    (rule,) = of(items, "ClusterRole", "plimsoll-webhook")["rules"]
-    assert rule["resourceNames"] == ["plimsoll-webhook"]
+    configuration, *rest = of(items, "ClusterRole", "plimsoll-webhook")["rules"]
+    assert configuration["resourceNames"] == ["plimsoll-webhook"]
+    rollouts = {
+        "apiGroups": ["apps"],
+        "resources": ["deployments", "statefulsets", "daemonsets"],
+        "verbs": ["get", "patch"],
+    }
+    assert rest == [rollouts]
+    assert not any(one["metadata"]["name"] == "plimsoll-webhook-rollout" for one in items)
+    # With a list of namespaces, only there.
+    items = rendered(helm, values=values | {"namespaces": ["ml", "web"]})
+    assert len(of(items, "ClusterRole", "plimsoll-webhook")["rules"]) == 1
+    granted = [
+        one
+        for one in items
+        if one["kind"] == "Role" and one["metadata"]["name"] == "plimsoll-webhook-rollout"
+    ]
+    assert [one["metadata"]["namespace"] for one in granted] == ["ml", "web"]
+    assert all(one["rules"] == rest for one in granted)
     assert "Certificate" not in kinds(items)
     ports = [one["ports"][0]["port"] for one in of(items, "NetworkPolicy")["spec"]["ingress"]]
     assert ports == ["http", "webhook"]

@@ -118,8 +118,8 @@ def test_a_holder_that_renews_lives_until_it_held_on_for_too_long(server: Server
     server.service("waits")
     breaker = server.breaker(1)
     server.turn(breaker)
-    for _ in range(int(MAX_HOLD_S / 60) - 1):
-        server.write(server.lease("busy"))
+    for minute in range(int(MAX_HOLD_S / 60) - 1):
+        server.write(server.lease("busy"), renewTime=f"at minute {minute}")
         server.turn(breaker, 60)
         assert server.shut() == {"waits"}
     server.write(server.lease("busy"), holderIdentity="busy-1")  # another name is not another hold

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pod_incidents import examine
 from plimsoll_operator.fleet.slots import HOLDER, turns
-from plimsoll_operator.fleet.suspects import changes, find
+from plimsoll_operator.fleet.suspects import changes, find, of_pods
 from plimsoll_operator.kinds import ref
 from plimsoll_operator.plan import parse, reconcile
 from plimsoll_operator.render import Images
@@ -61,13 +61,13 @@ def at(minute: int) -> str:
 
 def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
     leaks = [incident(f"qwen-aaa-{n}", at(n)) for n in range(4)]
-    assert find("new", PODS, leaks[:2]) is None, "half is not most"
-    found = find("new", PODS, leaks[:3])
+    assert find("new", of_pods(PODS), leaks[:2]) is None, "half is not most"
+    found = find("new", of_pods(PODS), leaks[:3])
     assert found is not None
     assert (found.leaking, found.replicas, found.since) == (3, 4, at(2))
     assert found.leak == "HostGrowth in python_objects"
-    assert find("old", PODS, leaks) is None
-    assert find("new", PODS[:1], leaks[:1]) is None, "one replica's leak is an incident"
+    assert find("old", of_pods(PODS), leaks) is None
+    assert find("new", of_pods(PODS[:1]), leaks[:1]) is None, "one replica's leak is an incident"
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
 def test_what_is_not_the_same_confirmed_leak_does_not_count(change: dict[str, Any]) -> None:
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     leaks[1]["status"] |= change
-    assert find("new", PODS, leaks) is None
+    assert find("new", of_pods(PODS), leaks) is None
 
 
 def test_a_replica_that_was_replaced_counts_with_its_revision() -> None:
     leaks = [incident("qwen-aaa-gone"), incident("qwen-aaa-0"), incident("qwen-aaa-1")]
-    assert find("new", PODS, leaks) is not None
+    assert find("new", of_pods(PODS), leaks) is not None
     again = [incident("qwen-aaa-0")] * 3
-    assert find("new", PODS, again) is None, "one replica three times is one"
+    assert find("new", of_pods(PODS), again) is None, "one replica three times is one"
 
 
 def service(**rollout: Any) -> Any:
@@ -92,7 +92,7 @@ def service(**rollout: Any) -> Any:
 
 
 def test_a_roll_out_under_way_is_held_and_a_finished_one_is_told() -> None:
-    suspect = find("new", PODS, [incident(f"qwen-aaa-{n}") for n in range(3)])
+    suspect = find("new", of_pods(PODS), [incident(f"qwen-aaa-{n}") for n in range(3)])
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new", "previous": "old"}}
     known = {"old", "new"}

@@ -14,11 +14,11 @@ from plimsoll_api.supervision import (
     GroupMember,
     PodEngine,
     SupervisorConfig,
-    WorkloadRef,
     of_pod,
 )
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON, MAX_REFUSED_PODS
+from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.kinds import Key, key_of
 from plimsoll_operator.plan import InvalidSpec, read

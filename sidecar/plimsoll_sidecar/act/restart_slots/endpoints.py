@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from plimsoll_sidecar.clients.kube import KubeClient, Object
@@ -61,8 +61,7 @@ class Endpoints:
 
         The only replica of a service may leave: nobody can take over from it, ever.
         """
-        others = {name: ok for name, ok in self.ready().items() if name != self._pod}
-        return bool(others) and not any(others.values())
+        return _none_ready(self.ready(), {self._pod})
 
     def wait_until_left(self, timeout_s: float) -> bool:
         """Waits until this pod is not a ready endpoint any more; False when it still is."""
@@ -78,10 +77,19 @@ class Endpoints:
 class ServicesOfPod:
     """Endpoints of every Service that routes to the pod, whatever its name: a SupervisionPolicy
     does not know the Services in front of its pods. Raises
-    :class:`~plimsoll_sidecar.clients.kube.KubeError`."""
+    :class:`~plimsoll_sidecar.clients.kube.KubeError`.
 
-    def __init__(self, kube: KubeClient, namespace: str, pod: str) -> None:
-        self._kube, self._pod = kube, pod
+    ``replicas`` gives the pods of the pod's workload, by replica, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        namespace: str,
+        pod: str,
+        replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
+    ) -> None:
+        self._kube, self._pod, self._replicas = kube, pod, replicas
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
     def services(self) -> list[dict[str, bool]]:
@@ -95,10 +103,17 @@ class ServicesOfPod:
         return [pods for name, pods in found.items() if name and self._pod in pods]
 
     def is_last_ready(self) -> bool:
-        """True when a Service has other endpoints and none of them is ready."""
+        """True when a Service has other endpoints and none of them is ready, or none of those that
+        are replicas of the same workload: another one may serve another model.
+
+        The pods of one replica leave together: they do not stand in for one another.
+        """
+        replicas = self._replicas()
+        own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
+        siblings = {name for pods in replicas for name in pods}
         for pods in self.services():
-            others = [ok for name, ok in pods.items() if name != self._pod]
-            if others and not any(others):
+            of_workload = {name: ok for name, ok in pods.items() if name in siblings}
+            if _none_ready(pods, own) or _none_ready(of_workload, own):
                 return True
         return False
 
@@ -113,6 +128,12 @@ class ServicesOfPod:
                 return False
             time.sleep(POLL_S)
         return True
+
+
+def _none_ready(pods: dict[str, bool], own: set[str]) -> bool:
+    """Whether there are others than ``own`` and none of them is ready."""
+    others = [ok for name, ok in pods.items() if name not in own]
+    return bool(others) and not any(others)
 
 
 def _ready(piece: Object) -> Iterator[tuple[str, bool]]:

@@ -1,8 +1,9 @@
 """Restart slots: Leases that bound how many replicas of a service restart at once.
 
 The operator creates them; a supervisor takes, renews and releases them by PUT with the resource
-version it read, so that of two supervisors one always loses. A holder is expired when its Lease
-did not change for its duration *by this machine's clock*: clocks of two nodes are never compared.
+version it read, so that of two supervisors one always loses. A holder is expired when the
+spec of its Lease did not change for its duration *by this machine's clock*: clocks of two nodes are
+never compared.
 
 Restarts are counted in annotations that are written by the same PUT that takes the slot (see
 :mod:`plimsoll_sidecar.act.restart_slots.lease_counts`): nobody can restart without being counted.
@@ -16,9 +17,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from plimsoll_api.incidents import WaitReason
-from plimsoll_api.names import OPERATOR
+from plimsoll_api.names import OPERATOR, SLOT_REPLICAS
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_api.times import rfc3339_micro
+from plimsoll_api.workloads import replicas_in
 from plimsoll_sidecar.act.restart_slots import lease_counts
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
 from plimsoll_sidecar.govern.command import Refusal
@@ -27,6 +29,8 @@ from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
 DURATION_S = 60
 """A holder that does not renew for this long is dead: its container restarts in seconds."""
 RENEW_S = 15.0
+NOT_YET = (403, 404)
+"""What the API server says of a slot that the operator has not made, or not for this pod."""
 
 
 class Slots(Protocol):
@@ -96,7 +100,7 @@ class LeaseSlots:
         self._kube, self._names, self._holder, self._clock = kube, names, holder, clock
         self._uid = uid or holder
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._seen: dict[str, tuple[Object, float]] = {}
         self._mine: str | None = None
         self._renewed = 0.0
         self._kept: ReplicaRestarts | None = None
@@ -107,23 +111,43 @@ class LeaseSlots:
         """Take the replica's own slot again, or one that is free or expired. The Refusal says why
         there is none."""
         with self._lock:
-            leases = self._leases()
-            for lease in leases:
-                if _holder(lease) == self._holder:
-                    return self._put(lease, leases, incident, policy, at)
-            spent = self._spent(leases, policy, at)
-            if spent is not None:
-                return spent
-            refusals = []
-            for lease in leases:
-                refusal = self._refused(lease)
-                refusal = refusal or self._put(lease, leases, incident, policy, at)
-                if refusal is None:
-                    return None
-                refusals.append(refusal)
-            if not refusals:
-                return Refusal(WaitReason.NO_SLOT, "the service has no restart slot")
-            return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
+            try:
+                return self._take(incident, policy, at)
+            except KubeError as error:
+                if error.status not in NOT_YET:
+                    raise
+                text = f"the operator has no restart slot for this pod yet: {error}"
+                return Refusal(WaitReason.NO_SLOT, text)
+
+    def replicas(self) -> list[tuple[str, ...]]:
+        """Pods that may take this slot, by replica; empty where its Lease names none, or there is
+        none yet. Raises KubeError."""
+        try:
+            lease = self._kube.get(f"{self._path}/{self._names[0]}")
+        except KubeError as error:
+            if error.status in NOT_YET:
+                return []
+            raise
+        return replicas_in((lease["metadata"].get("annotations") or {}).get(SLOT_REPLICAS, ""))
+
+    def _take(self, incident: str, policy: RestartBudget, at: float | None) -> Refusal | None:
+        leases = self._leases()
+        for lease in leases:
+            if _holder(lease) == self._holder:
+                return self._put(lease, leases, incident, policy, at)
+        spent = self._spent(leases, policy, at)
+        if spent is not None:
+            return spent
+        refusals = []
+        for lease in leases:
+            refusal = self._refused(lease)
+            refusal = refusal or self._put(lease, leases, incident, policy, at)
+            if refusal is None:
+                return None
+            refusals.append(refusal)
+        if not refusals:
+            return Refusal(WaitReason.NO_SLOT, "the service has no restart slot")
+        return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
     def held(self) -> bool:
         """Renew the Lease when it is due. False once another holder may have it."""
@@ -212,11 +236,11 @@ class LeaseSlots:
 
     def _refused(self, lease: Object) -> Refusal | None:
         """Why this slot is not free; None where it is."""
-        metadata, spec = lease["metadata"], lease.get("spec") or {}
-        name, version, now = metadata["name"], metadata["resourceVersion"], self._clock()
-        known, since = self._seen.get(name, ("", now))
-        if known != version:
-            self._seen[name] = (version, now)
+        name, spec, now = lease["metadata"]["name"], lease.get("spec") or {}, self._clock()
+        known, since = self._seen.get(name, ({}, now))
+        if known != spec:
+            # Its metadata is written by others, too: that a holder lives shows in the spec alone.
+            self._seen[name] = (spec, now)
             since = now
         holder = _holder(lease)
         if not holder or now - since > (spec.get("leaseDurationSeconds") or DURATION_S):

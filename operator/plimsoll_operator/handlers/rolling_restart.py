@@ -1,0 +1,136 @@
+"""Asks the workloads of a policy for rolling restarts, each once for a generation of the policy."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from plimsoll_api.supervision_policy import PolicyRollout, SupervisionPolicy
+from plimsoll_api.supervision_policy_status import MAX_REASON as MAX_SAID
+from plimsoll_api.workloads import WorkloadRef
+from plimsoll_operator.kinds import Key, Kind
+from plimsoll_operator.policies.rollout import (
+    ASKED,
+    MANAGER,
+    SUSPECT,
+    WEBHOOK_OFF,
+    by_hand,
+    kind_of,
+    obstacle,
+    request,
+    waiting,
+    was_asked,
+)
+from plimsoll_operator.policies.workloads import Workload
+from plimsoll_operator.runtime.client import Api, ApiError
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 10.0
+"""From when a generation of a policy is first seen until workloads are restarted for it: the
+webhook, and the API server, must know of it first."""
+AGAIN_S = 60.0
+"""Between looks at a workload that could not be restarted, or whose restart was asked for."""
+MAX_AT_ONCE = 10
+"""Workloads that are looked at in one reconcile."""
+
+
+class _Look(NamedTuple):
+    """What was found of a workload for one generation of a policy, and when."""
+
+    generation: tuple[str, int]
+    at: float
+    said: str
+
+    @property
+    def asked(self) -> bool:
+        return self.said == ASKED
+
+
+class RollingRestarts:
+    """Remembers what was asked, so that a workload at rest costs no request. What it forgets, the
+    workloads' annotations say."""
+
+    def __init__(
+        self, api: Api, webhook: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api, self._webhook, self._clock = api, webhook, clock
+        self._seen: dict[Key, tuple[tuple[str, int], float]] = {}
+        self._looks: dict[Key, dict[WorkloadRef, _Look]] = {}
+
+    def forget(self, key: Key) -> None:
+        """The policy is gone."""
+        self._seen.pop(key, None)
+        self._looks.pop(key, None)
+
+    async def turn(
+        self,
+        key: Key,
+        policy: SupervisionPolicy,
+        workloads: Sequence[Workload],
+        suspects: Collection[WorkloadRef | None],
+        now: str,
+    ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
+        """What is to be said of workloads with waiting pods, and those that were asked just now.
+
+        ApiError where the API server may answer another time.
+        """
+        if policy.spec.rollout is not PolicyRollout.RESTART:
+            self.forget(key)
+            return {}, []
+        generation, at = (policy.metadata.uid, policy.metadata.generation), self._clock()
+        seen = self._seen.get(key)
+        if seen is None or seen[0] != generation:
+            seen = self._seen[key] = (generation, at)
+        settled = at - seen[1] >= SETTLE_S
+        looks = self._looks.setdefault(key, {})
+        wanting = waiting(workloads)
+        for gone in looks.keys() - {one.ref for one in wanting}:
+            del looks[gone]
+        said: dict[WorkloadRef | None, str] = {}
+        asked: list[WorkloadRef] = []
+        looked = 0
+        for one in wanting:
+            ref, kind = one.ref, kind_of(one)
+            if ref is None or kind is None:
+                said[ref] = by_hand(ref)
+                continue
+            if not self._webhook or ref in suspects:
+                said[ref] = SUSPECT if self._webhook else WEBHOOK_OFF
+                continue
+            known = looks.get(ref)
+            old = known is None or known.generation != generation
+            late = known is not None and not known.asked and at - known.at >= AGAIN_S
+            if (old or late) and settled and looked < MAX_AT_ONCE:
+                looked += 1
+                text, new = await self._ask(kind, key.namespace, ref.name, policy, now)
+                known = looks[ref] = _Look(generation, at, text)
+                asked += [ref] if new else []
+            if known is not None and known.generation == generation:
+                said[ref] = known.said
+        return said, asked
+
+    async def _ask(
+        self, kind: Kind, namespace: str, name: str, policy: SupervisionPolicy, now: str
+    ) -> tuple[str, bool]:
+        """What is to be said of the workload, and whether it was asked by this call."""
+        try:
+            live = await self._api.get(kind, namespace, name)
+            if live is None:
+                return "it does not exist any more", False
+            live |= {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.kind}
+            if was_asked(live, policy):
+                return ASKED, False
+            if found := obstacle(live, policy):
+                return found, False
+            log.info(
+                "%s/%s: asking %s %s to restart", namespace, policy.metadata.name, kind.kind, name
+            )
+            await self._api.apply(kind, request(live, policy, now), manager=MANAGER)
+        except ApiError as error:
+            if not error.lasting:
+                raise
+            return f"the API server refused the restart: {error.message}"[:MAX_SAID], False
+        return ASKED, True

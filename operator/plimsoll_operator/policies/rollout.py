@@ -1,0 +1,105 @@
+"""``spec.rollout: Restart``: which workloads are asked for a rolling restart, and how.
+
+Only the workload's own controller replaces pods, by its own strategy: nothing here deletes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.workloads import APPS, WorkloadRef
+from plimsoll_operator.kinds import Kind, Object
+from plimsoll_operator.policies.selected_pod import State
+from plimsoll_operator.policies.workloads import Workload
+
+MANAGER = "plimsoll-operator-rollout"
+"""Field manager of the restarts, so that they own nothing else of a workload."""
+RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
+RESTARTED_FOR = "plimsoll.dev/restarted-for"
+"""Annotation of a workload: the policy, by UID and generation, that it was last restarted for."""
+
+ASKED = "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
+WEBHOOK_OFF = "the operator runs without its webhook, so a restart would add no supervisor"
+SUSPECT = "held: most replicas of one of its revisions have the same leak"
+
+DEPLOYMENT, STATEFUL_SET, DAEMON_SET = (
+    Kind(kind, APPS, "v1", f"{kind.lower()}s", "")
+    for kind in ("Deployment", "StatefulSet", "DaemonSet")
+)
+KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
+
+
+def waiting(workloads: Sequence[Workload]) -> list[Workload]:
+    """The workloads with pods that would get a supervisor if they were created anew."""
+    return [one for one in workloads if one.count(State.WAITING)]
+
+
+def kind_of(workload: Workload) -> Kind | None:
+    """The kind that can be asked for a rolling restart; None where somebody must restart it."""
+    if workload.ref is None or workload.api_group != APPS:
+        return None
+    return KINDS.get(workload.ref.kind)
+
+
+def by_hand(ref: WorkloadRef | None) -> str:
+    """What is said of a workload that has no rolling restart."""
+    if ref is None:
+        return "no workload owns these pods: recreate them yourself"
+    return f"a {ref.kind} has no rolling restart that the operator can ask for: restart it yourself"
+
+
+def was_asked(live: Object, policy: SupervisionPolicy) -> bool:
+    """Whether the workload was restarted for this generation of the policy already."""
+    annotations = live["metadata"].get("annotations") or {}
+    return bool(annotations.get(RESTARTED_FOR) == _mark(policy))
+
+
+def obstacle(live: Object, policy: SupervisionPolicy) -> str:
+    """Why a restart must wait, or would replace no pod; empty where it may begin."""
+    meta, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
+    template = (spec.get("template") or {}).get("metadata") or {}
+    strategy = (spec.get("updateStrategy") or {}).get("type")
+    if meta.get("deletionTimestamp"):
+        return "it is being deleted"
+    if not policy.spec.selector.matches(template.get("labels") or {}):
+        return "the policy's selector does not match its pod template: restart it yourself"
+    if spec.get("paused"):
+        return "its rollout is paused: resume it"
+    if strategy == "OnDelete":
+        return "its updateStrategy is OnDelete: delete its pods yourself"
+    if _under_way(live["kind"], meta, status):
+        return "waiting for the rollout that is under way"
+    return ""
+
+
+def request(live: Object, policy: SupervisionPolicy, now: str) -> Object:
+    """What is applied to the workload, under a field manager of its own. The UID makes the API
+    server refuse another object of the same name."""
+    meta = live["metadata"]
+    return {
+        "apiVersion": live["apiVersion"],
+        "kind": live["kind"],
+        "metadata": {
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta["uid"],
+            "annotations": {RESTARTED_FOR: _mark(policy)},
+        },
+        "spec": {"template": {"metadata": {"annotations": {RESTARTED_AT: now}}}},
+    }
+
+
+def _under_way(kind: str, meta: Object, status: Object) -> bool:
+    if status.get("observedGeneration", 0) < meta.get("generation", 0):
+        return True
+    if kind == DAEMON_SET.kind:
+        wanted = status.get("desiredNumberScheduled", 0)
+        return bool(status.get("updatedNumberScheduled", 0) < wanted)
+    if kind == STATEFUL_SET.kind:
+        return bool(status.get("updateRevision") != status.get("currentRevision"))
+    return bool(status.get("updatedReplicas", 0) < status.get("replicas", 0))
+
+
+def _mark(policy: SupervisionPolicy) -> str:
+    return f"{policy.metadata.uid}/{policy.metadata.generation}"

@@ -1,0 +1,192 @@
+"""Restart slots and the circuit breaker for each workload of a policy, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_api.names import SERVICE_RESTARTS, SLOT_REPLICAS, SLOT_WORKLOAD
+from plimsoll_api.supervision import EngineEndpoint, EngineType, PodEngine, of_pod
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.workloads import Membership, WorkloadRef, replicas_in, replicas_text, slots_of
+from plimsoll_operator.config import DEFAULT_IMAGES
+from plimsoll_operator.fleet.slots import turns
+from plimsoll_operator.plan import read
+from plimsoll_operator.policies.policy_status import too_many_workloads
+from plimsoll_operator.policies.render import render, supervisor_config
+from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
+from plimsoll_operator.policies.workloads import (
+    MAX_REPLICAS_BYTES,
+    MAX_WORKLOADS,
+    Workload,
+    counting_slots,
+    grouped,
+    with_slots,
+)
+
+NOW = "2026-01-01T00:00:00Z"
+VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")
+
+
+def policy(**supervision: Any) -> SupervisionPolicy:
+    manifest = {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "SupervisionPolicy",
+        "metadata": {"name": "engines", "namespace": "ml", "uid": "u", "generation": 1},
+        "spec": {"selector": {"matchLabels": {"app": "vllm"}}, "supervision": supervision},
+    }
+    return read(SupervisionPolicy, manifest)
+
+
+def pods(ref: WorkloadRef | None, *names: str, holds: bool = True, group: str = "") -> Any:
+    state = State.SUPERVISED if holds else State.WAITING
+    member = Membership(ref, "apps" if ref else "", group)
+    return [SelectedPod(name, "default", state, member=member, holds=holds) for name in names]
+
+
+def leases(*workloads: Workload, **supervision: Any) -> dict[str, dict[str, Any]]:
+    made = render(policy(**supervision), ["default"], workloads)
+    return {one["metadata"]["name"]: one for one in made if one["kind"] == "Lease"}
+
+
+def test_each_workload_has_slots_and_its_supervisors_ask_for_them() -> None:
+    found = grouped([*pods(LLAMA, "llama-0"), *pods(VLLM, "vllm-b", "vllm-a"), *pods(None, "bare")])
+    made = leases(*found, maxUnavailable=2)
+    common = supervisor_config(policy(maxUnavailable=2))
+    url = "http://127.0.0.1:8000"
+    seen: set[str] = set()
+    for ref, replicas in ((None, "bare"), (VLLM, "vllm-a vllm-b"), (LLAMA, "llama-0")):
+        asked = of_pod(common, PodEngine(EngineEndpoint(EngineType.VLLM, url, url), ref)).slots
+        assert len(asked) == 2
+        seen.update(asked)
+        for name in asked:
+            annotations = made[name]["metadata"]["annotations"]
+            assert annotations[SLOT_REPLICAS] == replicas
+            assert annotations.get(SLOT_WORKLOAD) == (str(ref) if ref else None)
+    assert seen == made.keys()
+    (role,) = [one for one in render(policy(maxUnavailable=2), [], found) if one["kind"] == "Role"]
+    assert set(role["rules"][-1]["resourceNames"]) == seen
+
+
+def test_the_policys_own_slots_are_there_from_the_beginning() -> None:
+    (only,) = leases().values()
+    assert only["metadata"]["name"] == "engines.policy-restart-0"
+    assert only["metadata"]["annotations"][SLOT_REPLICAS] == "", "nobody may take it"
+
+
+def test_pods_that_wait_have_slots_but_may_not_take_them() -> None:
+    (found,) = grouped(pods(VLLM, "vllm-a", holds=False))
+    assert with_slots("engines", [found], ()) == [found]
+    assert found.replicas() == ""
+
+
+def test_a_pod_that_ends_keeps_its_slot_until_it_is_gone() -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "llama", "controller": True}
+    labels = {"app": "vllm", "plimsoll.dev/policy": "engines"}
+    meta: dict[str, Any] = {"name": "llama-0", "labels": labels, "ownerReferences": [owner]}
+    containers = {"initContainers": [{"name": "supervisor"}], "containers": [{"name": "server"}]}
+    leaving = {"metadata": meta | {"deletionTimestamp": NOW}, "spec": containers}
+    found = examine(leaving, policy(), ["engines"], DEFAULT_IMAGES)
+    assert (found.state, found.holds) == (State.LEAVING, True)
+    over = leaving | {"status": {"phase": "Failed"}}
+    assert not examine(over, policy(), ["engines"], DEFAULT_IMAGES).holds
+
+
+def test_the_pods_of_a_group_are_one_replica() -> None:
+    big = WorkloadRef("LeaderWorkerSet", "big")
+    members = [*pods(big, "big-0", "big-0-1", group="0"), *pods(big, "big-1", group="1")]
+    (found,) = grouped(members)
+    assert replicas_in(found.replicas()) == [("big-0", "big-0-1"), ("big-1",)]
+
+
+names = st.text("abc-.0", min_size=1, max_size=8)
+
+
+@given(st.lists(st.lists(names, min_size=1, max_size=3).map(tuple), max_size=5))
+def test_replicas_survive_their_annotation(replicas: list[tuple[str, ...]]) -> None:
+    assert replicas_in(replicas_text(replicas)) == replicas
+
+
+def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> None:
+    jobs = [WorkloadRef("Job", f"j{at:03}") for at in range(MAX_WORKLOADS + 2)]
+    many = grouped(pod for job in jobs for pod in pods(job, f"{job.name}-0"))
+    late = slots_of("engines", WorkloadRef("Job", f"j{MAX_WORKLOADS + 1:03}"), 1)[0]
+    chosen = with_slots("engines", many, [late])
+    assert len(chosen) == MAX_WORKLOADS
+    assert late in leases(*chosen), "who has slots keeps them"
+    failure = too_many_workloads(many, chosen)
+    assert failure is not None
+    assert failure.reason == "TooManyWorkloads"
+    assert f"Job/j{MAX_WORKLOADS - 1:03} and Job" not in failure.message
+    assert f"belong to {MAX_WORKLOADS + 2} workloads" in failure.message
+    assert too_many_workloads(many[:3], many[:3]) is None
+
+
+def test_the_names_on_a_slot_are_bounded() -> None:
+    (found,) = grouped(pods(VLLM, *(f"vllm-{'x' * 200}-{at:03}" for at in range(400))))
+    assert found.too_many
+    text = found.replicas()
+    assert len(text) <= MAX_REPLICAS_BYTES
+    assert all(len(name) == 209 for (name,) in replicas_in(text)), "none is cut off in its middle"
+    failure = too_many_workloads([found], [found])
+    assert failure is not None
+    assert failure.message.startswith("Deployment/vllm: so many pods")
+
+
+@pytest.mark.parametrize(
+    ("renewed", "restarts", "kept"),
+    [
+        ("2025-12-31T23:50:00.000000Z", '[{"at":1,"incident":"x"}]', True),
+        ("2025-12-31T22:50:00.000000Z", '[{"at":1,"incident":"x"}]', False),
+        ("2025-12-31T23:50:00.000000Z", "", False),
+        ("soon", '[{"at":1,"incident":"x"}]', False),
+    ],
+)
+def test_a_workload_that_comes_back_does_not_get_its_budget_back(
+    renewed: str, restarts: str, kept: bool
+) -> None:
+    meta = {"name": "a", "annotations": {SERVICE_RESTARTS: restarts} if restarts else {}}
+    lease = {"metadata": meta, "spec": {"renewTime": renewed}}
+    assert counting_slots([lease], 3600.0, NOW) == (["a"] if kept else [])
+
+
+def breaker_lease(workload: Workload, holder: str = "") -> dict[str, Any]:
+    """A workload's slot as the API server has it."""
+    found = leases(workload)[workload.slots("engines", 1)[0]]
+    found["metadata"]["uid"] = str(workload.ref)
+    return found | {"spec": {"holderIdentity": holder} if holder else {}}
+
+
+def asking(pod: str, service: str = "vllm") -> dict[str, Any]:
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "LeakIncident",
+        "metadata": {"name": f"{pod}-1", "namespace": "ml", "creationTimestamp": NOW},
+        "spec": {"service": service, "policy": "engines", "pod": pod, "kind": "HostGrowth"},
+        "status": {"phase": "AwaitingSlot"},
+    }
+
+
+def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> None:
+    vllm, llama = grouped([*pods(VLLM, "vllm-a"), *pods(LLAMA, "llama-0")])
+    both = [breaker_lease(vllm, "vllm-a"), breaker_lease(llama)]
+    found = turns(both, [asking("llama-0")], 1)
+    assert [one["metadata"]["uid"] for one in found.take] == ["StatefulSet/llama"]
+    assert (found.held, found.asking) == (1, 1)
+    assert turns(both, [asking("llama-0")], 4).take == []
+    # It names another workload, and asks for its own all the same.
+    assert [
+        one["metadata"]["uid"] for one in turns(both, [asking("vllm-a", "llama")], 1).take
+    ] == []
+    # Whoever has no supervisor of the policy asks for nothing.
+    assert turns(both, [asking("anybody")], 1).take == []
+
+
+def test_a_lease_that_only_looks_like_a_workloads_slot_counts_for_nobody() -> None:
+    (vllm,) = grouped(pods(VLLM, "vllm-a"))
+    forged = breaker_lease(vllm, "anybody")
+    forged["metadata"]["annotations"][SLOT_WORKLOAD] = "Deployment/other"
+    assert turns([forged], [asking("vllm-a")], 1).held == 0
