@@ -194,7 +194,7 @@ class Supervisor:
         learned = self._checkpoint(status)
         by_hand = self._by_hand.read()
         turn = self._governor.advance(
-            self._of_group(assessment), engine, now, results, self._hold, by_hand
+            self._of_group(assessment), engine, now, results, self._hold, by_hand, own=assessment
         )
         for event in turn.events:
             self._unwritten[event.incident.name] = event.incident

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from plimsoll_api.admin import EngineState
-from plimsoll_api.assessment import Segment, Suspicion
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import Action
-from plimsoll_sidecar.govern.command import EngineView, Verb
+from plimsoll_api.supervision import Action, MemoryPolicy, Mode, Supervision
+from plimsoll_sidecar.govern.command import EngineView, Event, Verb
+from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.policy import ladder
 from tests.unit.govern.governed import EVERYTHING, World
 
@@ -42,6 +43,22 @@ def test_the_leader_does_not_trim_for_it_and_restarts_the_group() -> None:
         assert command.verb not in (Verb.TRIM, Verb.RESTART_WORKER)
         command = world.answer(command)
     assert incident.phase is IncidentPhase.RESTARTING
+
+
+def test_a_crash_of_the_leader_tells_its_own_memory() -> None:
+    governor = Governor(Supervision(mode=Mode.RECOVER), MemoryPolicy(warmup_s=2.0), replica="llm-0")
+
+    def tick(now: float, epoch: str) -> list[Event]:
+        def seen(current: int) -> Assessment:
+            return Assessment(t=now, epoch=1, warm=True, host=BudgetState(current=current))
+
+        view = EngineView(epoch=epoch, state=EngineState.SERVING, capabilities=EVERYTHING)
+        return governor.advance(seen(9 << 30), view, now, own=seen(3 << 30)).events
+
+    tick(1.0, "a:1")
+    (crash,) = {event.incident.name: event.incident for event in tick(2.0, "b:1")}.values()
+    assert crash.kind is IncidentKind.ENGINE_CRASH
+    assert crash.timeline[0].before_bytes == 3 << 30
 
 
 @pytest.mark.parametrize("action", [Action.TRIM, Action.WORKER_RESTART])
