@@ -19,6 +19,7 @@ import msgspec
 from plimsoll_api.admin import Capability, Role, Status
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.incident_record import JOURNAL_FILE
+from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.state import View
 from plimsoll_api.supervision import Mode, ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
@@ -187,12 +188,13 @@ class Supervisor:
             state=status.state if status else None,
             capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
             replaceable=self._publisher is not None,
+            abrupt=self.service.kind == POLICY_KIND,
             processes=_processes(status),
         )
         learned = self._checkpoint(status)
         by_hand = self._by_hand.read()
         turn = self._governor.advance(
-            self._of_group(assessment), engine, now, results, self._hold, by_hand
+            self._of_group(assessment), engine, now, results, self._hold, by_hand, own=assessment
         )
         for event in turn.events:
             self._unwritten[event.incident.name] = event.incident

@@ -164,6 +164,8 @@ def main() -> None:
             os.waitpid(part, 0)
 
     signal.signal(signal.SIGTERM, terminate)
+    if arguments.worker:
+        print("serving", flush=True)
     while arguments.worker:
         signal.pause()
     ThreadingHTTPServer.allow_reuse_address = True

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from plimsoll_api.action_answer import ActionAnswer
-from plimsoll_api.admin import Capability, DrainMode, EngineState
+from plimsoll_api.admin import Capability, DrainMode, EngineState, Load, Role
 from plimsoll_api.supervision import (
     CONTAINER_ENV,
     EngineEndpoint,
@@ -58,9 +58,10 @@ class Rig:
         assert process.stdout.readline() == "serving\n"
         return process.pid
 
-    def adapter(self, kind: EngineType) -> ExternalEngine:
+    def adapter(self, kind: EngineType, serves: bool = True) -> ExternalEngine:
         url = f"http://127.0.0.1:{self.port}"
-        return ExternalEngine(EngineEndpoint(kind, url, url, "m", container=self.container))
+        endpoint = EngineEndpoint(kind, url, url, "m", container=self.container, serves=serves)
+        return ExternalEngine(endpoint)
 
     @property
     def calls(self) -> list[str]:
@@ -274,6 +275,27 @@ def test_a_drain_waits_for_work_no_longer_than_its_deadline(rig: Rig) -> None:
     result = adapter.drain(command(epoch, Verb.DRAIN, 1.5))
     assert "3 requests left" in result.message
     assert 1.4 < time.monotonic() - begin < 4.0
+
+
+def test_requests_finish_and_more_may_come_before_a_pod_is_replaced(rig: Rig) -> None:
+    rig.start("vllm-pause", "--running=3")
+    adapter = rig.adapter(EngineType.VLLM)
+    epoch = adapter.status().epoch
+    result = adapter.finish(command(epoch, Verb.LEAVE, 1.5))
+    assert (result.outcome, result.message) == (Outcome.SUCCEEDED, "3 requests left")
+    assert adapter.status().state is EngineState.SERVING, "the operator may be away"
+    assert "/pause" not in rig.calls
+    stale = adapter.finish(command("another:1", Verb.LEAVE, 5.0))
+    assert stale.outcome is Outcome.REFUSED
+
+
+def test_the_worker_of_a_multi_node_engine_is_its_process(rig: Rig) -> None:
+    pid = rig.start("vllm", "--worker")
+    adapter = rig.adapter(EngineType.VLLM, serves=False)
+    status = adapter.status()
+    assert (status.state, status.load, status.load_age_s) == (EngineState.SERVING, Load(), None)
+    assert [(one.role, one.pid) for one in status.processes] == [(Role.FRONTEND, pid)]
+    assert not adapter.serves()
 
 
 def test_a_connection_is_work_where_there_are_no_metrics(rig: Rig) -> None:

@@ -19,7 +19,7 @@ AFTER = 40
 """Requests after the incident."""
 
 
-def policy(selected: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
+def policy(selected: dict[str, Any], memory: dict[str, Any], **supervision: Any) -> dict[str, Any]:
     """One in the mode Recover for the pods with these labels."""
     return {
         "apiVersion": "plimsoll.dev/v1alpha1",
@@ -28,7 +28,7 @@ def policy(selected: dict[str, Any], memory: dict[str, Any]) -> dict[str, Any]:
         "spec": {
             "selector": {"matchLabels": selected},
             "memory": memory,
-            "supervision": {"mode": "Recover", "drain": {"deadline": "10s"}},
+            "supervision": {"mode": "Recover", "drain": {"deadline": "10s"}} | supervision,
         },
     }
 

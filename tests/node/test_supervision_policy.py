@@ -76,8 +76,13 @@ class Replicas:
 
 CASES = [
     pytest.param(supervised_engines.standin, owners.deployment, id="standin-deployment"),
-    pytest.param(supervised_engines.standin, owners.stateful_set, id="standin-statefulset"),
-    pytest.param(supervised_engines.standin, owners.kserve, id="standin-kserve"),
+    pytest.param(
+        supervised_engines.standin, owners.stateful_set, id="standin-statefulset",
+        marks=pytest.mark.long,
+    ),
+    pytest.param(
+        supervised_engines.standin, owners.kserve, id="standin-kserve", marks=pytest.mark.long
+    ),
     pytest.param(
         supervised_engines.vllm, owners.deployment, id="vllm-deployment",
         marks=[pytest.mark.long, pytest.mark.timeout(5400)],

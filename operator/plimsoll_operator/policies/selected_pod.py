@@ -36,7 +36,8 @@ class State(Enum):
 class SelectedPod:
     """What is kept of a pod. ``others`` names the other policies that select it, oldest first;
     ``mine`` says whether this policy is older than they are. ``holds`` says whether the policy's
-    supervisor in it may hold a restart slot: also while it ends. ``created`` is RFC 3339."""
+    supervisor in it may hold a restart slot: also while it ends. ``created`` is RFC 3339: a
+    StatefulSet gives the next pod the same name."""
 
     name: str
     account: str

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 LEAVE_S = 30.0
 """Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
+EVICTED_S = 120.0
+"""Time in which an operator that is there evicts a pod which was left by its requests."""
 
 Diagnose = Callable[[Command], tuple[str, ...]]
 
@@ -209,6 +211,8 @@ class Actuator:
                 finally:  # a volume that went read-only must not keep others from their restart
                     self._slots.release()
                 return _result(command, Outcome.SUCCEEDED, "")
+            case Verb.LEAVE:
+                return self._with_slot(command, self._leave)
             case Verb.DRAIN:
                 return self._with_slot(command, self._drain)
             case Verb.RESTART_WORKER:
@@ -241,6 +245,14 @@ class Actuator:
                 return _result(command, Outcome.REFUSED, message)
         self._slot_for = command.incident
         return act(command)
+
+    def _leave(self, command: Command) -> Result:
+        """Out of the endpoints before the pod is evicted, and the running requests to their end.
+        Nobody may evict it: then it is ready again after a while."""
+        readiness.write(str(self._state_dir), command.deadline_s + LEAVE_S + EVICTED_S)
+        if self._endpoints is not None:
+            self._endpoints.wait_until_left(LEAVE_S)
+        return self._engine.finish(command)
 
     def _drain(self, command: Command) -> Result:
         """Out of the endpoints first, then the running requests to their end."""

@@ -19,6 +19,7 @@ class Verb(StrEnum):
     DIAGNOSE = "diagnose"
     TRIM = "trim"
     TAKE_SLOT = "take-slot"
+    LEAVE = "leave"
     DRAIN = "drain"
     RESTART_WORKER = "restart-worker"
     RESTART_ENGINE = "restart-engine"
@@ -90,7 +91,8 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The engine at the moment of an assessment, both from the same sample.
 
     ``epoch`` is null while the engine does not answer. ``capabilities`` are the last known.
-    ``replaceable`` says that there is somebody who replaces the pod when asked. ``processes`` are
+    ``replaceable`` says that there is somebody who replaces the pod when asked, and ``abrupt`` that
+    nobody keeps requests from it until it has left its Services then. ``processes`` are
     those that the engine names, the one that the others end with first; none where it does not
     answer.
     """
@@ -99,6 +101,7 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     state: EngineState | None = None
     capabilities: frozenset[Capability] = frozenset()
     replaceable: bool = False
+    abrupt: bool = False
     processes: tuple[EngineProcess, ...] = ()
 
     @property

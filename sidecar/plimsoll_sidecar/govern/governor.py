@@ -70,22 +70,26 @@ class Governor:
         results: Sequence[Result] = (),
         hold: str | None = None,
         by_hand: Sequence[ManualAction] = (),
+        own: Assessment | None = None,
     ) -> Turn:
         """One step. ``now`` is Unix seconds (the sample's ``t`` in a replay). ``by_hand`` is what
         persons do, under way or ended; who ended is recorded, and shall not be given again once
         the turn is in the journal.
 
+        ``own`` is the assessment of this pod alone, where ``assessment`` is that of its multi-node
+        group: a crash and a start are the engine's beside us.
+
         ``hold`` says why nothing may be sent to the engine for now (the journal cannot be
         written): incidents are followed and recorded, nothing begins.
         """
-        turn = Turn()
+        turn, own = Turn(), own or assessment
         self.state.bound(now)
         context = TurnContext(
             self.state, self.policy, self.memory, assessment, engine, now, hold, turn
         )
         self._take_note(context, by_hand)
         self._follow_epoch(context)
-        self._look(context)
+        self._look(context, own)
         for result in results:
             self._take(context, result)
         self._match(context)
@@ -95,7 +99,7 @@ class Governor:
             self.state.incidents, key=lambda i: i.kind is not IncidentKind.STALL
         ):
             advance(context, incident)
-        self._learn(context)
+        self._learn(context, own)
         ended = [incident.kind for incident in self.state.incidents if incident.ended]
         if ended:
             self.state.incidents = [i for i in self.state.incidents if not i.ended]
@@ -147,19 +151,19 @@ class Governor:
             if pending is None or pending.incident != incident.name or not _restarts(pending):
                 renewed(context, incident, last)
 
-    def _look(self, context: TurnContext) -> None:
+    def _look(self, context: TurnContext, own: Assessment) -> None:
         """Keeps how the engine was last seen whole, for when it ends by itself."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
             self._seen = LastSeen(epoch, context.now)
         if self._seen is not None:
-            self._seen = self._seen.followed(context.engine, context.assessment, context.now)
+            self._seen = self._seen.followed(context.engine, own, context.now)
 
-    def _learn(self, context: TurnContext) -> None:
+    def _learn(self, context: TurnContext, own: Assessment) -> None:
         """Learns from a start once nobody asks any more whether it brought back what it should."""
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
-        if context.engine.answers and self.state.starts.look(context.assessment):
+        if context.engine.answers and self.state.starts.look(own):
             context.turn.changed = True
 
     def _take_note(self, context: TurnContext, by_hand: Sequence[ManualAction]) -> None:

@@ -49,6 +49,7 @@ class World:
         self.warm = True
         self.capabilities = EVERYTHING
         self.replaceable = True
+        self.abrupt = False
         self.rate: float | None = None
         self.commands: list[Command] = []
         self.events: list[Event] = []
@@ -92,6 +93,7 @@ class World:
             state=self.engine_state if self.answers else None,
             capabilities=self.capabilities,
             replaceable=self.replaceable,
+            abrupt=self.abrupt,
         )
         turn = self.governor.advance(assessment, engine, self.now, results, self.hold)
         self.events += turn.events

@@ -121,6 +121,40 @@ def test_observe_withdraws_the_request_before_anybody_evicts() -> None:
     assert world.governor.state.restarts == []
 
 
+def test_a_pod_that_would_cut_off_its_requests_leaves_its_services_first() -> None:
+    world = World(ONLY)
+    world.growth, world.abrupt = 500_000_000, True
+    leave = world.to(Verb.LEAVE)
+    (incident,) = world.open
+    assert (incident.phase, incident.timeline[-1].step) == (IncidentPhase.DRAINING, "Drain")
+    assert leave.deadline_s == ONLY.drain.deadline_s
+    world.tick(done(leave))
+    assert incident.phase is IncidentPhase.RESTARTING
+    last = incident.timeline[-1]
+    assert (last.step, last.outcome) == ("PodReplace", StepOutcome.REQUESTED)
+    assert incident.tried == [Action.POD_REPLACE]
+
+
+def test_a_refused_leave_asks_for_no_replacement_and_counts_no_restart() -> None:
+    world = World(ONLY)
+    world.growth, world.abrupt = 500_000_000, True
+    world.tick(done(world.to(Verb.LEAVE), Outcome.REFUSED))
+    (incident,) = world.open
+    assert incident.phase in (IncidentPhase.CONFIRMED, IncidentPhase.AWAITING_SLOT)
+    assert "PodReplace" not in [step.step for step in incident.timeline]
+    assert world.governor.state.restarts == []
+
+
+def test_a_stalled_pod_is_replaced_at_once() -> None:
+    world = World(ONLY)
+    world.kind, world.abrupt = IncidentKind.STALL, True
+    command = world.until_command()
+    while command.verb is not Verb.TAKE_SLOT:
+        command = world.answer(command)
+    world.run(2, done(command))
+    assert world.open[0].timeline[-1].outcome is StepOutcome.REQUESTED
+
+
 def test_outside_of_a_cluster_the_rung_is_skipped() -> None:
     world = World(ONLY)
     world.growth, world.replaceable = 500_000_000, False

@@ -11,6 +11,7 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED
 from plimsoll_api.supervision import (
     EngineEndpoint,
     EngineType,
+    GroupMember,
     PodEngine,
     SupervisorConfig,
     of_pod,
@@ -125,6 +126,22 @@ def test_a_pods_supervisor_reads_its_policy_and_its_own_engine() -> None:
     small = of_pod(common, PodEngine(own.engine, memory_limit_bytes=1 << 30)).memory.host
     assert small is not None
     assert small.growth_bytes == small.limit_bytes == 1 << 30, "no budget beyond the limit"
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def test_the_supervisor_of_a_worker_only_looks(worker: bool) -> None:
+    common = config_of(render(policy(supervision={"mode": "Recover"}), []))
+    url = "http://127.0.0.1:8000"
+    own = PodEngine(
+        EngineEndpoint(EngineType.VLLM, url, url, serves=not worker),
+        WorkloadRef("LeaderWorkerSet", "llm"),
+        GroupMember("0", worker, "llm"),
+    )
+    config = of_pod(common, own)
+    assert config.service.group == own.group
+    assert config.service.is_worker is worker
+    assert config.supervision.mode == ("Observe" if worker else "Recover")
+    assert bool(config.slots) is not worker, "the slot is the leader's"
 
 
 def test_the_older_policy_has_the_pod() -> None:

@@ -32,6 +32,9 @@ class EngineAdapter(Protocol):
     def drain(self, command: Command) -> Result:
         """Refuse new requests and wait for those that run, at most ``command.deadline_s``."""
 
+    def finish(self, command: Command) -> Result:
+        """Wait for the requests that run, at most ``command.deadline_s``, and refuse none."""
+
     def resume(self, epoch: str) -> None:
         """Ends a drain that led to nothing; :class:`EngineError` where it cannot."""
 

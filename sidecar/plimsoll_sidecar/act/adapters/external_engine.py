@@ -211,13 +211,7 @@ class ExternalEngine(OwnedEngine):
         reason = self._fence(command)
         if reason is not None:
             return _answer(command, Outcome.REFUSED, reason)
-        limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
-        deadline, quiet = time.monotonic() + limit_s, 0
-        while quiet < QUIET_POLLS and time.monotonic() < deadline:
-            quiet = quiet + 1 if self._work() == 0 else 0
-            time.sleep(POLL_S)
-        left = self._work() if quiet < QUIET_POLLS else 0
-        summary = "idle" if left == 0 else f"{'unknown' if left is None else left} requests left"
+        summary = self._wait_idle(command)
         pause = self._profile.pause
         if pause and pause in self._facts.routes:
             trouble = self._post(pause, self._profile.pause_body)
@@ -225,6 +219,13 @@ class ExternalEngine(OwnedEngine):
         with self._lock:
             self._drained = True
         return _answer(command, Outcome.SUCCEEDED, summary)
+
+    def finish(self, command: Command) -> Result:
+        """Waits for running requests, and pauses nothing."""
+        reason = self._fence(command)
+        if reason is not None:
+            return _answer(command, Outcome.REFUSED, reason)
+        return _answer(command, Outcome.SUCCEEDED, self._wait_idle(command))
 
     def resume(self, epoch: str) -> None:
         """Undo the drain with the profile's request, if the same process still runs and has that
@@ -275,6 +276,16 @@ class ExternalEngine(OwnedEngine):
             if now == epoch
             else f"the engine is in epoch {now}; the command is for epoch {epoch}"
         )
+
+    def _wait_idle(self, command: Command) -> str:
+        """Wait until nothing runs, at most to the deadline. Says what is left."""
+        limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
+        deadline, quiet = time.monotonic() + limit_s, 0
+        while quiet < QUIET_POLLS and time.monotonic() < deadline:
+            quiet = quiet + 1 if self._work() == 0 else 0
+            time.sleep(POLL_S)
+        left = self._work() if quiet < QUIET_POLLS else 0
+        return "idle" if left == 0 else f"{'unknown' if left is None else left} requests left"
 
     def _work(self) -> int | None:
         """Requests under way; None where it is not known now."""

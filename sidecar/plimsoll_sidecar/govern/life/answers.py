@@ -8,7 +8,12 @@ from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.life.context import TurnContext
-from plimsoll_sidecar.govern.life.moves import escalate, measured_later, return_to_confirmed
+from plimsoll_sidecar.govern.life.moves import (
+    escalate,
+    measured_later,
+    request_replacement,
+    return_to_confirmed,
+)
 from plimsoll_sidecar.govern.policy import restart_budget
 from plimsoll_sidecar.govern.state import SLOT_RETRY_S
 
@@ -36,7 +41,7 @@ def finished(context: TurnContext, incident: Incident, command: Command, result:
             incident.seen, incident.missed = 0, 0
         case Verb.TAKE_SLOT:
             slot_answered(context, incident, command, result)
-        case Verb.DRAIN | Verb.RESTART_WORKER | Verb.RESTART_ENGINE:
+        case Verb.LEAVE | Verb.DRAIN | Verb.RESTART_WORKER | Verb.RESTART_ENGINE:
             disrupted(context, incident, command, result)
 
 
@@ -69,6 +74,9 @@ def disrupted(context: TurnContext, incident: Incident, command: Command, result
     elif result.outcome is Outcome.REFUSED:
         restart_budget.withdraw(context.state.restarts, command.epoch)
         return_to_confirmed(context, incident, result.message)
+    elif command.verb is Verb.LEAVE:
+        context.enter(incident, IncidentPhase.RESTARTING)
+        request_replacement(context, incident)
     elif command.verb is Verb.DRAIN:
         # A drain that missed its deadline is followed by the restart all the same.
         context.enter(incident, IncidentPhase.RESTARTING)

@@ -32,6 +32,15 @@ def escalate(context: TurnContext, incident: Incident, message: str) -> None:
     context.enter(incident, IncidentPhase.CONFIRMED)
 
 
+def request_replacement(context: TurnContext, incident: Incident) -> None:
+    """Ask the operator, which reads the newest step of an open incident, to evict the pod."""
+    incident.tried.append(Action.POD_REPLACE)
+    text = "waiting for the operator to evict the pod"
+    step = context.step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
+    step.before_bytes = incident.before_bytes
+    incident.note(step)
+
+
 def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
     """Try the same rung again after a refusal; after ``MAX_REFUSALS`` the incident ends as
     unresolved."""

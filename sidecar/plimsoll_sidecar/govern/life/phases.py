@@ -34,6 +34,7 @@ from plimsoll_sidecar.govern.life.moves import (
     hold_within_budget,
     judge_trim,
     release_slot,
+    request_replacement,
     return_to_confirmed,
     skip,
     stop_restarting,
@@ -174,22 +175,22 @@ def begin_rung(context: TurnContext, incident: Incident) -> None:
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
     if not incident.escalated:
         incident.before_bytes = context.current(incident) or incident.before_bytes
-    drains = (
-        incident.rung is Action.ENGINE_RESTART
-        and incident.kind is not IncidentKind.STALL
+    serves = (
+        incident.kind is not IncidentKind.STALL
         and context.engine.answers
         and Capability.DRAIN in context.engine.capabilities
     )
-    context.enter(incident, IncidentPhase.DRAINING if drains else IncidentPhase.RESTARTING)
+    replaces = incident.rung is Action.POD_REPLACE
+    drains = serves and incident.rung is Action.ENGINE_RESTART
+    leaves = serves and replaces and context.engine.abrupt
+    first = drains or leaves
+    context.enter(incident, IncidentPhase.DRAINING if first else IncidentPhase.RESTARTING)
     context.tell(EventType.REMEDIATION, incident, incident.rung)
     operation: str | None = None
-    if incident.rung is Action.POD_REPLACE:
-        incident.tried.append(incident.rung)
-        step = context.step(
-            incident.rung.value, StepOutcome.REQUESTED, "waiting for the operator to evict the pod"
-        )
-        step.before_bytes = incident.before_bytes
-        incident.note(step)
+    if leaves:
+        operation = context.send(incident, Verb.LEAVE, "Drain").operation_id
+    elif replaces:
+        request_replacement(context, incident)
     elif drains:
         operation = context.send(incident, Verb.DRAIN, "Drain").operation_id
     else:

@@ -1,0 +1,75 @@
+"""An incident of a multi-node group, whose leak is in another pod than the leader's."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll_api.admin import EngineState
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
+from plimsoll_api.incident_record import StepOutcome
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.supervision import Action, MemoryPolicy, Mode, Supervision
+from plimsoll_sidecar.govern.command import EngineView, Event, Verb
+from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.govern.policy import ladder
+from tests.unit.govern.governed import EVERYTHING, World
+
+POD = "llm-0-1"
+
+
+def leaking_elsewhere() -> World:
+    world = World()
+    world.suspect, world.growth = False, 500_000_000
+    world.besides = [
+        Suspicion(
+            IncidentKind.HOST_GROWTH, Segment.PYTHON_OBJECTS, 0.9, 2.0, 500_000_000,
+            over_budget=True, process="worker", pod=POD,
+        )
+    ]  # fmt: skip
+    return world
+
+
+def test_the_leader_does_not_trim_for_it_and_restarts_the_group() -> None:
+    world = leaking_elsewhere()
+    command = world.until_command()
+    (incident,) = world.open
+    assert incident.attribution.pod == POD
+    assert (command.verb, command.process) == (Verb.DIAGNOSE, None), "out of its reach"
+    (trim,) = incident.timeline[:1]
+    assert (trim.step, trim.outcome) == (Action.TRIM.value, StepOutcome.SKIPPED)
+    assert f"pod {POD} of the group holds the memory" in trim.message
+    assert incident.confirmed_at is not None
+    while command.verb is not Verb.RESTART_ENGINE:
+        assert command.verb not in (Verb.TRIM, Verb.RESTART_WORKER)
+        command = world.answer(command)
+    assert incident.phase is IncidentPhase.RESTARTING
+
+
+def test_a_crash_of_the_leader_tells_its_own_memory() -> None:
+    governor = Governor(Supervision(mode=Mode.RECOVER), MemoryPolicy(warmup_s=2.0), replica="llm-0")
+
+    def tick(now: float, epoch: str) -> list[Event]:
+        def seen(current: int) -> Assessment:
+            return Assessment(t=now, epoch=1, warm=True, host=BudgetState(current=current))
+
+        view = EngineView(epoch=epoch, state=EngineState.SERVING, capabilities=EVERYTHING)
+        return governor.advance(seen(9 << 30), view, now, own=seen(3 << 30)).events
+
+    tick(1.0, "a:1")
+    (crash,) = {event.incident.name: event.incident for event in tick(2.0, "b:1")}.values()
+    assert crash.kind is IncidentKind.ENGINE_CRASH
+    assert crash.timeline[0].before_bytes == 3 << 30
+
+
+@pytest.mark.parametrize("action", [Action.TRIM, Action.WORKER_RESTART])
+def test_what_another_pod_holds_needs_a_restart_of_the_group(action: Action) -> None:
+    view = EngineView(
+        epoch="boot:1", state=EngineState.SERVING, capabilities=EVERYTHING, replaceable=True
+    )
+    kind, rungs = IncidentKind.HOST_GROWTH, tuple(Action)
+    assert ladder.why_not(action, kind, "worker", rungs, view) is None
+    reason = ladder.why_not(action, kind, "worker", rungs, view, pod=POD)
+    assert reason is not None
+    assert "only a restart of the group" in reason
+    first = ladder.next_disruptive(kind, "worker", (), rungs, view, pod=POD)
+    assert first is Action.ENGINE_RESTART
