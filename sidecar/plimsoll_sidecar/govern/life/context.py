@@ -40,8 +40,10 @@ class TurnContext:
         self.suspicions: dict[IncidentKind, Suspicion] = {}
 
     def tell(self, what: EventType, incident: Incident, action: Action | None = None) -> None:
-        """Record an event of this turn, which also makes the journal write; an incident advances
-        once a turn."""
+        """Record an event of this turn, which also makes the journal write.
+
+        An incident advances once a turn.
+        """
         self.turn.changed = True
         if what is EventType.ADVANCED and any(
             event.incident is incident and event.type is what for event in self.turn.events
@@ -92,7 +94,7 @@ class TurnContext:
         return command
 
     def step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
-        """A line of the timeline at this turn's time."""
+        """Return a line of the timeline at this turn's time."""
         return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
 
     @property
