@@ -41,8 +41,9 @@ demo: $(READY)
 lab: $(READY)
 	$(BIN)/python -m tests.lab setup
 
+# Four workers on two cores: tests of labs and engines wait for more than half of their time.
 test: $(READY) lab
-	$(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 25 -m 'not long'
+	$(PYTEST) -n 4 --dist loadscope --no-loadscope-reorder --durations 25 -m 'not long'
 	TRITON_INTERPRET=1 $(PYTEST) -n 3 tests/unit/engine_kernels
 
 test-unit: $(READY)

@@ -137,7 +137,8 @@ def _kubectl_on_path(lab: Lab) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """How parallel workers share the tests: one worker has the lab, a file stays in one piece.
+    """How parallel workers share the tests: a file stays in one piece, and so do the tests of each
+    of three labs, which stand side by side.
 
     (The groups of ``--dist loadgroup`` are lost on pytest 9.2: xdist 3.8 writes them into a field
     that is no longer read, and says nothing.)
@@ -147,9 +148,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "lab" if file.startswith(("tests/cluster/", "tests/node/")) else file
+            return next((lab for lab in LABS if file.startswith(lab)), file)
 
     return ByFile(config, log)
+
+
+LABS = ("tests/cluster/operator/", "tests/cluster/", "tests/node/")
+"""Folders whose tests share a lab: each before the one that holds it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

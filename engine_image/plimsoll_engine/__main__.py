@@ -13,8 +13,10 @@ from plimsoll_engine import settings
 
 
 class _Parser(argparse.ArgumentParser):
-    """One clear line and status 2, without the usage text around it. A flag is written in full:
-    what the operator reserves is reserved by its whole name."""
+    """One clear line and status 2, without the usage text around it.
+
+    A flag is written in full: what the operator reserves is reserved by its whole name.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -36,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 after a graceful end, 1 after a failure, 2 for wrong flags or files."""
+    """Return the exit status: 0 after a graceful end, 1 after a failure, 2 for wrong usage."""
     flags = _parser().parse_args(arguments)
     if flags.command == "drain":
         from plimsoll_engine import prestop

@@ -11,7 +11,7 @@ from plimsoll_engine.errors import UsageError
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in ``file``, empty where there is none; UsageError for anything else."""
+    """Return the object in ``file``, empty where there is none; UsageError for anything else."""
     try:
         data = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -32,8 +32,10 @@ def model_vocab_size(model: Path) -> int:
 
 
 def eos_ids(model: Path) -> list[int]:
-    """The tokens that end a text: of generation_config.json, else of config.json. UsageError where
-    they are no token numbers."""
+    """Return the tokens that end a text: of generation_config.json, else of config.json.
+
+    UsageError where they are no token numbers.
+    """
     for name in ("generation_config.json", "config.json"):
         value = read_json(model / name).get("eos_token_id")
         if value is not None:

@@ -77,15 +77,17 @@ class _Server(uvicorn.Server):
         yield
 
     def part(self) -> None:
-        """Idle connections close, the others with the answer that they are giving. A client that
-        keeps one connection alive would otherwise not notice that the Service leads elsewhere.
+        """Idle connections close, the others with the answer that they are giving.
+
+        A client that keeps one connection alive would otherwise not notice that the Service leads
+        elsewhere.
         """
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
 
 def read_token(file: Path, timeout_s: float) -> str:
-    """The admin token, which the supervisor writes; waits for it. Raises UsageError."""
+    """Return the admin token, which the supervisor writes; waits for it. Raises UsageError."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -83,7 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.run_dir / TOKEN_FILE
 
     def worker_config(self) -> WorkerConfig:
-        """The part of the settings that the processes with the model need."""
+        """Return the part of the settings that the processes with the model need."""
         return WorkerConfig(
             model=str(self.model),
             run_dir=str(self.run_dir),
@@ -107,7 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def port(text: str) -> int:
-    """An argparse type: a TCP port, 0 for any."""
+    """Parse a TCP port for argparse, 0 for any."""
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 (any) to 65535")
     return int(text)
@@ -139,7 +139,7 @@ def _size(text: str) -> int:
 
 
 def positive_seconds(text: str) -> float:
-    """An argparse type: seconds above 0 and at most a day."""
+    """Parse seconds for argparse, above 0 and at most a day."""
     try:
         value = float(text)
     except ValueError:
@@ -192,7 +192,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings that ``flags`` mean; :class:`UsageError` where a path or variable is wrong."""
+    """Return the settings that ``flags`` mean; :class:`UsageError` for a wrong path or variable."""
     environ = os.environ if environ is None else environ
     inject = environ.get(INJECT_VARIABLE, "")
     if inject and not flags.allow_inject:
@@ -263,7 +263,7 @@ def _priority_keys(flags: argparse.Namespace) -> list[int] | None:
 
 
 def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Path]:
-    """The folders of ``--lora-modules`` by name; UsageError names the flag that is wrong."""
+    """Return the folders of ``--lora-modules`` by name; UsageError names the flag that is wrong."""
     if flags.enable_lora and flags.tensor_parallel_size > 1:
         raise UsageError(
             f"--enable-lora: adapters are computed by one GPU alone; leave it out, or"

@@ -62,8 +62,10 @@ def _state_dir(arguments: list[str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Hand the action to the running supervisor, or carry it out here if none answers. Returns the
-    exit status."""
+    """Hand the action to the running supervisor, or carry it out here if none answers.
+
+    Returns the exit status.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     found = handed_over(arguments)
     if found is None:

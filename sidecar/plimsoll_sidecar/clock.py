@@ -63,7 +63,7 @@ class SteadyClock:
         return self._boottime() + self._offset
 
     def follow(self) -> float:
-        """Takes over a step of the wall clock and returns its seconds, zero where there was none.
+        """Take over a step of the wall clock and return its seconds, zero where there was none.
 
         For when nothing waits: later times are right then, and those that are remembered must be
         moved along (see :func:`plimsoll_sidecar.govern.state.shift`).

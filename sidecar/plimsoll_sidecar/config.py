@@ -25,13 +25,13 @@ class ConfigFile:
     """``error`` says why the newest file is not in use; None when it is."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file; raises :class:`ConfigError`."""
+        """Read the file; raise :class:`ConfigError`."""
         self._path = path
         self.error: str | None = None
         self.current = _read(path)
 
     def reread(self) -> bool:
-        """Looks for a new file. True when ``current`` changed; never raises."""
+        """Look for a new file. True when ``current`` changed; never raises."""
         try:
             config = _read(self._path)
         except ConfigError as error:

@@ -36,7 +36,7 @@ USAGE = (
 
 
 def option(arguments: list[str], name: str, default: str | None = None) -> str:
-    """The value of ``--name VALUE`` or ``--name=VALUE``; ends the program where it is missing."""
+    """Return the value of ``--name VALUE`` or ``--name=VALUE``; end the program without one."""
     for index, argument in enumerate(arguments):
         if argument == name and index + 1 < len(arguments):
             return arguments[index + 1]
@@ -49,7 +49,7 @@ def option(arguments: list[str], name: str, default: str | None = None) -> str:
 
 
 def write_token(run_dir: str) -> None:
-    """Writes a random token with mode 0600 unless there is one. Raises OSError."""
+    """Write a random token with mode 0600 unless there is one. Raises OSError."""
     path = os.path.join(run_dir, TOKEN_FILE)
     if os.path.exists(path) and os.path.getsize(path) > 0:
         return
@@ -88,7 +88,7 @@ class Launcher:
         self._stop_at: float | None = None
 
     def run(self) -> int:
-        """Runs until SIGTERM or SIGINT; returns the exit status."""
+        """Run until SIGTERM or SIGINT; return the exit status."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -121,7 +121,7 @@ class Launcher:
         self._started = now
 
     def _reap(self) -> None:
-        """Collects every child that ended: as PID 1 also those that others left behind."""
+        """Collect every child that ended: as PID 1 also those that others left behind."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -159,8 +159,10 @@ def _probes(host: str, port: str, answer: Callable[[web.Request], web.Answer]) -
 
 
 def main() -> int:
-    """Write the token, then answer the probes and restart the supervisor until SIGTERM. Returns the
-    exit status."""
+    """Write the token, then answer the probes and restart the supervisor until SIGTERM.
+
+    Returns the exit status.
+    """
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(USAGE)

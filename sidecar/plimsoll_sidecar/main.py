@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the supervisor proper; the launcher hands its own on."""
+    """Return the options of the supervisor proper; the launcher hands its own on."""
     parse = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.main", description=__doc__)
     parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
     parse.add_argument("--run-dir", type=Path, required=True, help="shared with the engine")
@@ -56,8 +56,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def new_detector(config: SupervisorConfig) -> Detector:
-    """A detector with the thresholds of ``config``; each engine start and each change of them has
-    one."""
+    """Return a detector with the thresholds of ``config``.
+
+    Each engine start and each change of them has one.
+    """
     return Detector(config.memory, config.supervision.stall.timeout_s, config.sample_interval_s)
 
 
@@ -66,7 +68,7 @@ def build(
     kube: KubeClient | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Supervisor, Metrics]:
-    """Puts the parts together. ``kube`` is None in local mode. Raises ConfigError and OSError.
+    """Put the parts together. ``kube`` is None in local mode. Raises ConfigError and OSError.
 
     ``clock`` gives samples their time, in seconds since any begin.
     """
@@ -117,8 +119,10 @@ def build(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the supervisor until a signal. Returns 2 for files that cannot be used, which it
-    names."""
+    """Run the supervisor until a signal.
+
+    Returns 2 for files that cannot be used, which it names.
+    """
     arguments = parser().parse_args(argv)
     logs.configure()
     try:

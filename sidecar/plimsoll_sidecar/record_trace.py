@@ -35,7 +35,7 @@ class TraceWriter:
         trace.write_line(self._out, header)
 
     def write(self, sample: Sample) -> None:
-        """Samples whose time does not go forward are left out: a trace must increase."""
+        """Sample whose time does not go forward are left out: a trace must increase."""
         if sample.t > self._last_t:
             self._last_t = sample.t
             trace.write_line(self._out, sample)
@@ -58,7 +58,7 @@ class TraceWriter:
 
 
 def header_for(config: SupervisorConfig, status: Status | None = None) -> Header:
-    """The header of a recording that begins now."""
+    """Return the header of a recording that begins now."""
     host, device = config.memory.host, config.memory.device
     return Header(
         trace=1,
@@ -86,7 +86,7 @@ def record(
     stopped: Callable[[float], bool],
     duration_s: float | None = None,
 ) -> int:
-    """Samples the engine until ``stopped`` or the end of ``duration_s``; the count of samples.
+    """Sample the engine until ``stopped`` or ``duration_s`` is over; return the count of samples.
 
     ``stopped`` waits the seconds that it is given, at most, and says whether to end. Raises OSError
     where ``out`` cannot be written.

@@ -51,7 +51,10 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 def replay(path: Path, mode: Mode = Mode.OBSERVE) -> Iterator[ReplayLine | Summary]:
-    """The events of the trace in order of time, then the summary. Raises :class:`TraceError`."""
+    """Return the events of the trace in order of time, then the summary.
+
+    Raises :class:`TraceError`.
+    """
     header, samples = trace.read(path)
     memory = policy_of(path, header)
     return judge(samples, memory, Supervision(mode=mode), header.interval_s, header.name)
@@ -64,7 +67,7 @@ def judge(
     interval_s: float,
     name: str,
 ) -> Iterator[ReplayLine | Summary]:
-    """The events of ``samples`` in order of time, each as soon as it happens, then the summary."""
+    """Yield the events of ``samples`` in order of time, each as it happens, then the summary."""
     detector = Detector(memory, supervision.stall.timeout_s, interval_s)
     governor = Governor(supervision, memory, replica=name)
     summary = Summary()
@@ -85,7 +88,7 @@ def judge(
 
 
 def policy_of(path: Path, header: Header) -> MemoryPolicy:
-    """The budgets that the header names; :class:`TraceError` where they cannot be used."""
+    """Return the budgets that the header names; :class:`TraceError` where they cannot be used."""
     if not header.interval_s > 0:
         raise TraceError(f"{path}:1: interval_s is {header.interval_s}, it must be above zero")
     if not 0 <= header.warmup_s < float("inf"):
@@ -96,7 +99,7 @@ def policy_of(path: Path, header: Header) -> MemoryPolicy:
 
 
 def view(sample: Sample) -> EngineView:
-    """An engine that can do everything: what it would have done is the question."""
+    """Return an engine that can do everything: what it would have done is the question."""
     return EngineView(
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
         state=EngineState.SERVING if sample.scrape_ok else None,
@@ -106,7 +109,7 @@ def view(sample: Sample) -> EngineView:
 
 
 def unobeyed(turn: Turn) -> list[Result]:
-    """What a recording answers to a command."""
+    """Return what a recording answers to a command."""
     if turn.command is None:
         return []
     operation = turn.command.operation_id
@@ -114,7 +117,7 @@ def unobeyed(turn: Turn) -> list[Result]:
 
 
 def line_of(event: Event, t: float) -> ReplayLine | None:
-    """The line that tells ``event``; None where the format has none for it."""
+    """Return the line that tells ``event``; None where the format has none for it."""
     incident = event.incident
     match event.type:
         case EventType.OPENED | EventType.CONFIRMED:

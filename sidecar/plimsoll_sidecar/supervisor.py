@@ -72,18 +72,21 @@ class Judge(Protocol):
     """What the supervisor needs of a detector."""
 
     def update(self, sample: Sample) -> Assessment:
-        """The view after ``sample``."""
+        """Return the view after ``sample``."""
 
     def checkpoint(self) -> Checkpoint:
-        """What a later judge of the same epoch needs to go on."""
+        """Return what a later judge of the same epoch needs to go on."""
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from an earlier judge's checkpoint, after the first sample of the same epoch."""
 
 
 class Supervisor:
-    """``new_detector`` makes a detector for a configuration, at the start and after a change.
-    ``group`` is there for the leader of a multi-node group."""
+    """One supervisor of one engine.
+
+    ``new_detector`` makes a detector for a configuration, at the start and after a change.
+    ``group`` is there for the leader of a multi-node group.
+    """
 
     def __init__(
         self,
@@ -153,8 +156,10 @@ class Supervisor:
             self._journal.close()
 
     def _now(self) -> float:
-        """A wall clock that was set is followed while no incident waits; all times that are kept
-        moves along."""
+        """Follow a wall clock that was set, while no incident waits; return the time.
+
+        All times that are kept move along.
+        """
         step = 0.0 if self._governor.state.incidents else self._clock.follow()
         if step:
             log.warning("the wall clock changed by %+.0f s", step)
@@ -219,7 +224,7 @@ class Supervisor:
         self._show(now, assessment, engine, turn.events)
 
     def _of_group(self, own: Assessment) -> Assessment:
-        """What the governor is told: at the leader of a group, what is known of all its pods."""
+        """Return what the governor judges: at a group's leader, what is known of all its pods."""
         if self._group is None:
             return own
         opened = self._governor.state.incidents
@@ -229,7 +234,7 @@ class Supervisor:
     # ---- journal
 
     def _open_journal(self) -> GovernorState:
-        """Opens and reads the journal. While it cannot be, nothing is done to the engine."""
+        """Open and read the journal. While it cannot be, nothing is done to the engine."""
         self._retry_at = time.monotonic() + JOURNAL_RETRY_S
         try:
             path = self._state_dir / JOURNAL_FILE
@@ -245,7 +250,7 @@ class Supervisor:
         return state
 
     def _write(self) -> bool:
-        """Writes state and changed incidents; tries a broken journal again every few seconds."""
+        """Write state and changed incidents; try a broken journal again every few seconds."""
         if self._hold is not None and time.monotonic() < self._retry_at:
             return False
         if self._journal is None:
@@ -265,7 +270,7 @@ class Supervisor:
         return True
 
     def _adopt(self, state: GovernorState) -> None:
-        """What a journal that opened late holds goes on; incidents seen meanwhile join it."""
+        """Go on with what a journal that opened late holds; incidents seen meanwhile join it."""
         if self._journal is None:
             return
         kinds = {incident.kind for incident in state.incidents}
@@ -314,7 +319,7 @@ class Supervisor:
     # ---- the engine and the configuration
 
     def _meet_engine(self, status: Status | None) -> None:
-        """Keeps what must be known of an engine that does not answer any more."""
+        """Keep what must be known of an engine that does not answer any more."""
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
@@ -327,7 +332,7 @@ class Supervisor:
         )
 
     def _checkpoint(self, status: Status | None) -> bool:
-        """Keeps what the detector measures from; True when that is new."""
+        """Keep what the detector measures from; True when that is new."""
         if status is None or self._inherited is not None:
             return False
         before = self._engine
@@ -343,7 +348,7 @@ class Supervisor:
         return ProcessId(engine.frontend_pid, engine.frontend_started)
 
     def _follow_config(self) -> bool:
-        """Takes over a new configuration; False when it needs a new start of the supervisor."""
+        """Take over a new configuration; False when it needs a new start of the supervisor."""
         if time.monotonic() < self._config_at:
             return True
         self._config_at = time.monotonic() + CONFIG_CHECK_S
@@ -370,7 +375,7 @@ class Supervisor:
         return True
 
     def _adopt_count(self) -> None:
-        """A journal that was lost gives back no restart: the slot's Lease has counted them too."""
+        """Take over the count of the slot's Lease: a lost journal gives back no restart."""
         kept = None if self._adopted else self._actuator.stored()
         if kept is None:
             return

@@ -62,7 +62,10 @@ class Request:
 
 
 def parse(head: bytes) -> Request | None:
-    """The request of a whole head; None where it is not HTTP/1.x, or names two hosts or none."""
+    """Return the request of a whole head.
+
+    None where it is not HTTP/1.x, or names two hosts or none.
+    """
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -93,7 +96,7 @@ class HttpServer:
     def __init__(
         self, host: str, port: int, answer: Callable[[Request], Answer], headers: str = ""
     ) -> None:
-        """Listens; raises OSError (OverflowError for a port that is none)."""
+        """Listen; raise OSError (OverflowError for a port that is none)."""
         self._answer, self._headers = answer, headers
         self._listener = _listen(host, port)
         self._connections: dict[int, _Connection] = {}
@@ -110,7 +113,7 @@ class HttpServer:
         self._poll.register(descriptor, select.POLLIN)
 
     def turn(self, wait_s: float) -> None:
-        """Waits for something to do, at most ``wait_s``, and does it."""
+        """Wait for something to do, at most ``wait_s``, and do it."""
         until = time.monotonic() + wait_s
         until = min([until, *(c.deadline for c in self._connections.values())])
         ready = self._poll.poll(max(0.0, 1000 * (until - time.monotonic())))

@@ -1,5 +1,7 @@
-"""LoRA adapters at run time, with vLLM's paths and bodies. Only with ``--enable-lora``: a path in a
-body is one of this server's folders."""
+"""LoRA adapters at run time, with vLLM's paths and bodies.
+
+Only with ``--enable-lora``: a path in a body is one of this server's folders.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, R
 
 
 async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
-    """Raises ApiError."""
+    """Load the adapter that a body names; raise ApiError where it cannot be."""
     path = Path(body.lora_path)
     if not path.is_absolute():
         raise invalid(
@@ -31,7 +33,7 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
 
 
 def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
-    """Raises ApiError."""
+    """Unload the adapter that a body names; raise ApiError where it is unknown."""
     if not adapter_loading.unload(engine, body.lora_name):
         raise ApiError(
             404, f"the adapter {body.lora_name!r} is not loaded", param="lora_name",
@@ -41,5 +43,5 @@ def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
 
 
 def card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
-    """What ``/v1/models`` says of ``adapter``; ``base`` is the model's own."""
+    """Return what ``/v1/models`` says of ``adapter``; ``base`` is the model's own."""
     return base | {"id": adapter.name, "root": str(adapter.path), "parent": base["id"]}

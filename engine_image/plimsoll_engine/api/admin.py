@@ -60,7 +60,7 @@ def _camel(code: str) -> str:
 
 
 def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
-    """The application of the admin port; ``token`` is what the supervisor wrote."""
+    """Return the application of the admin port; ``token`` is what the supervisor wrote."""
     api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
     statuses = StatusReader(engine)
 

@@ -67,8 +67,10 @@ class Answer(Response):
         self._client: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the generations and send what they give, whole or as a stream; a client that leaves
-        ends them."""
+        """Run the generations and send what they give, whole or as a stream.
+
+        A client that leaves ends them.
+        """
         self._answers = scope["app"].state.answers
         self._client = client_of(Request(scope))
         try:
@@ -93,7 +95,7 @@ class Answer(Response):
             del answering, leaving, task
 
     async def _next(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
-        """What is new, as soon as there is any; choices that end leave ``open_choices``."""
+        """Return what is new, as soon as there is any; choices that end leave ``open_choices``."""
         wake = self._batch.wake
         while True:
             new = []
@@ -147,7 +149,7 @@ class Answer(Response):
     whole_type = b"application/json"
 
     def encoded(self, wholes: list[dict[str, Any]]) -> bytes:
-        """The body of an answer in one piece."""
+        """Return the body of an answer in one piece."""
         body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
         return msgspec.json.encode(body)
 
@@ -168,7 +170,7 @@ class Answer(Response):
 
 
 def _unread(by_client: bool) -> ApiError:
-    """The answer has no room beside those that clients have not read yet."""
+    """Return whether the answer has no room beside those that clients have not read yet."""
     if by_client:
         return ApiError(
             429, "answers to your other requests are unread: read them, or request less at once",

@@ -22,8 +22,10 @@ ANSWERS_IN_WORK = 4
 
 
 def largest(max_model_len: int | None) -> int:
-    """Bytes of the largest answer: one choice with all log probabilities may fill the context, or
-    more choices with fewer."""
+    """Return the bytes of the largest answer.
+
+    One choice with all log probabilities may fill the context, or more choices with fewer.
+    """
     return max(MIN_ANSWER_BYTES, (max_model_len or 0) * _per_token(MAX_LOGPROBS))
 
 
@@ -33,14 +35,18 @@ def in_work(max_model_len: int | None) -> int:
 
 
 def size(tokens: int, logprobs: int | None) -> int:
-    """Bytes of an answer with so many tokens in all choices. ``logprobs`` is how many likeliest
-    tokens each comes with, None for no log probabilities at all."""
+    """Bytes of an answer with so many tokens in all choices.
+
+    ``logprobs`` is how many likeliest tokens each comes with, None for no log probabilities at all.
+    """
     return tokens * _per_token(0 if logprobs is None else logprobs + 1)
 
 
 def check(choices: int, tokens: int, logprobs: int | None, most: int, fields: str) -> None:
-    """Raises ApiError where ``tokens``, those of all ``choices``, come to more than ``most``
-    bytes. ``fields`` names what the client may lower."""
+    """Raise ApiError where ``tokens``, those of all ``choices``, come to more than ``most`` bytes.
+
+    ``fields`` names what the client may lower.
+    """
     wanted = size(tokens, logprobs)
     if wanted > most:
         with_them = "" if logprobs is None else f" with {logprobs} top log probabilities each"

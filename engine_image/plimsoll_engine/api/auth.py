@@ -38,8 +38,10 @@ class ApiKeys:
             raise UsageError(f"--api-key-file {file}: no key in it; write one a line")
 
     def tenant(self, authorization: bytes) -> str | None:
-        """Whose key it is, empty where there is only one; None for no key of ours. Takes the same
-        time wherever the key is wrong, and however long it is."""
+        """Whose key it is, empty where there is only one; None for no key of ours.
+
+        Takes the same time wherever the key is wrong, and however long it is.
+        """
         self._refresh()
         found = None
         for number, key in enumerate(self._keys, 1):
@@ -72,8 +74,10 @@ class Guard:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through whose key is known or whose path is open, with its tenant in the
-        scope."""
+        """Let a request through whose key is known or whose path is open.
+
+        Its tenant is in the scope.
+        """
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
             tenant = self._keys.tenant(given)

@@ -26,7 +26,9 @@ COMPLETION_TOKENS = 16
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The generations of one body, prompt by prompt, ``n`` choices of each; they share ``wake``.
-    ``model`` is the name that they were asked of."""
+
+    ``model`` is the name that they were asked of.
+    """
 
     request_id: str
     n: int
@@ -38,7 +40,7 @@ class Batch:
 async def completion(
     engine: AsyncEngine, prepared: PreparedBody[CompletionRequest], tenant: str = ""
 ) -> Batch:
-    """Raises ApiError."""
+    """Read the body of ``/v1/completions`` into a batch; raise ApiError where it is wrong."""
     body = prepared.body
     check_model(engine, body.model)
     max_tokens = body.max_tokens or COMPLETION_TOKENS
@@ -46,7 +48,7 @@ async def completion(
 
 
 async def chat(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant: str = "") -> Batch:
-    """Raises ApiError."""
+    """Read the body of ``/v1/chat/completions`` into a batch; raise ApiError where it is wrong."""
     body = prepared.body
     check_model(engine, body.model)
     (ids,) = prepared.prompts
@@ -58,7 +60,7 @@ async def chat(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant:
 
 
 def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
-    """The adapter of this name, None for the model itself; ApiError where it is neither."""
+    """Return the adapter of this name, None for the model itself; ApiError where it is neither."""
     served = engine.settings.served_model_name
     if model == served:
         return None
@@ -73,7 +75,7 @@ def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
 
 
 def check_ids(engine: AsyncEngine, ids: list[int], param: str) -> None:
-    """Raises ApiError for a token that the vocabulary lacks."""
+    """Raise ApiError for a token that the vocabulary lacks."""
     largest = engine.tokenizer.vocab_size - 1
     if ids and max(ids) > largest:
         raise invalid(f"token {max(ids)} does not exist; the largest is {largest}", param)
@@ -120,7 +122,7 @@ async def _asked(
 def _check_size(
     engine: AsyncEngine, body: CompletionRequest | ChatRequest, rooms: list[int], n: int
 ) -> None:
-    """The answer to all prompts, ``rooms`` tokens each; ApiError where it may become too large."""
+    """Raise ApiError where the answer to all prompts, ``rooms`` tokens each, is too large."""
     limit = engine.max_model_len
     if limit is None:
         return  # nothing is served before the first worker says its context
@@ -134,7 +136,10 @@ def _check_size(
 
 
 def room(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:
-    """The most tokens of output; ApiError where the prompt leaves less than was asked for."""
+    """Return the most tokens of output.
+
+    ApiError where the prompt leaves less than was asked for.
+    """
     if not ids:
         raise invalid(f"{param} has no token", param, "empty_prompt")
     check_ids(engine, ids, param)

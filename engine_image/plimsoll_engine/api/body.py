@@ -18,8 +18,10 @@ from plimsoll_engine.http.turns import Left
 
 
 class BodyRefused(Exception):
-    """The body is not read. ``status`` is 400, 408, 413, 429 or 503; ``code`` is the serving
-    API's."""
+    """The body is not read.
+
+    ``status`` is 400, 408, 413, 429 or 503; ``code`` is the serving API's.
+    """
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -28,8 +30,11 @@ class BodyRefused(Exception):
 
 
 class Body(NamedTuple):
-    """``client`` is whom it counts for: an API key where several tell tenants apart, else an
-    address. ``left`` returns once the client has left."""
+    """The body of one request as it arrives.
+
+    ``client`` is whom it counts for: an API key where several tell tenants apart, else an address.
+    ``left`` returns once the client has left.
+    """
 
     raw: bytearray
     client: str
@@ -45,7 +50,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request, most: int) -> AsyncIterator[Body]:
-        """The body, at most ``most`` bytes of it; leave the context when its bytes are gone.
+        """Yield the body, at most ``most`` bytes of it; leave the context when its bytes are gone.
 
         Raises :class:`BodyRefused`; ClientDisconnect where the client left.
         """

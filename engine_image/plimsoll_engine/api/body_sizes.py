@@ -25,8 +25,11 @@ BODIES_IN_WORK = 4
 
 @dataclass(frozen=True, slots=True)
 class BodySizes:
-    """``sees`` and ``hears`` are the model's; ``max_bytes`` is ``--max-body-bytes``, which holds
-    instead of what is derived."""
+    """The largest body of each path.
+
+    ``sees`` and ``hears`` are the model's; ``max_bytes`` is ``--max-body-bytes``, which holds
+    instead of what is derived.
+    """
 
     sees: bool
     hears: bool

@@ -17,7 +17,7 @@ MAX_IMAGES = 32
 
 
 def urls(messages: list[Message]) -> list[str]:
-    """The urls of all image parts, in order. Raises ApiError for a part of another shape."""
+    """Return the urls of all image parts, in order. Raises ApiError for a part of another shape."""
     found = []
     for message in messages:
         for part in message.content if isinstance(message.content, list) else []:
@@ -32,7 +32,7 @@ def urls(messages: list[Message]) -> list[str]:
 
 
 def parts(message: Message) -> list[dict[str, Any]]:
-    """A message's content as templates of models that see read it. Raises ApiError."""
+    """Return a message's content as templates of models that see read it. Raises ApiError."""
     content = message.content or ""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -53,7 +53,7 @@ def parts(message: Message) -> list[dict[str, Any]]:
 
 
 def files(urls: list[str]) -> list[bytes]:
-    """The files in data URLs. Raises ApiError."""
+    """Return the files in data URLs. Raises ApiError."""
     from plimsoll_engine.multimodal.images import from_data_url  # Pillow: for models that see only
 
     if len(urls) > MAX_IMAGES:
@@ -67,8 +67,9 @@ def files(urls: list[str]) -> list[bytes]:
 async def place(
     reader: MediaReader, processor: Processor, ids: list[int], images: list[bytes]
 ) -> tuple[list[int], list[Media]]:
-    """The prompt ``ids`` with each image's one placeholder multiplied, and the images, which are
-    files.
+    """Return the prompt ``ids`` with each image's one placeholder multiplied, and the images.
+
+    The images are files.
 
     Raises ApiError: the placeholder's text in a message would stand for an image that is not there.
     """

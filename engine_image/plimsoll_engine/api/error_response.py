@@ -8,7 +8,10 @@ from plimsoll_engine.api.errors import ApiError
 
 
 def error_response(error: ApiError) -> Response:
-    """The error in OpenAI's JSON, with the headers that tell a client whether to try again."""
+    """Return the error in OpenAI's JSON.
+
+    Its headers tell a client whether to try again.
+    """
     return Response(
         error.body(), error.status, headers=error.headers(), media_type="application/json"
     )

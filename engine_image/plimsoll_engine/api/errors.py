@@ -12,8 +12,11 @@ RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
-    """An answer other than 200. ``param`` names the field that is wrong. Whatever library the
-    message is from, it tells no address."""
+    """An answer other than 200.
+
+    ``param`` names the field that is wrong. Whatever library the message is from, it tells no
+    address.
+    """
 
     def __init__(
         self,
@@ -54,20 +57,22 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
-        """``retry-after`` where trying again may help; against it where the clients of OpenAI would
-        do so in vain."""
+        """``retry-after`` where trying again may help.
+
+        Where it would not, a header that tells the clients of OpenAI not to.
+        """
         if self.status == 504:
             return {"x-should-retry": "false"}  # OpenAI's clients would: the time is spent
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """A request that cannot be carried out as it is: status 400, at the field ``param``."""
+    """Return a request that cannot be carried out as it is: status 400, at the field ``param``."""
     return ApiError(400, message, param=param, code=code)
 
 
 def of(error: Exception) -> ApiError:
-    """The answer that an engine's refusal or a request's failure gets."""
+    """Return the answer that an engine's refusal or a request's failure gets."""
     match error:
         case ApiError():
             return error

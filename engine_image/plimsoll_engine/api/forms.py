@@ -21,7 +21,7 @@ class Form(msgspec.Struct):
 
 
 async def parse(raw: bytes | bytearray, content_type: str) -> Form:
-    """Raises ApiError."""
+    """Return the fields and the file of a form; raise ApiError where it is wrong."""
     if not content_type.lower().startswith("multipart/form-data"):
         raise invalid("send multipart/form-data with the fields file and model")
 

@@ -47,8 +47,10 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
 def completion(
     tokens: Sequence[TokenLogprobs], text_of: TokenText, offset: int
 ) -> tuple[dict[str, list[Any]], int]:
-    """``logprobs`` of a completion's chunk whose text begins ``offset`` characters after the
-    choice's; and the offset of what follows."""
+    """Return ``logprobs`` of a completion's chunk, and the offset of what follows.
+
+    The chunk's text begins ``offset`` characters after the choice's.
+    """
     body: dict[str, list[Any]] = {
         "tokens": [],
         "token_logprobs": [],

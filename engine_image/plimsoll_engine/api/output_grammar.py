@@ -22,7 +22,7 @@ the length of the others (see plimsoll_engine.core.grammar)."""
 
 
 def of(body: CompletionRequest | ChatRequest) -> Grammar | None:
-    """The one grammar; None where any text will do. Raises ApiError."""
+    """Return the one grammar; None where any text will do. Raises ApiError."""
     found = [_response_format(body), _structured(body.structured_outputs)]
     if isinstance(body, ChatRequest):
         found.append(_tools(body))
@@ -86,7 +86,7 @@ def _structured(given: StructuredOutputs | None) -> Grammar | None:
 
 
 def _tools(body: ChatRequest) -> Grammar | None:
-    """A call is forced by ``required`` (of any tool) and by a name (of that one)."""
+    """Return whether a call is forced: by ``required`` (of any tool) or by a name (of that one)."""
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "none", "auto"):
         return None
@@ -116,6 +116,8 @@ def _call_schema(tool: Tool) -> dict[str, Any]:
 
 
 def _canonical(schema: dict[str, Any]) -> str:
-    """Equal schemas are one entry of the compile cache. The order of properties is kept: it is the
-    order in which they are written."""
+    """Return the schema with its spaces removed: equal ones are one entry of the compile cache.
+
+    The order of properties is kept: it is the order in which they are written.
+    """
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))

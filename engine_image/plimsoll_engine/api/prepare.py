@@ -34,8 +34,11 @@ _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What the engine says of itself: the limit of prompt and output tokens (None before the first
-    worker), how many requests it holds at once, how many JSON values it reads."""
+    """What the engine says of itself.
+
+    The limit of prompt and output tokens (None before the first worker), how many requests it holds
+    at once, how many JSON values it reads.
+    """
 
     max_model_len: int | None
     max_queued: int
@@ -68,7 +71,7 @@ class Preparation:
         self._sees = sees
 
     def completion(self, raw: bytes | bytearray, of: Context) -> PreparedBody[CompletionRequest]:
-        """Raises ApiError."""
+        """Return the batch of a completion's body; raise ApiError where the body is wrong."""
         body = decode(raw, CompletionRequest)
         prompts = _prompts(body.prompt)
         choices = len(prompts) * (body.n or 1)
@@ -92,7 +95,7 @@ class Preparation:
         return PreparedBody(light, ids, must_match)
 
     def chat(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
-        """Raises ApiError."""
+        """Return the batch of a chat's body; raise ApiError where the body is wrong."""
         body = decode(raw, ChatRequest)
         if (body.n or 1) > of.max_queued:
             raise too_many(body.n or 1, of.max_queued, "n")
@@ -107,7 +110,7 @@ class Preparation:
         return PreparedBody(light, [ids], must_match, files, calls)
 
     def tokenize(self, raw: bytes | bytearray, of: Context) -> Text:
-        """Raises ApiError."""
+        """Return the tokens that a body asks for; raise ApiError where the body is wrong."""
         body = decode(raw, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("give either a prompt or messages", "prompt")
@@ -125,7 +128,7 @@ class Preparation:
         return Text(body.model, msgspec.json.encode(answer))
 
     def detokenize(self, raw: bytes | bytearray, of: Context) -> Text:
-        """Raises ApiError."""
+        """Return the text that a body asks for; raise ApiError where the body is wrong."""
         body = decode(raw, DetokenizeRequest)
         _fits(body.tokens, of, "tokens")
         self._exist(body.tokens, "tokens")
@@ -133,7 +136,7 @@ class Preparation:
         return Text(body.model, msgspec.json.encode(answer))
 
     def _chat(self, body: ChatRequest | TokenizeRequest, of: Context) -> list[int]:
-        """The tokens of a chat, ready for the assistant's turn."""
+        """Return the tokens of a chat, ready for the assistant's turn."""
         tools = body.tools or []
         if isinstance(body, ChatRequest) and body.tool_choice == "none":
             tools = []
@@ -170,7 +173,7 @@ class Preparation:
             raise invalid(f"token {max(ids)} does not exist; the largest is {largest}", param)
 
     def _plain(self, message: Message) -> dict[str, Any]:
-        """A message as chat templates read it: those of models that see want parts."""
+        """Return a message as chat templates read it: those of models that see want parts."""
         content = chat_images.parts(message) if self._sees else text_content(message)
         plain: dict[str, Any] = {"role": message.role, "content": content}
         if message.name:
@@ -183,8 +186,11 @@ class Preparation:
 
 
 def check_values(raw: bytes | bytearray, most: int) -> None:
-    """A JSON value costs some 60 bytes of memory, whatever it is: a body of nothing but brackets
-    and commas takes thirty times its size. Raises ApiError."""
+    """Raise ApiError for a body of too many JSON values.
+
+    A value costs some 60 bytes of memory, whatever it is: a body of nothing but brackets and commas
+    takes thirty times its size.
+    """
     values = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
     if values > most:
         raise ApiError(
@@ -195,7 +201,10 @@ def check_values(raw: bytes | bytearray, most: int) -> None:
 
 
 def _fits(ids: list[int], of: Context, param: str) -> None:
-    """A prompt as long as the context has no room for output; api/build.py looks at the rest."""
+    """Raise ApiError for a prompt as long as the context: it has no room for output.
+
+    api/batch.py looks at the rest.
+    """
     if of.max_model_len is not None and len(ids) > of.max_model_len:
         raise too_long(f"a prompt of {len(ids)} tokens", of.max_model_len, param)
 

@@ -53,7 +53,7 @@ def send(connection: socket.socket, data: bytes | bytearray) -> None:
 
 
 def receive(connection: socket.socket) -> bytearray:
-    """Raises EOFError where the other side is gone."""
+    """Return the next message; raise EOFError where the other side is gone."""
     (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
     return _exactly(connection, length)
 

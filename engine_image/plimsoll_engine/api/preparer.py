@@ -78,31 +78,34 @@ class Preparer:
         self._end()
 
     async def completion(self, body: Body) -> PreparedBody[CompletionRequest]:
-        """Raises ApiError; ClientDisconnect where the client left while its body waited."""
+        """Have a completion's body prepared.
+
+        Raises ApiError; ClientDisconnect where the client left while its body waited.
+        """
         if len(body.raw) <= INLINE_BYTES:
             return self._here.completion(body.raw, self._context())
         return await self._there(body, "completion", PreparedBody[CompletionRequest])
 
     async def chat(self, body: Body) -> PreparedBody[ChatRequest]:
-        """Raises ApiError."""
+        """Have a chat's body prepared; raise ApiError where it is wrong."""
         if len(body.raw) <= INLINE_BYTES:
             return self._here.chat(body.raw, self._context())
         return await self._there(body, "chat", PreparedBody[ChatRequest])
 
     async def tokenize(self, body: Body) -> Text:
-        """Raises ApiError."""
+        """Have a text tokenized; raise ApiError where the body is wrong."""
         if len(body.raw) <= INLINE_BYTES:
             return self._here.tokenize(body.raw, self._context())
         return await self._there(body, "tokenize", Text)
 
     async def detokenize(self, body: Body) -> Text:
-        """Raises ApiError."""
+        """Have tokens turned into text; raise ApiError where the body is wrong."""
         if len(body.raw) <= INLINE_BYTES:
             return self._here.detokenize(body.raw, self._context())
         return await self._there(body, "detokenize", Text)
 
     async def form(self, body: Body, content_type: str) -> Form:
-        """The file and the other fields of a multipart body. Raises ApiError."""
+        """Return the file and the other fields of a multipart body. Raises ApiError."""
         return await self._there(body, "form", Form, content_type)
 
     def _context(self) -> Context:
@@ -170,7 +173,7 @@ class Preparer:
             self._thread.submit(self._begin)
 
     def _begin(self) -> None:
-        """Raises :class:`Lost` where the process does not come up."""
+        """Start the process; raise :class:`Lost` where it does not come up."""
         if self._process is not None and self._process.poll() is None:
             return
         self._end()

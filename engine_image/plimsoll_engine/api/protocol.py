@@ -1,5 +1,7 @@
-"""The bodies that the serving API takes, decoded strictly: an unknown field is an error, and so is
-a known one whose wish this engine would not fulfil."""
+"""The bodies that the serving API takes, decoded strictly.
+
+An unknown field is an error, and so is a known one whose wish this engine would not fulfil.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,11 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both APIs. ``priority`` and ``cache_salt`` are vLLM's, ``deadline_s`` is our own;
-    the last group says nothing about the text and is let through."""
+    """Fields of both APIs.
+
+    ``priority`` and ``cache_salt`` are vLLM's, ``deadline_s`` is our own; the last group says
+    nothing about the text and is let through.
+    """
 
     model: str
     stream: bool | None = None
@@ -93,8 +98,10 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionRequest(_Common, kw_only=True):
-    """The body of ``/v1/completions``. Unknown fields are refused, so that none is silently without
-    effect."""
+    """The body of ``/v1/completions``.
+
+    Unknown fields are refused, so that none is silently without effect.
+    """
 
     # One text or list of token ids, or a list of them.
     prompt: str | list[str | TokenId | list[TokenId]]
@@ -204,7 +211,10 @@ _FIELD = re.compile(
 
 
 def decode(body: bytes | bytearray, kind: type[_Body]) -> _Body:
-    """The request in ``body``. Raises ApiError 400 that names the field, or else the body."""
+    """Return the request in ``body``.
+
+    Raises ApiError 400 that names the field, or else the body.
+    """
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -232,7 +242,7 @@ _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 def _check(request: CompletionRequest | ChatRequest) -> None:
-    """What the types cannot say."""
+    """Check what the types cannot say."""
     for field, neutral in _NEUTRAL:
         if getattr(request, field, None) not in neutral:
             allowed = " or ".join(msgspec.json.encode(one).decode() for one in neutral[1:])
@@ -263,7 +273,7 @@ def _check_tools(request: ChatRequest) -> None:
 
 
 def text_content(message: Message) -> str | None:
-    """A message's text; its parts in order where it has several."""
+    """Return a message's text; its parts in order where it has several."""
     if message.content is None or isinstance(message.content, str):
         return message.content
     texts: list[str] = []

@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(body: dict[str, Any]) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
@@ -39,7 +39,7 @@ class CompletionChoice:
         return None
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """What a stream sends of ``delta``: one chunk, or none before there is text."""
+        """Yield what a stream sends of ``delta``: one chunk, or none before there is text."""
         if delta.text or delta.finish_reason is not None:
             yield self._choice(delta.text, self._told(delta.logprobs), delta.finish_reason)
 
@@ -51,7 +51,7 @@ class CompletionChoice:
         self._finish_reason = delta.finish_reason
 
     def whole(self) -> dict[str, Any]:
-        """The choice of an answer that is not streamed."""
+        """Return the choice of an answer that is not streamed."""
         return self._choice("".join(self._texts), self._logprobs, self._finish_reason)
 
     def _told(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
@@ -87,11 +87,11 @@ class ChatChoice:
         self._finish_reason: str | None = None
 
     def first(self) -> dict[str, Any] | None:
-        """What a stream opens with: the role."""
+        """Return what a stream opens with: the role."""
         return self._chunk({"role": "assistant", "content": ""}, [], None)
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """What a stream sends of ``delta``: text and calls of tools in chunks of their own."""
+        """Yield what a stream sends of ``delta``: text and tool calls in chunks of their own."""
         parsed = self._parse(delta)
         # Log probabilities go with the first chunk there is.
         tokens = delta.logprobs
@@ -117,8 +117,10 @@ class ChatChoice:
         self._finish_reason = delta.finish_reason
 
     def whole(self) -> dict[str, Any]:
-        """The choice of an answer that is not streamed; ``content`` is null beside calls of tools
-        alone."""
+        """Return the choice of an answer that is not streamed.
+
+        ``content`` is null beside calls of tools alone.
+        """
         content: str | None = "".join(self._texts)
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if self._calls:
@@ -174,7 +176,7 @@ class Envelope:
         self._created = int(time.time())
 
     def around(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """The object of OpenAI's ``kind`` with the id, time and model of this answer."""
+        """Return the object of OpenAI's ``kind`` with the id, time and model of this answer."""
         return {
             "id": self._id,
             "object": kind,

@@ -18,7 +18,7 @@ def sampling(
     vocab_size: int,
     grammar: Grammar | None,
 ) -> Sampling:
-    """Raises ApiError."""
+    """Return how a body wants its tokens chosen; raise ApiError where a field is wrong."""
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(
             f"min_tokens {body.min_tokens} are more than the {max_tokens} tokens of output allowed",

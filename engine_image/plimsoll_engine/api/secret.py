@@ -8,8 +8,10 @@ from hashlib import blake2b
 
 
 class Secret:
-    """Kept and compared as a digest under a key of this process: ``compare_digest`` alone ends at
-    once where the lengths differ, which tells the length."""
+    """A secret, kept and compared as a digest under a key of this process.
+
+    ``compare_digest`` alone ends at once where the lengths differ, which tells the length.
+    """
 
     _key = secrets.token_bytes(32)
 
@@ -18,7 +20,7 @@ class Secret:
 
     @classmethod
     def digest(cls, value: bytes) -> bytes:
-        """The keyed digest that stands for ``value``, 32 bytes whatever its length."""
+        """Return the keyed digest that stands for ``value``, 32 bytes whatever its length."""
         return blake2b(value, key=cls._key, digest_size=32).digest()
 
     def equals(self, value: bytes) -> bool:

@@ -41,8 +41,10 @@ def app(
     preparer: Preparer,
     answers: BodyBudget,
 ) -> FastAPI:
-    """The application of the serving port. ``answers`` is for those that are written in one
-    piece."""
+    """Yield the application of the serving port.
+
+    ``answers`` is for those that are written in one piece.
+    """
     api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
     api.state.answers = answers
     created = int(time.time())

@@ -34,8 +34,11 @@ class Parsed:
 
 
 class ToolCallParser:
-    """Takes the calls out of a text that comes in pieces. A call is given out when it is whole;
-    what only looks like one stays text, so that nothing is lost."""
+    """Takes the calls out of a text that comes in pieces.
+
+    A call is given out when it is whole; what only looks like one stays text, so that nothing is
+    lost.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
@@ -43,7 +46,7 @@ class ToolCallParser:
         self._call: list[str] | None = None  # what followed OPEN, while inside
 
     def push(self, piece: str) -> Parsed:
-        """What ``piece`` makes certain."""
+        """Return what ``piece`` makes certain."""
         parsed = Parsed()
         while piece:
             whole = self._matcher.held + piece
@@ -64,7 +67,7 @@ class ToolCallParser:
         return parsed
 
     def finish(self) -> Parsed:
-        """What is left when nothing follows; an unfinished call is text."""
+        """Return what is left when nothing follows; an unfinished call is text."""
         rest = self._matcher.finish()
         if self._call is None:
             return Parsed(rest)

@@ -47,7 +47,7 @@ class Transcript(Answer):
             self.whole_type = b"text/plain; charset=utf-8"
 
     def encoded(self, wholes: list[dict[str, Any]]) -> bytes:
-        """The texts of all windows as one body, in the format that the request named."""
+        """Return the texts of all windows as one body, in the format that the request named."""
         texts = [str(whole["text"]).strip() for whole in wholes]
         text = " ".join(filter(None, texts))
         if self._kind == "text":

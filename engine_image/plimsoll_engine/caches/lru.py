@@ -41,7 +41,7 @@ class LruCache(Generic[K, V]):
         return key in self._data
 
     def __iter__(self) -> Iterator[K]:
-        """The keys, least recently used first."""
+        """Return the keys, least recently used first."""
         return iter(self._order)
 
     @property
@@ -50,7 +50,7 @@ class LruCache(Generic[K, V]):
         return len(self._pins)
 
     def get(self, key: K) -> V | None:
-        """The value, without touching it."""
+        """Return the value, without touching it."""
         return self._data.get(key)
 
     def touch(self, key: K) -> None:
@@ -131,12 +131,12 @@ class LruCache(Generic[K, V]):
         return self._data.pop(key)
 
     def _evictable(self, besides: K) -> int:
-        """What the eviction of every other item that is not pinned would free."""
+        """Return what the eviction of every other item that is not pinned would free."""
         kept = sum(self._sizes[key] for key in self._pins if key != besides)
         return self.used - kept - self._sizes.get(besides, 0)
 
     def problems(self) -> list[str]:
-        """What is wrong with this cache, for the audit; nothing on a sound one."""
+        """Return what is wrong with this cache, for the audit; nothing on a sound one."""
         found = []
         order, data = set(self._order), set(self._data)
         if order != data:

@@ -23,7 +23,7 @@ class ProcessorCache:
         return self._items.capacity
 
     def get(self, key: bytes) -> Processed | None:
-        """The item of ``key``, which is then the last to be evicted; None if it is not here."""
+        """Return the item of ``key``, now the last to be evicted; None if it is not here."""
         found = self._items.get(key)
         if found is not None:
             self._items.touch(key)

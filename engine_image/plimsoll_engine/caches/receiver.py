@@ -42,7 +42,7 @@ class Receiver:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
     def keys(self) -> list[bytes]:
-        """The keys that are held, sorted, for the audit against the sender's."""
+        """Return the keys that are held, sorted, for the audit against the sender's."""
         return sorted(self._held)
 
     def clear(self) -> int:
@@ -53,7 +53,7 @@ class Receiver:
         return count
 
     def problems(self) -> list[str]:
-        """What is wrong with this cache, for the audit; nothing on a sound one."""
+        """Return what is wrong with this cache, for the audit; nothing on a sound one."""
         total = sum(map(len, self._held.values()))
         if total != self.bytes:
             return [f"the items have {total} bytes, {self.bytes} are counted"]

@@ -26,8 +26,10 @@ class Sender:
         self.spared_bytes_total = 0
 
     def pack(self, message: ToWorker) -> ToWorker:
-        """``message`` as it is to be written, now and whatever happens: without the data that the
-        worker has, with the order to let go of what has to make room."""
+        """Return ``message`` as it is to be written, now and whatever happens.
+
+        It lacks the data that the worker has, and orders it to let go of what has to make room.
+        """
         match message:
             case Submit(media=media) if media:
                 self.changes += 1
@@ -38,13 +40,13 @@ class Sender:
         return message
 
     def lost(self, keys: list[bytes]) -> None:
-        """The worker says that it lacks these: send them again."""
+        """Send these again: the worker says that it lacks them."""
         self.changes += 1
         for key in keys:
             self._held.discard(key)
 
     def keys(self) -> set[bytes]:
-        """The keys that the worker holds by this account."""
+        """Return the keys that the worker holds by this account."""
         return set(self._held)
 
     def problems(self) -> list[str]:

@@ -28,8 +28,11 @@ class Entry:
 
 
 class EncoderCache:
-    """``budget`` is the tokens of all entries together. ``lifelong`` says that a request needs its
-    outputs until it ends."""
+    """Which outputs of the encoder are kept for which requests.
+
+    ``budget`` is the tokens of all entries together. ``lifelong`` says that a request needs its
+    outputs until it ends.
+    """
 
     def __init__(self, budget: int, lifelong: bool = False) -> None:
         if budget < 1:
@@ -95,8 +98,10 @@ class EncoderCache:
             self._release(request, media.key)
 
     def take_freed(self) -> list[bytes]:
-        """What the runner must let go of. Call it when a step begins, before its requests are
-        scheduled, or when the engine goes idle."""
+        """Return what the runner must let go of.
+
+        Call it when a step begins, before its requests are scheduled, or when the engine goes idle.
+        """
         freed, self._freed = self._freed, []
         return freed
 
@@ -105,7 +110,7 @@ class EncoderCache:
         return set(self.entries).union(self._freed)
 
     def problems(self) -> list[str]:
-        """What is wrong with this ledger, for the audit; nothing on a sound one."""
+        """Return what is wrong with this ledger, for the audit; nothing on a sound one."""
         found = []
         if (total := sum(entry.tokens for entry in self.entries.values())) != self.used:
             found.append(f"the entries have {total} tokens, {self.used} are counted")

@@ -31,7 +31,7 @@ class EncoderOutputs:
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def keys(self) -> set[bytes]:
-        """The keys of the media whose output is held, for the audit."""
+        """Return the keys of the media whose output is held, for the audit."""
         return set(self._tensors)
 
     def tokens_beyond(self, known: set[bytes]) -> int:
@@ -46,8 +46,10 @@ class EncoderOutputs:
     def prepare(
         self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
     ) -> torch.Tensor | None:
-        """Encode what ``chunks`` ask for and hand the outputs to the step: in its plan, or as the
-        input embeddings, which are returned."""
+        """Encode what ``chunks`` ask for and hand the outputs to the step.
+
+        They are in its plan, or in the input embeddings, which are returned.
+        """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])
         if self._model.lifelong:

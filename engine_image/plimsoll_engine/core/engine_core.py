@@ -118,8 +118,10 @@ class EngineCore:
             self.scheduler.offload.poll(idle)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached block that no request uses, on the host too. False where a transfer
-        did not end within :data:`RESET_WAIT_S`: its blocks are still there."""
+        """Forget every cached block that no request uses, on the host too.
+
+        False where a transfer did not end within :data:`RESET_WAIT_S`: its blocks are still there.
+        """
         offload = self.scheduler.offload
         settled = offload is None or offload.settle(RESET_WAIT_S)
         if offload is not None:
@@ -187,9 +189,11 @@ class EngineCore:
         return [Dropped(request.request_id, "deadline", _too_late(request)) for request in late]
 
     def step(self) -> StepOutput:
-        """Launch one batch and take in the tokens of the one before, which the device computed
-        meanwhile. Raises :class:`DeviceLostError` when no further step can work, and RanksLost when
-        the ranks of this one do not come together again."""
+        """Launch one batch and take in the tokens of the one before.
+
+        The device computed that one meanwhile. Raises :class:`DeviceLostError` when no further step
+        can work, and RanksLost when the ranks of this one do not come together again.
+        """
         if (now := time.monotonic()) >= self._next_expiry:
             self._next_expiry = now + EXPIRY_INTERVAL_S
             if expired := self.expire(now):
@@ -226,7 +230,7 @@ class EngineCore:
         return output
 
     def _launched(self, chunks: list[Chunk]) -> None:
-        """What the step computes counts as computed: the device works in order."""
+        """Count what the step computes as computed: the device works in order."""
         for chunk in chunks:
             ends = chunk.ends
             self.scheduler.computed(chunk)
@@ -254,7 +258,7 @@ class EngineCore:
     def _take_in(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
     ) -> None:
-        """A new token of ``request``, which may be its last."""
+        """Take in a new token of ``request``, which may be its last."""
         request.append(token_id)
         self.counters.generation_tokens += 1
         reason = request.finish_reason(token_id, self.scheduler.max_model_len)
@@ -267,7 +271,9 @@ class EngineCore:
 
     def _settle(self, output: StepOutput, wait_s: float) -> None:
         """Take in the tokens that grammars have taken in; waits so long for those that are fast.
-        A request whose grammar grew too complex, or takes too long over a token, ends."""
+
+        A request whose grammar grew too complex, or takes too long over a token, ends.
+        """
         if not self._held:
             return
         masks = self.grammars.masks
@@ -329,8 +335,10 @@ class EngineCore:
             self._free_outputs()
 
     def _free_outputs(self) -> None:
-        """Let the runner's encoder outputs go that the last steps released. Before a step makes new
-        ones, and when no step follows."""
+        """Let the runner's encoder outputs go that the last steps released.
+
+        Before a step makes new ones, and when no step follows.
+        """
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
@@ -339,8 +347,11 @@ class EngineCore:
         return Dropped(request_id, "invalid", message)
 
     def request_bytes(self) -> int:
-        """Host memory of the live requests: tokens, counts for penalties, states of grammars, and
-        media beside the receiver cache."""
+        """Return the host memory of the live requests.
+
+        It is of tokens, counts for penalties, states of grammars, and media beside the receiver
+        cache.
+        """
         media = {
             item.key: len(item.data or b"")
             for request in self.requests.values()

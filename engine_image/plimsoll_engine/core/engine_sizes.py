@@ -28,12 +28,12 @@ class EngineSizes(msgspec.Struct, frozen=True):
     num_blocks: int
 
     def kv_bytes(self, kv: KVShape, dtype: torch.dtype) -> int:
-        """The KV pool."""
+        """Return the KV pool."""
         return self.num_blocks * self.block_size * kv.bytes_per_token(dtype)
 
 
 def check_adapters(requested: WorkerConfig, config: Any) -> None:
-    """Raises :class:`SettingsError` where a model with this config takes no LoRA adapters."""
+    """Raise :class:`SettingsError` where a model with this config takes no LoRA adapters."""
     if requested.max_loras and not decoder.supports(config):
         raise SettingsError(
             f"--enable-lora: field model_type: {config.model_type} takes no adapters here, only"
@@ -49,7 +49,7 @@ batch narrow, and each takes as much memory as a long context."""
 def encoder_tokens(
     requested: int | None, settings: EngineSizes, largest: int, lifelong: bool
 ) -> int:
-    """The encoder cache's budget. Requests wait for room in it, so more is only faster."""
+    """Return the encoder cache's budget. Requests wait for room in it, so more is only faster."""
     if requested is not None and requested < largest:
         raise SettingsError(
             f"--encoder-cache-tokens {requested}: one image or sound of this model takes {largest}"
@@ -70,9 +70,12 @@ def resolve(
     pool_bytes: int | None = None,
     free: int | None = None,
 ) -> EngineSizes:
-    """Fill in what was not asked for. Call it after the weights were loaded. ``positions`` is the
-    model's longest context in tokens, ``pool_bytes`` the KV pool where there is one already,
-    ``free`` the device memory that every rank has at least, None on a CPU."""
+    """Fill in what was not asked for.
+
+    Call it after the weights were loaded. ``positions`` is the model's longest context in tokens,
+    ``pool_bytes`` the KV pool where there is one already, ``free`` the device memory that every
+    rank has at least, None on a CPU.
+    """
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
     ):  # fmt: skip

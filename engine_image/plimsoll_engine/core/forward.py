@@ -65,7 +65,8 @@ class Forward:
         return 0 if self.graphs is None else self.graphs.nbytes
 
     def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
-        """Capture decode steps of the first few batch sizes (CUDA only), or none with ``later``;
+        """Capture decode steps of the first few batch sizes (CUDA only), or none with ``later``.
+
         :meth:`capture_more` captures the others. ``max_blocks`` is the most blocks of one request.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
@@ -92,9 +93,12 @@ class Forward:
     def compute(
         self, inputs: Inputs, chunks: Sequence[Chunk] = ()
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The logits of the rows in ``inputs.last``, None where there is none; and before them the
-        best token of each where that is known as well. ``chunks`` bring media
-        and adapters; a step with an adapter is no captured one."""
+        """Return the best tokens, where they are known, and the logits of a step's rows.
+
+        The rows are those in ``inputs.last``: tokens int64 [rows], logits [rows, vocabulary] in the
+        model's dtype; None where there is no row. ``chunks`` bring media and adapters; a step with
+        an adapter is no captured one.
+        """
         adapters = None
         if self.adapters is not None:
             adapters = in_step(chunks, inputs.starts, self.device)

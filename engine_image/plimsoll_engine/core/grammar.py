@@ -63,7 +63,9 @@ Key = tuple[str, str]
 
 class GrammarError(ValueError):
     """The grammar cannot be used; ``why`` says why not, ``field`` where the client gave it.
-    ``unavailable``: it may be sound, and could not be compiled now."""
+
+    ``unavailable``: it may be sound, and could not be compiled now.
+    """
 
     def __init__(self, field: str, why: str, unavailable: bool = False) -> None:
         super().__init__(f"{field}: {why}")
@@ -73,8 +75,11 @@ class GrammarError(ValueError):
 
 
 class Vocabulary:
-    """The token trie of a checkpoint. Making it takes a second for a large vocabulary and holds the
-    interpreter's lock, so it is made before the worker serves, once for all workers."""
+    """The token trie of a checkpoint.
+
+    Making it takes a second for a large vocabulary and holds the interpreter's lock, so it is made
+    before the worker serves, once for all workers.
+    """
 
     def __init__(self, tokenizer: LLTokenizer, size_bytes: int) -> None:
         self.tokenizer = tokenizer
@@ -82,8 +87,11 @@ class Vocabulary:
 
     @classmethod
     def load(cls, model: Path) -> Vocabulary | None:
-        """Of the checkpoint in ``model``; None where llguidance cannot read its tokenizer.json, or
-        no token ends a text: then grammars are refused, and everything else works."""
+        """Return the vocabulary of the checkpoint in ``model``.
+
+        None where llguidance cannot read its tokenizer.json, or no token ends a text: then grammars
+        are refused, and everything else works.
+        """
         try:
             ends = eos_ids(model)
             text = (model / "tokenizer.json").read_text(encoding="utf-8")
@@ -94,15 +102,18 @@ class Vocabulary:
         return None if tokenizer is None else cls(tokenizer, size)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """A new matcher. Raises :class:`GrammarError`."""
+        """Return a new matcher. Raises :class:`GrammarError`."""
         compiled = LLMatcher(self.tokenizer, _source(grammar), log_level=0, limits=LIMITS)
         if compiled.is_error():
             raise GrammarError(grammar.field, short(compiled.get_error()))
         return compiled
 
     def attempt(self, grammar: Grammar) -> Passed | GrammarRefused:
-        """Compile ``grammar`` and what it allows first. The bytes are those of the compiled grammar
-        while it exists, so malloc is asked before it goes."""
+        """Compile ``grammar`` and what it allows first.
+
+        The bytes are those of the compiled grammar while it exists, so malloc is asked before it
+        goes.
+        """
         before = host_memory.malloc()[0] or 0
         try:
             compiled = self.compile(grammar)
@@ -129,8 +140,10 @@ class _Job:
 
 
 class Grammars:
-    """The compiler of one worker. Its loop alone calls this. Without ``trials`` nothing bounds the
-    time of a compilation."""
+    """The compiler of one worker.
+
+    Its loop alone calls this. Without ``trials`` nothing bounds the time of a compilation.
+    """
 
     def __init__(
         self,
@@ -154,7 +167,7 @@ class Grammars:
         self.masks = Masks(STACK_BYTES)
 
     def __len__(self) -> int:
-        """Requests whose grammar is being compiled."""
+        """Return the number of requests whose grammar is being compiled."""
         return len(self._jobs)
 
     def __iter__(self) -> Iterator[str]:
@@ -170,7 +183,10 @@ class Grammars:
         self._start()
 
     def drop(self, request_id: str) -> bool:
-        """The request ended; False where nothing is compiled for it. Its trial is killed."""
+        """Forget a request that ended; return False where nothing is compiled for it.
+
+        Its trial is killed.
+        """
         job = self._jobs.pop(request_id, None)
         if job is None:
             return False
@@ -182,8 +198,10 @@ class Grammars:
         return True
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
-        """The requests whose grammar is ready or wrong; waits so long for the first of them.
-        Raises :class:`TrialsLost`."""
+        """Return the requests whose grammar is ready or wrong.
+
+        Waits so long for the first of them. Raises :class:`TrialsLost`.
+        """
         if not self._jobs:
             return []
         begun = {name: job.future for name, job in self._jobs.items() if job.future is not None}
@@ -194,7 +212,7 @@ class Grammars:
         return outcomes
 
     def refuse(self, matcher: Matcher) -> GrammarError:
-        """What its request is told; the grammar is not taken again."""
+        """Refuse a grammar for good; return what its request is told."""
         why = (
             f"it takes more than {LIMIT_CPU_S:g} s to tell which token may come next; make it"
             " smaller or less ambiguous"
@@ -317,7 +335,7 @@ class Grammars:
         return compiled, size
 
     def _try(self, key: Key, job: _Job) -> int:
-        """The bytes that the grammar takes; 0 where nobody tried it. Raises GrammarError."""
+        """Return the bytes that the grammar takes; 0 where nobody tried it. Raises GrammarError."""
         if self._trials is None or self._vocabulary is None:
             return 0
         verdict = job.trial.run(self._trials, job.grammar)
@@ -329,7 +347,7 @@ class Grammars:
         return verdict.bytes
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """A new matcher, past the cache. Raises :class:`GrammarError`."""
+        """Return a new matcher, past the cache. Raises :class:`GrammarError`."""
         if self._vocabulary is None:
             raise GrammarError(
                 grammar.field,

@@ -44,14 +44,16 @@ class GrammarQueue:
         return len(self._under_way)
 
     def add(self, number: int, tenant: str, characters: int) -> None:
-        """Queue a grammar of so many characters; a tenant that is new starts level with the least
-        served."""
+        """Queue a grammar of so many characters.
+
+        A tenant that is new starts level with the least served.
+        """
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
         self._waiting[number] = Waiting(number, tenant, characters > SMALL_CHARACTERS)
 
     def take(self) -> int | None:
-        """The next one, which is under way from now on; None where none may begin."""
+        """Return the next one, which is under way from now on; None where none may begin."""
         if len(self._under_way) >= self._slots:
             return None
         busy = {one.tenant for one in self._under_way.values()}
@@ -75,14 +77,14 @@ class GrammarQueue:
         return True
 
     def done(self, number: int, seconds: float) -> None:
-        """It took so long."""
+        """Charge a tenant with the seconds that its compilation took."""
         one = self._under_way.pop(number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds
         self._forget(one.tenant)
 
     def _forget(self, tenant: str) -> None:
-        """A tenant without any compilation has no account."""
+        """Drop the account of a tenant without any compilation."""
         here = (*self._waiting.values(), *self._under_way.values())
         if all(one.tenant != tenant for one in here):
             del self._seconds[tenant]

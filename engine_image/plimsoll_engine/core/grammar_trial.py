@@ -103,7 +103,7 @@ class Trial:
             self._kill()
 
     def run(self, server: TrialServer, grammar: Grammar) -> Passed | GrammarRefused:
-        """Raises TrialsLost and TrialFailed."""
+        """Try the grammar in its process; raise TrialsLost and TrialFailed."""
         with server.connect() as connection:
             try:
                 return self._run(connection, grammar)
@@ -166,7 +166,7 @@ class TrialServer:
         return cls(pid, ours)
 
     def connect(self) -> socket.socket:
-        """A connection to a process for one trial. Raises TrialsLost."""
+        """Return a connection to a process for one trial. Raises TrialsLost."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -219,7 +219,7 @@ def _serve(control: socket.socket, attempt: Try) -> None:
 
 
 def _try(connection: socket.socket, attempt: Try) -> None:
-    """The whole life of a trial's process."""
+    """Be the process of one trial, from its fork to its end."""
     _limit_itself()
     resident = _resident(os.getpid())
     connection.sendall(msgspec.msgpack.encode(_Begun(os.getpid(), resident)))

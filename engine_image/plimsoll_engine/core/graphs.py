@@ -24,7 +24,10 @@ FIELDS = 5
 
 
 def sizes_up_to(rows: int) -> list[int]:
-    """The batch sizes to capture for at most ``rows`` sequences, ascending, ``rows`` included."""
+    """Return the batch sizes to capture for at most ``rows`` sequences.
+
+    They ascend, and ``rows`` is the last.
+    """
     return [size for size in SIZES if size < rows] + [rows]
 
 
@@ -128,7 +131,7 @@ class DecodeGraphs:
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best token and the logits of each row, in memory of the graph's.
+        """Return the best token and the logits of each row, in memory of the graph's.
 
         ``newest`` are the tokens that the step before sampled, at most as many as the largest size.
         """

@@ -12,7 +12,7 @@ from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
 def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
-    """The inputs of a step, decode rows first."""
+    """Return the inputs of a step, decode rows first."""
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
     starts = np.zeros(len(chunks) + 1, np.int32)
@@ -48,8 +48,11 @@ def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
 
 
 def to_device(values: Array, device: torch.device) -> torch.Tensor:
-    """``values`` on ``device``. From pinned memory, so that the copy waits in the stream and not
-    the host for it; torch keeps the pinned memory until then."""
+    """Return ``values`` on ``device``.
+
+    From pinned memory, so that the copy waits in the stream and not the host for it; torch keeps
+    the pinned memory until then.
+    """
     if device.type != "cuda":
         return torch.from_numpy(values)
     pinned = torch.empty(len(values), dtype=torch.int32, pin_memory=True)

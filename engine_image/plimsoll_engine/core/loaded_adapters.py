@@ -41,7 +41,10 @@ class LoadedAdapters:
         return sum(adapter.nbytes for adapter in self.living)
 
     def load(self, name: str, number: int, folder: Path) -> None:
-        """Raises LoadError, OSError, and torch's OutOfMemoryError where the device is full."""
+        """Load an adapter; raise LoadError or OSError where its files are wrong.
+
+        Raises torch's OutOfMemoryError where the device is full.
+        """
         if len(self.living) >= self._most:
             raise LoadError(
                 f"adapter {name}: {len(self.living)} adapters are loaded or still in use, as many"
@@ -52,11 +55,11 @@ class LoadedAdapters:
         self.living.add(adapter)
 
     def get(self, number: int) -> Adapter | None:
-        """The adapter of ``number``; None after it was unloaded."""
+        """Return the adapter of ``number``; None after it was unloaded."""
         return self._loaded.get(number)
 
     def unload(self, number: int) -> None:
-        """Requests that use it keep it; nothing where it is unknown."""
+        """Forget an adapter, nothing where it is unknown; requests that use it keep it."""
         self._loaded.pop(number, None)
 
     def problems(self, used: Sequence[Adapter]) -> list[str]:
@@ -71,7 +74,7 @@ class LoadedAdapters:
 
 
 def in_step(chunks: Sequence[Chunk], starts: Array, device: torch.device) -> StepAdapters | None:
-    """The adapters of ``chunks``, whose first rows are ``starts``; None where there is none."""
+    """Return the adapters of ``chunks``, whose first rows are ``starts``; None without one."""
     rows: dict[Adapter, list[Array]] = {}
     for index, chunk in enumerate(chunks):
         if (adapter := chunk.request.adapter) is not None:

@@ -23,8 +23,10 @@ TOKEN_BYTES = 90
 
 
 class TokenCounts:
-    """The different tokens of a request and how often each is in its output; 0: in the prompt
-    alone."""
+    """The different tokens of a request and how often each is in its output.
+
+    0: in the prompt alone.
+    """
 
     __slots__ = ("_places", "outputs", "tokens")
 
@@ -41,7 +43,7 @@ class TokenCounts:
     def wanted(
         cls, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> TokenCounts | None:
-        """The counts that ``sampling`` needs; None where it has no penalty."""
+        """Return the counts that ``sampling`` needs; None where it has no penalty."""
         if sampling.repetition_penalty != 1.0:
             return cls(prompt_ids, output_ids)
         if sampling.presence_penalty or sampling.frequency_penalty:

@@ -35,8 +35,11 @@ ERROR_CHARACTERS = 500
 
 
 class Matcher:
-    """``mask`` has one bit for each token that may come next, little-endian. While ``busy`` it is
-    that of the token before. ``error`` ends the request."""
+    """Where a request's output is in its grammar.
+
+    ``mask`` has one bit for each token that may come next, little-endian. While ``busy`` it is that
+    of the token before. ``error`` ends the request.
+    """
 
     __slots__ = (
         "_matcher",
@@ -70,7 +73,7 @@ class Matcher:
         self.look()
 
     def take(self, token_id: int) -> None:
-        """The next token of the output."""
+        """Take in the next token of the output."""
         self._matcher.consume_token(token_id)
         self.look()
 
@@ -84,7 +87,7 @@ class Matcher:
 
 
 def short(message: str) -> str:
-    """An error of llguidance as a client is told it: nothing of the inside, and not at length."""
+    """Return an error of llguidance for a client: nothing of the inside, and not at length."""
     if message.startswith("panic"):
         return "it is too large or too complex"
     return message.partition("\n<")[0][:ERROR_CHARACTERS]

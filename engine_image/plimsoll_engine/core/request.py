@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
-    """``computed`` counts the tokens whose keys and values are in the pool. Times are monotonic
-    seconds; ``cached_tokens`` and ``started_at`` are of the first start. ``order`` is the number
-    in the order of arrival, ``place`` that of its place among those that run or were stopped; the
-    queue gives both. ``fetched``: the prompt's beginning was looked
-    for in host memory. ``pending`` counts the tokens that are
-    sampled and not yet in ``token_ids``, at most 1 when a step is scheduled: the device alone
-    knows it, at ``sampled_row`` of the last step's. ``held`` is such a token once it is known,
-    until the grammar has taken it in: no step may have the request meanwhile."""
+    """One request in the worker.
+
+    ``computed`` counts the tokens whose keys and values are in the pool. Times are monotonic
+    seconds; ``cached_tokens`` and ``started_at`` are of the first start. ``order`` is the number in
+    the order of arrival, ``place`` that of its place among those that run or were stopped; the
+    queue gives both. ``fetched``: the prompt's beginning was looked for in host memory. ``pending``
+    counts the tokens that are sampled and not yet in ``token_ids``, at most 1 when a step is
+    scheduled: the device alone knows it, at ``sampled_row`` of the last step's. ``held`` is such a
+    token once it is known, until the grammar has taken it in: no step may have the request
+    meanwhile.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -62,7 +65,7 @@ class Request:
 
     @classmethod
     def of(cls, submit: Submit) -> Request:
-        """The request that a message asks for; a carried one goes on after its ``output_ids``."""
+        """Return the request of a message; a carried one goes on after its ``output_ids``."""
         return cls(
             request_id=submit.request_id,
             token_ids=submit.prompt_ids + submit.output_ids,
@@ -86,14 +89,16 @@ class Request:
             self.counts.add(token_id)
 
     def row(self) -> Row:
-        """What the next token's row of logits is to be sampled by."""
+        """Return what the next token's row of logits is to be sampled by."""
         allowed = None if self.matcher is None else self.matcher.mask
         return Row(self.sampling, self.num_outputs + self.pending, self.counts, allowed)
 
     @property
     def looks_back(self) -> bool:
-        """Whether the next token depends on all before it beyond their keys and values: then none
-        may be pending when it is sampled."""
+        """Whether the next token depends on more than keys and values of those before it.
+
+        Then none may be pending when it is sampled.
+        """
         return self.counts is not None or self.matcher is not None
 
     @property
@@ -144,7 +149,7 @@ class Request:
         self.registered = self.computed = 0
 
     def release(self, pool: BlockPool) -> None:
-        """The one end of every request, whatever its outcome. A second call does nothing."""
+        """End the request, whatever its outcome; a second call does nothing."""
         if self.released:
             return
         self.released = True

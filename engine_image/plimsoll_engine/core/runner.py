@@ -148,8 +148,11 @@ class Runner(Forward):
 
 
 def _place(chunk: Chunk) -> tuple[int, int]:
-    """Where a chunk's rows are: decode rows first, the longest context first, since it takes the
-    device longest; then prompts that go on; then whole ones, the shortest first."""
+    """Return where each chunk's rows are.
+
+    Decode rows come first, the longest context first, since it takes the device longest; then
+    prompts that go on; then whole ones, the shortest first.
+    """
     if chunk.count == 1:
         return 0, -chunk.request.computed
     return (1, 0) if chunk.request.computed else (2, chunk.count)

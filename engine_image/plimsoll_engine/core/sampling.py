@@ -29,9 +29,12 @@ GREEDY_BELOW = 1e-5
 
 
 class Row(NamedTuple):
-    """What one row wants. ``position`` is the number of output tokens that its request already has,
-    ``counts`` those tokens where a penalty needs them, ``allowed`` a grammar's mask: the bit of
-    token t is bit t % 32 of little-endian int32 word t // 32."""
+    """What one row wants.
+
+    ``position`` is the number of output tokens that its request already has, ``counts`` those
+    tokens where a penalty needs them, ``allowed`` a grammar's mask: the bit of token t is bit t %
+    32 of little-endian int32 word t // 32.
+    """
 
     sampling: Sampling
     position: int
@@ -68,8 +71,11 @@ class Plan:
 
 @dataclass(slots=True)
 class Sampled:
-    """``tokens`` is int64 [rows] on the logits' device. The others are of the rows that asked for
-    log probabilities: ``chosen`` [n], ``top_ids`` and ``top`` [n, most asked for]."""
+    """``tokens`` is int64 [rows] on the logits' device.
+
+    The others are of the rows that asked for log probabilities: ``chosen`` [n], ``top_ids`` and
+    ``top`` [n, most asked for].
+    """
 
     tokens: torch.Tensor
     logprob_rows: list[int] = field(default_factory=list)
@@ -79,7 +85,10 @@ class Sampled:
     top: torch.Tensor | None = None
 
     def to_host(self) -> Sampled:
-        """The same on the host, once the stream has come so far: the copies go to pinned memory."""
+        """Return the same on the host, once the stream has come so far.
+
+        The copies go to pinned memory.
+        """
 
         def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to("cpu", non_blocking=True)
@@ -102,7 +111,7 @@ class Sampled:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, BELOW_ONE) for output token ``position``, with 53 random bits."""
+    """Return a number in [0, BELOW_ONE) for output token ``position``, with 53 random bits."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest) >> 11) / (1 << 53) * BELOW_ONE
 
@@ -135,7 +144,10 @@ def plan(rows: Sequence[Row]) -> Plan:
 
 
 def sample(logits: torch.Tensor, made: Plan) -> Sampled:
-    """The next token of each row of ``logits`` [rows, vocabulary], which may be written over."""
+    """Return the next token, int64 [rows], of ``logits`` [rows, vocabulary].
+
+    Any floating dtype; they may be written over.
+    """
     raw = None
     if made.logprob_rows:
         raw = logits[made.logprob_rows].float().log_softmax(dim=-1)
@@ -202,8 +214,11 @@ def _draw_filtered(
 
 
 def pick(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
-    """The place of each row where the running sum of ``weights`` first exceeds ``draw`` times the
-    whole: never one of weight 0. ``draw`` is less than :data:`BELOW_ONE`."""
+    """Return where the running sum of ``weights`` first exceeds ``draw`` times the whole.
+
+    ``weights`` [rows, columns] and ``draw`` [rows, 1] are floats, the result is int64 [rows, 1]:
+    never a place of weight 0. ``draw`` is less than :data:`BELOW_ONE`.
+    """
     cumulative = weights.cumsum(dim=-1)
     aim = draw * cumulative[:, -1:]
     return torch.searchsorted(cumulative, aim, right=True).squeeze(-1)

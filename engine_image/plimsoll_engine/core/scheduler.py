@@ -36,8 +36,11 @@ again, and whole ones have the faster attention."""
 
 @dataclass(slots=True)
 class Chunk:
-    """``count`` tokens of ``request`` from position ``request.computed`` on, after the media that
-    are to be encoded for them. No tokens: the encoder cache has no room now."""
+    """``count`` tokens of ``request`` from position ``request.computed`` on.
+
+    They come after the media that are to be encoded for them. No tokens: the encoder cache has no
+    room now.
+    """
 
     request: Request
     count: int
@@ -115,7 +118,7 @@ class Scheduler:
             self.encoder.drop(request)
 
     def schedule(self, only: Request | None = None) -> list[Chunk]:
-        """The chunks of the next step; empty only when nothing can run.
+        """Return the chunks of the next step; empty only when nothing can run.
 
         With ``only``, that waiting request alone is computed (to find out which request of a
         failed batch is at fault).
@@ -176,8 +179,10 @@ class Scheduler:
         return chunks
 
     def _replace(self, request: Request, heir: Request) -> None:
-        """Stop a running request for a more urgent one of its tenant, which gets its place unless
-        it has one."""
+        """Stop a running request for a more urgent one of its tenant.
+
+        That one gets its place unless it has one.
+        """
         self.running.remove(request)
         self._drop(request)
         if heir.place is None:
@@ -187,7 +192,7 @@ class Scheduler:
         self.preemptions_total += 1
 
     def _go_on(self, request: Request, budget: int) -> Chunk | None:
-        """The next chunk of a running request; None where blocks are missing."""
+        """Return the next chunk of a running request; None where blocks are missing."""
         count = min(request.uncomputed, budget)
         return self._chunk(request, count) if self._reserve(request, count) else None
 
@@ -242,8 +247,10 @@ class Scheduler:
             self._coming.update(chunk.request.block_hashes[full])
 
     def _next_block_is_coming(self, request: Request) -> bool:
-        """Whether another request fills, in this step, the block that ``request`` would begin
-        with: one step later it takes it from the cache."""
+        """Return whether another request fills the block that ``request`` would begin.
+
+        It does so in this step: one step later the request takes the block from the cache.
+        """
         index = len(request.block_ids)
         usable = (len(request.token_ids) - 1) // self.pool.block_size
         return index < usable and request.block_hashes[index] in self._coming

@@ -81,7 +81,7 @@ class WaitingQueue:
         self._add_new(request)
 
     def head(self) -> Request | None:
-        """The next request, which stays; None where nobody waits."""
+        """Return the next request, which stays; None where nobody waits."""
         if self._stopped:
             stopped = self._stopped[0]
             return self.more_urgent(stopped) or stopped
@@ -89,7 +89,7 @@ class WaitingQueue:
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
     def more_urgent(self, request: Request) -> Request | None:
-        """The most urgent one that waits of the same tenant, where its priority is higher."""
+        """Return the most urgent one that waits of the same tenant, if its priority is higher."""
         same = [one for one in self._stopped if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
         best = min(same, key=urgency, default=None)
@@ -130,7 +130,7 @@ class WaitingQueue:
             del self.computed[request.tenant]
 
     def problems(self) -> list[str]:
-        """What is wrong with this queue, for the audit; nothing on a sound one."""
+        """Return what is wrong with this queue, for the audit; nothing on a sound one."""
         found = []
         places = [request.place for request in self._stopped]
         if None in places or any(r.place is not None for q in self._new.values() for r in q):

@@ -26,8 +26,10 @@ class WarmUpError(RuntimeError):
 
 
 def load_kernels(model: Model, leader: Leader | None = None) -> None:
-    """Have ``model`` compute on a small pool of its own, on every rank; raises
-    :class:`WarmUpError`."""
+    """Have ``model`` compute on a small pool of its own, on every rank.
+
+    Raises :class:`WarmUpError`.
+    """
     runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE, None, leader)
     tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE
     pool = BlockPool(SMALL_BLOCKS, SMALL_BLOCK_SIZE)

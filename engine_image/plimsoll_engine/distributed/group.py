@@ -39,7 +39,7 @@ class Group:
     shard = WHOLE
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place."""
+        """Return the sum of ``x`` over all ranks, in place; any shape and dtype."""
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -47,12 +47,15 @@ class Group:
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """What rank 0 has in ``x``, in place."""
+        """Return what rank 0 has in ``x``, in place; any shape and dtype."""
         return x
 
     def close(self, lost: bool = False) -> None:
-        """Leave the group; every rank does. ``lost``: some rank does not, and what is still under
-        way is given up. Again does nothing more."""
+        """Leave the group; every rank does.
+
+        ``lost``: some rank does not, and what is still under way is given up. Again does nothing
+        more.
+        """
 
 
 ALONE = Group()
@@ -68,7 +71,7 @@ class ProcessGroup(Group):
     """
 
     def __init__(self, shard: Shard, device: torch.device, store: Path) -> None:
-        """Waits for all ranks. Raises RuntimeError where they do not come in time."""
+        """Wait for all ranks. Raises RuntimeError where they do not come in time."""
         self.shard = shard
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
@@ -91,13 +94,18 @@ class ProcessGroup(Group):
             raise
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of ``x`` over all ranks, in place; any shape and dtype, equal on all of them."""
+        """Return the sum of ``x`` over all ranks, in place.
+
+        Any shape and dtype, equal on all of them.
+        """
         dist.all_reduce(x)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """The columns of all ranks beside each other: [rows, columns] to [rows, size * columns],
-        same dtype."""
+        """Return the columns of all ranks beside each other.
+
+        [rows, columns] becomes [rows, size * columns] of the same dtype.
+        """
         rows, columns = x.shape
         size = self.shard.size
         found = x.new_empty(size * rows, columns)

@@ -31,8 +31,10 @@ Answer = TypeVar("Answer", bound=rank_ipc.Reply)
 
 
 class RanksLost(RuntimeError):
-    """The ranks no longer compute together: only a new group helps. ``gone``: one of them ended,
-    and whoever has started it hears why."""
+    """The ranks no longer compute together: only a new group helps.
+
+    ``gone``: one of them ended, and whoever has started it hears why.
+    """
 
     def __init__(self, message: str, gone: bool = False) -> None:
         super().__init__(message)
@@ -49,7 +51,10 @@ class _Peer:
         self._heard: deque[rank_ipc.Reply] = deque()
 
     def hear(self, timeout_s: float) -> rank_ipc.Reply | None:
-        """The next message; None where none comes in time. ConnectionError where it is gone."""
+        """Return the next message; None where none comes in time.
+
+        ConnectionError where it is gone.
+        """
         deadline = time.monotonic() + timeout_s
         while not self._heard:
             left_s = max(0.0, deadline - time.monotonic())
@@ -104,7 +109,7 @@ class Leader:
         self._gather(rank_ipc.Loaded, LOAD_TIMEOUT_S)
 
     def tell(self, command: rank_ipc.Command) -> None:
-        """Raises :class:`RanksLost`."""
+        """Send a command to every rank; raise :class:`RanksLost` where one is gone."""
         data = rank_ipc.frame(command)
         for rank, peer in self._peers.items():
             try:
@@ -113,15 +118,20 @@ class Leader:
                 raise self._failed(f"does not listen: {error}", rank, gone=True) from None
 
     def ask(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
-        """``command`` done by every rank, and their answers in their order. Raises
-        :class:`RanksLost`; LoadError where a rank says that its failure is permanent."""
+        """Have every rank do ``command``; return their answers in their order.
+
+        Raises :class:`RanksLost`; LoadError where a rank says that its failure is permanent.
+        """
         self.tell(command)
         return self._gather(kind, ANSWER_TIMEOUT_S)
 
     @contextlib.contextmanager
     def together(self, command: rank_ipc.Command) -> Iterator[None]:
-        """The others do ``command`` while the caller does it. They wait for each other in its
-        collectives, so whatever fails here ends the group: :class:`RanksLost`."""
+        """Have the others do ``command`` while the caller does it.
+
+        They wait for each other in its collectives, so whatever fails here ends the group:
+        :class:`RanksLost`.
+        """
         self.tell(command)
         try:
             yield
@@ -129,7 +139,7 @@ class Leader:
             raise self._why(f"{type(error).__name__}: {error}") from None
 
     def accounts(self) -> list[rank_ipc.RankReport]:
-        """What each rank holds, as it last said; only the first call waits for it."""
+        """Return what each rank holds, as it last said; only the first call waits for it."""
         if not self._reports:
             self.ask(rank_ipc.Account(), rank_ipc.RankReport)
         elif not self._asked:
@@ -152,7 +162,7 @@ class Leader:
                 self.tell(rank_ipc.End())
 
     def ended(self) -> list[rank_ipc.Ended] | None:
-        """What each rank is left with; None where that is not known."""
+        """Return what each rank is left with; None where that is not known."""
         if self.lost or len(self._peers) < self.shard.size - 1:
             return None
         try:
@@ -217,8 +227,7 @@ class Leader:
         return RanksLost(f"rank {rank}: {what}", gone)
 
     def _why(self, failure: str) -> RanksLost:
-        """What ``failure`` of a collective comes of: the end or the word of another rank, or it
-        happened here."""
+        """Return what a collective failed of: another rank's end or word, or something here."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
         deadline = time.monotonic() + GONE_TIMEOUT_S

@@ -30,7 +30,7 @@ class Link:
     """Connects at once; commands then wait in the socket."""
 
     def __init__(self, run_dir: str | Path, epoch: int, shard: Shard) -> None:
-        """Raises :class:`LeaderGone` where rank 0 does not listen in time."""
+        """Connect to rank 0; raise :class:`LeaderGone` where it does not listen in time."""
         self.shard = shard
         path, self.store = meeting_place(run_dir, epoch)
         self._socket = _connect(path)
@@ -39,7 +39,7 @@ class Link:
         self._commands: deque[rank_ipc.Command] = deque()
 
     def join(self) -> None:
-        """The device works: rank 0 may form the group."""
+        """Tell rank 0 that the device works: it may form the group."""
         self.send(rank_ipc.Joining(self.shard.rank, os.getpid()))
 
     def send(self, message: rank_ipc.Reply) -> None:
@@ -50,7 +50,7 @@ class Link:
             raise LeaderGone(f"rank 0: {error}") from None
 
     def receive(self) -> rank_ipc.Command:
-        """The next command. Waits as long as rank 0 lives; :class:`LeaderGone` then."""
+        """Return the next command. Waits as long as rank 0 lives; :class:`LeaderGone` then."""
         while not self._commands:
             select.select([self._socket], [], [])
             try:

@@ -13,8 +13,11 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 
 
 class Member:
-    """``end`` is rank 0's or another rank's end of the connection between them, None alone.
-    ``leader`` is None in any process but rank 0 of several."""
+    """One rank's place in its group.
+
+    ``end`` is rank 0's or another rank's end of the connection between them, None alone. ``leader``
+    is None in any process but rank 0 of several.
+    """
 
     def __init__(self, end: Leader | Link | None) -> None:
         self._end = end
@@ -54,13 +57,15 @@ class Member:
             self._end.join()
 
     def form(self, device: torch.device) -> None:
-        """The process group, once all have met."""
+        """Form the process group, once all have met."""
         if self._end is not None:
             self.group = ProcessGroup(self.shard, device, self._end.store)
 
     def least(self, free: int | None) -> int | None:
-        """What every rank's device has free at least, where this one has ``free``: all KV pools are
-        of one size. None on a CPU."""
+        """Return the least bytes that any rank's device has free; this one has ``free``.
+
+        All KV pools are of one size. None on a CPU.
+        """
         values = [free]
         if self.leader is not None:
             values += [rank.bytes for rank in self.leader.ask(rank_ipc.Measure(), rank_ipc.Free)]
@@ -71,7 +76,7 @@ class Member:
         return 0 if self.leader is None else sum(r.graph_bytes for r in self.leader.accounts())
 
     def frozen(self) -> None:
-        """The start is over for all."""
+        """Tell all that the start is over."""
         if self.leader is not None:
             self.leader.tell(rank_ipc.Freeze())
 
@@ -81,7 +86,10 @@ class Member:
         return self.leader is not None and self.leader.lost
 
     def give_up(self) -> None:
-        """What waits for a lost rank waits no more. For gloo; NCCL's waits on the device."""
+        """End what waits for a lost rank.
+
+        For gloo; NCCL's waits on the device.
+        """
         self.group.close(lost=True)
 
     def leave(self) -> None:
@@ -95,8 +103,10 @@ class Member:
             group.close()
 
     def left(self, allocated: int | None, baseline: int | None) -> tuple[int | None, int | None]:
-        """Device bytes and baseline of this process and the other ranks after shutdown;
-        None on a CPU, or where a rank did not say."""
+        """Return device bytes and baseline of this process and the other ranks after shutdown.
+
+        None on a CPU, or where a rank did not say.
+        """
         if self._left is None:
             return None, None
         return (

@@ -34,8 +34,10 @@ class Changed(DownloadError):
 
 @dataclass(frozen=True)
 class BucketSettings:
-    """``endpoint`` is the URL of a store that is not AWS's; empty for AWS. Without ``credentials``
-    requests are anonymous, which public buckets take."""
+    """``endpoint`` is the URL of a store that is not AWS's; empty for AWS.
+
+    Without ``credentials`` requests are anonymous, which public buckets take.
+    """
 
     region: str = "us-east-1"
     endpoint: str = ""
@@ -72,8 +74,10 @@ class Item:
 
 
 class Bucket:
-    """Every call raises :class:`Unreachable`, or :class:`DownloadError` where trying again is no
-    use."""
+    """Read from one bucket.
+
+    Every call raises :class:`Unreachable`, or :class:`DownloadError` where trying again is no use.
+    """
 
     def __init__(self, name: str, settings: BucketSettings) -> None:
         self._name, self._settings = name, settings
@@ -102,7 +106,10 @@ class Bucket:
             query["continuation-token"] = token
 
     def read(self, item: Item, offset: int) -> Iterator[bytes]:
-        """The object's bytes from ``offset``; :class:`Changed` where it is another one by now."""
+        """Yield the object's bytes from ``offset`` on.
+
+        :class:`Changed` where it is another one by now.
+        """
         headers = {"If-Match": f'"{item.etag}"'}
         if offset:
             headers["Range"] = f"bytes={offset}-"
@@ -138,7 +145,7 @@ class Bucket:
         return answer
 
     def _refused(self, error: urllib.error.HTTPError) -> Exception:
-        """What a status means for whoever wrote the manifest."""
+        """Return what a status means for whoever wrote the manifest."""
         where = f"s3://{self._name}"
         region = error.headers.get("x-amz-bucket-region")
         if error.code in (301, 307, 400) and region and region != self._settings.region:

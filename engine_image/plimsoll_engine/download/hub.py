@@ -43,7 +43,10 @@ class _AwayError(Exception):
 
 
 def _info(repository: str, revision: str) -> ModelInfo:
-    """What the hub knows of a revision. Raises :class:`DownloadError`, :class:`_AwayError`."""
+    """Return what the hub knows of a revision.
+
+    Raises :class:`DownloadError`, :class:`_AwayError`.
+    """
     try:
         return HfApi().model_info(repository, revision=revision, files_metadata=True)
     except GatedRepoError:
@@ -63,7 +66,9 @@ def _info(repository: str, revision: str) -> ModelInfo:
 
 
 def into_cache(repository: str, revision: str) -> Path:
-    """The folder of the revision in the hub's cache; :class:`DownloadError` where there is none.
+    """Return the folder of the revision in the hub's cache.
+
+    :class:`DownloadError` where there is none.
 
     While the hub cannot be reached, what the cache has is used.
     """
@@ -94,8 +99,10 @@ def into_cache(repository: str, revision: str) -> Path:
 
 
 def _cached(repository: str, revision: str) -> Path:
-    """The revision's folder in the cache. Raises LocalEntryNotFoundError, also where only a part of
-    the files may be there."""
+    """Return the revision's folder in the cache.
+
+    Raises LocalEntryNotFoundError, also where only a part of the files may be there.
+    """
     found = Path(
         snapshot_download(
             repository, revision=revision, local_files_only=True, ignore_patterns=list(IGNORED)
@@ -110,7 +117,7 @@ def _cached(repository: str, revision: str) -> Path:
 
 
 def _whole(repository: str, commit: str, info: ModelInfo) -> Path | None:
-    """The folder in a cache that cannot be written, None where it lacks a file of ``info``'s."""
+    """Return the folder in a read-only cache, None where it lacks a file of ``info``'s."""
     try:
         found = _cached(repository, commit)
     except (LocalEntryNotFoundError, OSError):
@@ -125,7 +132,7 @@ def _whole(repository: str, commit: str, info: ModelInfo) -> Path | None:
 
 
 def download(repository: str, revision: str, target: Path) -> str:
-    """The commit in ``target``; :class:`DownloadError` where it cannot be had."""
+    """Return the commit in ``target``; :class:`DownloadError` where it cannot be had."""
     there = complete(target)
     try:
         info = _info(repository, revision)

@@ -45,8 +45,10 @@ FIRST_PAUSE_S = 0.5
 
 
 def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
-    """The version in ``target``, a hash of what the bucket holds; :class:`DownloadError` where it
-    cannot be had."""
+    """Return the version in ``target``, a hash of what the bucket holds.
+
+    :class:`DownloadError` where it cannot be had.
+    """
     name, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
     bucket = Bucket(name, BucketSettings.of(environ))

@@ -28,12 +28,12 @@ class Credentials:
 
 
 def encoded_path(path: str) -> str:
-    """A path as it is sent and signed."""
+    """Return a path as it is sent and signed."""
     return quote(path, safe=f"/{UNRESERVED}")
 
 
 def encoded_query(query: Mapping[str, str]) -> str:
-    """A query as it is sent and signed: in the order of its names."""
+    """Return a query as it is sent and signed: in the order of its names."""
     pairs = sorted((quote(k, safe=UNRESERVED), quote(v, safe=UNRESERVED)) for k, v in query.items())
     return "&".join(f"{key}={value}" for key, value in pairs)
 

@@ -19,13 +19,14 @@ class SourceError(Exception):
 
 
 def default_name(model: str) -> str:
-    """What a model is served as: a folder's name, or ORGANISATION/NAME of the hub."""
+    """Return what a model is served as: a folder's name, or ORGANISATION/NAME of the hub."""
     return _parsed(model)[0] if model.startswith(SCHEME) else Path(model).resolve().name
 
 
 def folder(model: str) -> Path:
-    """The checkpoint's folder, downloaded into the hub's cache where ``model`` is
-    ``hf://ORGANISATION/NAME[@REVISION]``. Raises :class:`SourceError`.
+    """Return the checkpoint's folder, after its download where ``model`` names the hub.
+
+    ``hf://ORGANISATION/NAME[@REVISION]`` goes to the hub's cache. Raises :class:`SourceError`.
 
     A process of its own downloads: what the hub's client keeps is not this one's to carry. Its
     waits are bounded by the client's timeouts (HF_HUB_DOWNLOAD_TIMEOUT), not by the size of a

@@ -35,7 +35,7 @@ def ignored(name: str) -> bool:
 
 
 def complete(target: Path) -> str | None:
-    """The version in ``target``, None where it is not all there."""
+    """Return the version in ``target``, None where it is not all there."""
     try:
         return (target / COMPLETE).read_text().strip()
     except FileNotFoundError:
@@ -43,15 +43,17 @@ def complete(target: Path) -> str | None:
 
 
 def finish(target: Path, version: str) -> None:
-    """Marks ``target`` as complete: in one step, so that a full disk leaves no empty mark."""
+    """Mark ``target`` as complete: in one step, so that a full disk leaves no empty mark."""
     new = target / f"{COMPLETE}.new"
     new.write_text(f"{version}\n")
     new.replace(target / COMPLETE)
 
 
 def begin(target: Path) -> None:
-    """Takes the mark away before the first file changes: half of a new version among the files of
-    an old one is neither."""
+    """Take the mark away before the first file changes.
+
+    Half of a new version among the files of an old one is neither.
+    """
     (target / COMPLETE).unlink(missing_ok=True)
 
 

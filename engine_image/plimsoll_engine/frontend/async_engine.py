@@ -142,7 +142,7 @@ class AsyncEngine:
                 self._release(generation)
 
     def _too_late(self, generations: tuple[Generation, ...]) -> None:
-        """The worker, which ends late requests, has not: it hangs, or there is none."""
+        """Fail late requests that the worker has not ended: it hangs, or there is none."""
         for generation in generations:
             generation.fail(RequestFailed("deadline", "the deadline passed"))
 
@@ -151,7 +151,7 @@ class AsyncEngine:
         self.workers.send(generation.submission())
 
     def withdraw(self, generation: Generation) -> None:
-        """The worker need not go on with this request."""
+        """Tell the worker that it need not go on with this request."""
         if generation.with_worker and self.ready is not None:
             self.workers.send(worker_ipc.Abort(generation.request_id))
         generation.with_worker = False
@@ -199,7 +199,7 @@ class AsyncEngine:
         self._on_draining = callback
 
     def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None:
-        """A worker is ready: count from zero."""
+        """Count from zero: a worker is ready."""
         self.ready = ready
         self._holding = False
         self.report = None
@@ -331,7 +331,7 @@ class AsyncEngine:
     # ---- the whole
 
     def load(self) -> Load:
-        """The frontend's own counts, with the worker's from its newest report."""
+        """Return the frontend's own counts, with the worker's from its newest report."""
         reported = None if self.report is None else self.report.load
         usage = load.Usage() if self.report is None else load.Usage.of(self.report)
         return load.merge(reported, self._counts, len(self.requests), usage, self.report_age_s)
@@ -345,7 +345,7 @@ class AsyncEngine:
         return None if self.report is None else load.Usage.of(self.report).kv
 
     def injections(self) -> list[str]:
-        """The names of the faults switched on, known before a worker reports them."""
+        """Return the names of the faults switched on, known before a worker reports them."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
         parts = (part.partition(":")[0].strip() for part in self.settings.inject.split(";"))
@@ -389,7 +389,7 @@ class AsyncEngine:
             self.exit_code.set_result(1)
 
     async def shutdown(self, deadline_s: float) -> None:
-        """Running requests end before ``deadline_s`` seconds or get an error; then exit 0."""
+        """End: running requests have ``deadline_s`` seconds or get an error; then exit 0."""
         if not self.lifecycle.may(EngineState.STOPPING):
             return
         self.lifecycle.move(EngineState.STOPPING)

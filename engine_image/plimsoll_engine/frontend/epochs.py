@@ -32,7 +32,7 @@ class Epochs:
         self._reserved = 0
 
     def reserve(self) -> Epoch:
-        """The epoch of a worker that is about to be forked."""
+        """Return the epoch of a worker that is about to be forked."""
         self._reserved += 1
         return Epoch(self.current.boot_id, self._reserved)
 
@@ -62,8 +62,10 @@ class CrashBudget:
         self._row = 0
 
     def spend(self, served_s: float = 0.0) -> float | None:
-        """Count the end of a worker that had served for ``served_s`` seconds; the seconds to wait
-        before the next one, None when it was one too many."""
+        """Count the end of a worker that had served for ``served_s`` seconds.
+
+        Returns the seconds to wait before the next one, None when it was one too many.
+        """
         if served_s >= self._settled_s:
             self._row = 0
         self._row += 1

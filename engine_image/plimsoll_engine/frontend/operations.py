@@ -60,7 +60,7 @@ class Operations:
         self.current: Operation | None = None
 
     def get(self, operation_id: str) -> Operation | None:
-        """The operation of that id; None where it is unknown or forgotten."""
+        """Return the operation of that id; None where it is unknown or forgotten."""
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:

@@ -12,8 +12,11 @@ from plimsoll_engine.http.limits import SMALL_BODY_BYTES
 
 
 class OverBudget(Exception):
-    """The body does not fit now. ``client`` is true where this client's own bodies take its share,
-    false where all bodies together take all."""
+    """The body does not fit now.
+
+    ``client`` is true where this client's own bodies take its share, false where all bodies
+    together take all.
+    """
 
     def __init__(self, message: str, client: bool) -> None:
         super().__init__(message)

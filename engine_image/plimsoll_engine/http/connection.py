@@ -98,8 +98,10 @@ class Connection(H11Protocol):
         self.app = self._peers.overloaded
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes of the client; too many behind a request that still runs end the
-        connection."""
+        """Take in bytes of the client.
+
+        Too many behind a request that still runs end the connection.
+        """
         if self._dropping or self.transport.is_closing():
             return
         if self.working and len(data) > HEADER_BYTES:
@@ -113,7 +115,7 @@ class Connection(H11Protocol):
             self._header_since = None
 
     def on_response_complete(self) -> None:
-        """The time to wait for the next request begins now."""
+        """Begin the time to wait for the next request."""
         self.since = time.monotonic()
         super().on_response_complete()
 
@@ -124,8 +126,10 @@ class Connection(H11Protocol):
         return cycle is not None and cycle.response_complete and cycle.more_body
 
     def _may_close(self) -> bool:
-        """A socket that is closed while bytes come in is reset, and the client may lose the answer:
-        first only our side closes."""
+        """Close our side first.
+
+        A socket that is closed while bytes come in is reset, and the client may lose the answer.
+        """
         if self._dropping or not self._answered_early or not self.transport.can_write_eof():
             return True
         self._dropping = True

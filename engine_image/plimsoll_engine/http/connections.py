@@ -23,8 +23,11 @@ REASONS = (
 
 
 class Connections:
-    """``overloaded`` answers the requests of those that are too many. ``closed`` counts those that
-    the server ended, by reason."""
+    """The connections of one server.
+
+    ``overloaded`` answers the requests of those that are too many. ``closed`` counts those that the
+    server ended, by reason.
+    """
 
     def __init__(self, limits: HttpLimits, overloaded: ASGIApp, error_body: ErrorBody) -> None:
         self.limits = limits
@@ -47,8 +50,11 @@ class Connections:
         return (self.limits.max_connections + SPARE) * WAITING_BYTES
 
     def add(self, connection: Connection) -> None:
-        """Where it is one too many, those make room that wait longest for a client which has most
-        connections; where all are at work it is refused."""
+        """Take in a connection.
+
+        Where it is one too many, those make room that wait longest for a client which has most
+        connections; where all are at work it is refused.
+        """
         if len(self._open) >= self.limits.max_connections:
             self._make_room()
         if len(self._open) >= self.limits.max_connections:

@@ -11,8 +11,11 @@ from plimsoll_engine.http.limits import HttpLimits
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All times are seconds. ``max_connections`` null is twice ``--max-queued``; ``max_body_bytes``
-    and ``body_buffer_bytes`` null follow from the model (api/body_sizes.py)."""
+    """All times are seconds.
+
+    ``max_connections`` null is twice ``--max-queued``; ``max_body_bytes`` and ``body_buffer_bytes``
+    null follow from the model (api/body_sizes.py).
+    """
 
     max_connections: int | None = None
     max_body_bytes: int | None = None
@@ -24,7 +27,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     prepare_timeout_s: float = 15.0
 
     def limits(self, max_connections: int) -> HttpLimits:
-        """The limits of one server with so many connections."""
+        """Return the limits of one server with so many connections."""
         return HttpLimits(
             max_connections=max_connections,
             idle_timeout_s=self.idle_timeout_s,
@@ -59,7 +62,7 @@ def add_flags(parser: argparse.ArgumentParser, count: Type, size: Type, seconds:
 
 
 def from_flags(flags: argparse.Namespace) -> HttpSettings:
-    """The settings of the parsed command line."""
+    """Return the settings of the parsed command line."""
     return HttpSettings(
         max_connections=flags.max_connections,
         max_body_bytes=flags.max_body_bytes,

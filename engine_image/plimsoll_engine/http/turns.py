@@ -23,8 +23,10 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, client: str, left: Left | None = None) -> AsyncIterator[None]:
-        """Hold a place; clients that wait get the free ones round and round. Raises
-        ClientDisconnect where ``left`` returns before there is one."""
+        """Hold a place; clients that wait get the free ones round and round.
+
+        Raises ClientDisconnect where ``left`` returns before there is one.
+        """
         await self._take(client, left)
         try:
             yield

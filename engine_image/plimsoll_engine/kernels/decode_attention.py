@@ -41,7 +41,12 @@ class Cut(NamedTuple):
 
 
 def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
-    """The same for a captured batch size; ``limit`` is the most tokens of a context, 0 if unknown.
+    """Return the same for a captured batch size.
+
+    ``limit`` is the most tokens of a context, 0 if unknown. By times on an H200, contexts of 300 to
+    1,700 tokens. From 128 sequences of 8 kv heads on, one program each is at 99 to 102 % of the
+    copy bandwidth, parts cost 7 %. Fewer programs run all at once and end with the longest: wider
+    tiles, two parts each.
 
     By times on an H200, contexts of 300 to 1,700 tokens. From 128 sequences of 8 kv heads on, one
     program each is at 99 to 102 % of the copy bandwidth, parts cost 7 %. Fewer programs run all at
@@ -150,10 +155,13 @@ def decode_attention(
     limit: int = 0,
     cut: Cut | None = None,
 ) -> None:
-    """Write to ``out`` the attention of ``query`` [sequences, heads, dim] over ``keys`` and
-    ``values`` [slots, kv heads, dim]. ``tables`` [sequences, width] are numbers of blocks of
-    ``page`` tokens, ``contexts`` [sequences] the tokens in them; a context of 0 gives zeros.
-    ``limit`` is :func:`cut_for`'s."""
+    """Write to ``out`` the attention of ``query`` over ``keys`` and ``values``.
+
+    ``query`` and ``out`` are [sequences, heads, dim], ``keys`` and ``values`` [slots, kv heads,
+    dim], all of one dtype. ``tables`` int32 [sequences, width] are numbers of blocks of ``page``
+    tokens, ``contexts`` int32 [sequences] the tokens in them; a context of 0 gives zeros. ``limit``
+    is :func:`cut_for`'s.
+    """
     sequences, heads, dim = query.shape
     kv_heads = keys.shape[1]
     dim_pad = triton.next_power_of_2(dim)

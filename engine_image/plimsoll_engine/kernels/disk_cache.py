@@ -38,8 +38,10 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
             self._move(key, error)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """The files of a compiled kernel by name, of the fallback folder where the cache lacks
-        them."""
+        """Return the files of a compiled kernel by name.
+
+        They are of the fallback folder where the cache lacks them.
+        """
         found: dict[str, str] | None = super().get_group(filename)
         if found is None and (_path() / self.key).is_dir():
             kept, self.cache_dir = self.cache_dir, str(_folder() / self.key)
@@ -50,7 +52,9 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
 
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Keep a file of a compiled kernel, in the fallback folder where the disk takes nothing.
-        Raises OSError if neither does."""
+
+        Raises OSError if neither does.
+        """
         try:
             return str(super().put(data, filename, binary))
         except OSError as error:

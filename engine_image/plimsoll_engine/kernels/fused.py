@@ -26,7 +26,7 @@ BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.M
 
 
 def _whole(plan: StepPlan) -> tuple[int, ...]:
-    """The rows of the prompts that are the library's, the last ones of the step."""
+    """Return the rows of the prompts that are the library's, the last ones of the step."""
     return plan.fresh[bisect_left(plan.fresh, LIBRARY_ROWS) :]
 
 
@@ -35,8 +35,11 @@ def _padded(rows: int) -> int:
 
 
 class Fresh(NamedTuple):
-    """A step's own rows in one layer: ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and
-    values, ``query`` [tokens + tail, heads, dim] where it has a tail already."""
+    """A step's own rows in one layer.
+
+    ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and values, ``query`` [tokens + tail,
+    heads, dim] where it has a tail already; all of the model's dtype.
+    """
 
     pairs: torch.Tensor
     query: torch.Tensor | None = None
@@ -55,8 +58,10 @@ def _with_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
 def _causal(
     query: torch.Tensor, pairs: torch.Tensor, first: int, count: int, rows: int, scale: float
 ) -> torch.Tensor:
-    """Causal attention within each of ``count`` prompts of ``rows`` tokens from row ``first`` on;
-    [count, rows, heads, dim].
+    """Return causal attention within each of ``count`` prompts of ``rows`` tokens.
+
+    The prompts begin at row ``first``; the result is [count, rows, heads, dim] in the model's
+    dtype.
 
     The padding of a prompt are the rows behind it, the next one's or zeros: no row of its own
     attends to them. So nothing is copied.
@@ -85,18 +90,24 @@ class FusedOps:
     projects = True
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Rows ``index`` int [tokens] of ``x`` [rows, columns]: [tokens, columns], by one
-        kernel."""
+        """Return rows ``index`` int [tokens] of ``x`` [rows, columns] as [tokens, columns].
+
+        One kernel does it.
+        """
         return by_row.rows(x, index)
 
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        """``ids`` [rows], with ``newest[sources]`` where ``sources`` is not negative; the same
-        shape and dtype."""
+        """Return ``ids`` int32 [rows], with ``newest[sources]`` where that is not negative.
+
+        The result is int64 [rows]; ``newest`` is int64, ``sources`` int32 [rows].
+        """
         return by_row.take(ids, sources, newest)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns], in the
-        dtype of ``x``."""
+        """Return ``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns].
+
+        The result has the dtype of ``x``.
+        """
         return norm.rms_norm(x, None, weight, eps)
 
     def add_rms_norm(
@@ -106,8 +117,10 @@ class FusedOps:
         return norm.rms_norm(x, residual, weight, eps)
 
     def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """float32 [tokens, dim]: cosines and sines of ``positions`` [tokens] by ``inverse`` [dim /
-        2]."""
+        """Return the cosines and sines of ``positions`` [tokens] by ``inverse`` [dim / 2].
+
+        The result is float32 [tokens, dim].
+        """
         return rotary.table(positions, inverse)
 
     def rotate_and_store(
@@ -119,8 +132,11 @@ class FusedOps:
         plan: StepPlan,
         layer: int,
     ) -> torch.Tensor:
-        """Norm, rotation and storing of ``qkv`` [tokens, (heads + 2 kv heads) * dim] by one kernel;
-        the queries [tokens, heads, dim]."""
+        """Norm, rotate and store ``qkv`` by one kernel; return the queries.
+
+        ``qkv`` is [tokens, (heads + 2 kv heads) * dim], the queries are [tokens, heads, dim] of its
+        dtype.
+        """
         keys, values = plan.keys[layer], plan.values[layer]
         query, pairs = rotary.rotate_and_store(
             qkv, rotary_table, norms, eps, plan.write_slots, keys, values, _tail(plan)
@@ -129,8 +145,10 @@ class FusedOps:
         return query[: len(qkv)]
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
-        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``; also
-        kept together for prompts that attend to nothing else."""
+        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``.
+
+        They are also kept together for prompts that attend to nothing else.
+        """
         plan.keys[layer].index_copy_(0, plan.write_slots, key)
         plan.values[layer].index_copy_(0, plan.write_slots, value)
         tail = _tail(plan)
@@ -139,8 +157,10 @@ class FusedOps:
     def attend(
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Attention of ``query`` [tokens, heads, dim]: decoding rows and prompts by kernels of
-        their own; the same shape."""
+        """Return the attention of ``query`` [tokens, heads, dim]; same shape and dtype.
+
+        Decoding rows and prompts have kernels of their own.
+        """
         keys, values = plan.keys[layer], plan.values[layer]
         out = torch.empty_like(query)
         if plan.decodes:
@@ -180,8 +200,10 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One row ``x`` [1, columns] times ``weight`` [size, columns], with the norm and activation
-        in the same kernel."""
+        """Return one row ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
+
+        Norm and activation are in the same kernel.
+        """
         return project(x, weight, bias, norm, eps, silu, into)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:

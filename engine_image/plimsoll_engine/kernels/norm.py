@@ -34,7 +34,9 @@ def _rms_norm(
 def rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """The norm of ``x`` [rows, size]; with ``residual``, of their sum, which ``residual`` becomes.
+    """Return the norm of ``x`` [rows, size], scaled by ``weight`` [size]; same shape and dtype.
+
+    With ``residual``, of their sum, which ``residual`` becomes.
 
     Moves 2 (with ``residual`` 4) times the bytes of ``x``.
     """

@@ -18,12 +18,15 @@ class Ops(Protocol):
     projects: bool
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """The rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""
+        """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""
         ...
 
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        """The tokens of a step, int64: ``ids`` int32 [tokens], but row ``sources`` int32 [tokens]
-        of ``newest`` int64 where that is not negative."""
+        """Return the tokens of a step, int64 [tokens].
+
+        They are ``ids`` int32 [tokens], but row ``sources`` int32 [tokens] of ``newest`` int64
+        where that is not negative.
+        """
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -49,9 +52,12 @@ class Ops(Protocol):
         plan: StepPlan,
         layer: int,
     ) -> torch.Tensor:
-        """Split ``qkv`` [tokens, (heads + 2 kv heads) * dim], normalise queries and keys per head
-        by ``norms`` where given, rotate both, write keys and values to their slots of ``layer``;
-        returns the queries [tokens, heads, dim]."""
+        """Normalise and rotate queries and keys, store keys and values; return the queries.
+
+        ``qkv`` [tokens, (heads + 2 kv heads) * dim] is split; queries and keys are normalised per
+        head by ``norms`` where given. Keys and values go to their slots of ``layer``. The queries
+        are [tokens, heads, dim] of the dtype of ``qkv``.
+        """
         ...
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
@@ -61,8 +67,10 @@ class Ops(Protocol):
     def attend(
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Causal attention of ``query`` [tokens, heads, dim] to each row's own context, at most the
-        last ``window`` tokens of it, the row itself included; the same shape."""
+        """Return the causal attention of ``query`` [tokens, heads, dim] to each row's own context.
+
+        At most the last ``window`` tokens of it, the row itself included; the same shape and dtype.
+        """
         ...
 
     def project(
@@ -75,8 +83,11 @@ class Ops(Protocol):
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``weight`` [size, columns] times one row ``x`` [1, columns], or :meth:`rms_norm` of it by
-        ``norm``; with ``silu`` then :meth:`silu_mul`. Added to ``into`` in place where given."""
+        """Return one row ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
+
+        With ``norm`` it is times :meth:`rms_norm` of the row; with ``silu`` :meth:`silu_mul`
+        follows. Added to ``into`` in place where given.
+        """
         ...
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:

@@ -28,13 +28,13 @@ def overlap(device: torch.device) -> dict[str, bool]:
 
 @triton.jit
 def let_next(OVERLAP: tl.constexpr):
-    """The next kernel may begin."""
+    """Let the next kernel begin."""
     if OVERLAP:
         gdc_launch_dependents()
 
 
 @triton.jit
 def after_last(OVERLAP: tl.constexpr):
-    """The kernel ahead has ended, and all that it wrote is seen."""
+    """Wait until the kernel ahead has ended and all that it wrote is seen."""
     if OVERLAP:
         gdc_wait()

@@ -116,9 +116,12 @@ def prefill_attention(
     window: int | None,
     out: torch.Tensor,
 ) -> None:
-    """Write to ``out`` the causal attention of the rows of ``query`` [tokens, heads, dim] that
-    belong to the sequences from ``first`` on; each has at most ``longest``. Row ``starts[s] + i``
-    is token ``contexts[s] - (starts[s + 1] - starts[s]) + i`` of sequence s."""
+    """Write to ``out`` the causal attention of the rows of prompts.
+
+    They are the rows of ``query`` [tokens, heads, dim] that belong to the sequences from ``first``
+    on; each has at most ``longest``. ``out`` has the same shape and dtype. Row ``starts[s] + i`` is
+    token ``contexts[s] - (starts[s + 1] - starts[s]) + i`` of sequence s.
+    """
     heads, dim = query.shape[1:]
     kv_heads = keys.shape[1]
     wide = query.dtype == torch.float32

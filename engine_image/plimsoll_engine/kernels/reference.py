@@ -38,13 +38,17 @@ class ReferenceOps:
         return x[index.long()]
 
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        """``ids`` [rows], with ``newest[sources]`` where ``sources`` is not negative; the same
-        shape and dtype."""
+        """Return ``ids`` [rows], with ``newest[sources]`` where ``sources`` is not negative.
+
+        The same shape and dtype.
+        """
         return torch.where(sources >= 0, newest[sources.clamp(min=0)], ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns], in the
-        dtype of ``x``."""
+        """Return ``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns].
+
+        The result has the dtype of ``x``.
+        """
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * wide.to(x.dtype)
@@ -52,14 +56,18 @@ class ReferenceOps:
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add ``x`` to ``residual`` [rows, columns] in place and normalise the sum; [rows,
-        columns]."""
+        """Add ``x`` to ``residual`` [rows, columns] in place and normalise the sum.
+
+        The result is [rows, columns] of the dtype of ``x``.
+        """
         residual += x
         return self.rms_norm(residual, weight, eps)
 
     def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """float32 [tokens, dim]: cosines, then sines, of ``positions`` [tokens] by ``inverse`` [dim
-        / 2]."""
+        """Return the cosines, then sines, of ``positions`` [tokens] by ``inverse`` [dim / 2].
+
+        The result is float32 [tokens, dim].
+        """
         angles = positions.float().unsqueeze(-1) * inverse
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
@@ -72,8 +80,11 @@ class ReferenceOps:
         plan: StepPlan,
         layer: int,
     ) -> torch.Tensor:
-        """Split ``qkv`` [tokens, (heads + 2 kv heads) * dim], rotate and store keys and values; the
-        queries [tokens, heads, dim]."""
+        """Rotate queries and keys, store keys and values; return the queries.
+
+        ``qkv`` is [tokens, (heads + 2 kv heads) * dim], the queries are [tokens, heads, dim] of its
+        dtype.
+        """
         kv_heads, dim = plan.keys.shape[2:]
         heads = qkv.shape[1] // dim - 2 * kv_heads
         query, key, value = torch.split(
@@ -93,8 +104,10 @@ class ReferenceOps:
     def attend(
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Attention of ``query`` [tokens, heads, dim] over gathered keys and values, prompt by
-        prompt; the same shape."""
+        """Return attention of ``query`` [tokens, heads, dim] over gathered keys and values.
+
+        Prompt by prompt; the same shape and dtype.
+        """
         if plan.derived is None:
             plan.derived = gather(plan)
         parts = []
@@ -114,8 +127,10 @@ class ReferenceOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``x`` [1, columns] times ``weight`` [size, columns], step by step; added to ``into`` in
-        place where given."""
+        """Return ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
+
+        Step by step; added to ``into`` in place where given.
+        """
         out = linear(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
         if silu:
             out = self.silu_mul(out)
@@ -135,15 +150,17 @@ class ReferenceOps:
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
-    """Rotate the halves of ``x`` [tokens, heads, dim] (RoFormer, in the layout of Llama's
-    checkpoints) by ``rotary`` [tokens, dim]."""
+    """Return ``x`` [tokens, heads, dim] with its halves rotated by ``rotary`` [tokens, dim].
+
+    RoFormer, in the layout of Llama's checkpoints. The same shape and dtype.
+    """
     cos, sin = rotary.unsqueeze(1).chunk(2, dim=-1)
     left, right = x.float().chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
 
 
 def gather(plan: StepPlan) -> Gather:
-    """What :meth:`ReferenceOps.attend` reads in every layer of this step."""
+    """Return what :meth:`ReferenceOps.attend` reads in every layer of this step."""
     contexts, starts = plan.contexts.tolist(), plan.starts.tolist()
     offsets = torch.arange(plan.block_size, device=plan.tables.device)
     slots = (plan.tables.long().unsqueeze(-1) * plan.block_size + offsets).flatten(1)
@@ -158,7 +175,7 @@ def gather(plan: StepPlan) -> Gather:
 def _mask(
     plan: StepPlan, number: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
-    """True where row i, whose own position is ``newest[i]``, sees token j of ``length``."""
+    """Return True where row i, whose own position is ``newest[i]``, sees token j of ``length``."""
     masks = plan.derived.masks
     mask: torch.Tensor | None = masks.get((number, window))
     if mask is None:

@@ -31,8 +31,10 @@ def _rotated(
     source, weight, cos, sin, eps, limit, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Both halves, rotated, of COUNT heads that begin at ``source``; with where they are. Columns
-    from ``limit`` on count as zeros."""
+    """Both halves, rotated, of COUNT heads that begin at ``source``; with where they are.
+
+    Columns from ``limit`` on count as zeros.
+    """
     head = tl.arange(0, COUNT_PAD)[:, None]
     column = tl.arange(0, HALF_PAD)[None, :]
     inside = (head < COUNT) & (column < HALF)
@@ -116,8 +118,10 @@ def rotate_and_store(
     values: torch.Tensor,
     tail: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The queries [tokens + tail, heads, dim]; ``keys`` and ``values`` [slots, kv heads, dim] are
-    written at ``slots`` [tokens], where not negative. Moves twice the bytes of ``qkv``.
+    """Return the queries [tokens + tail, heads, dim] of ``qkv``; store its keys and values.
+
+    ``keys`` and ``values`` [slots, kv heads, dim] are written at ``slots`` [tokens], where not
+    negative. Moves twice the bytes of ``qkv``.
 
     With ``tail`` also the step's own keys and values [2, tokens + tail, kv heads, dim], in the
     order of the tokens. The rows of the tail are zeros.

@@ -50,8 +50,11 @@ def _take(
 
 
 def take(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-    """``ids`` int32 [tokens], but ``newest`` int64 at ``sources`` int32 [tokens] where that is not
-    negative; int64 [tokens]."""
+    """Return ``ids``, but ``newest`` at ``sources`` where that is not negative.
+
+    ``ids`` and ``sources`` are int32 [tokens], ``newest`` and the result int64, the result
+    [tokens].
+    """
     out = newest.new_empty(len(ids))
     _take[(triton.cdiv(len(ids), 256),)](
         ids, sources, newest, out, len(ids), BLOCK=256, **overlap(ids.device)

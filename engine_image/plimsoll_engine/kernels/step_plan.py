@@ -30,8 +30,10 @@ class RowAdapters(Protocol):
     """The LoRA adapters of a step's rows."""
 
     def add(self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str) -> None:
-        """Add to the product ``y`` [tokens, out] of ``x`` [tokens, in] what the adapters change in
-        ``matrix`` of ``layer``."""
+        """Add to ``y`` [tokens, out] what the adapters change in ``matrix`` of ``layer``.
+
+        ``y`` is the product of ``x`` [tokens, in]; both have the model's dtype.
+        """
         ...
 
 

@@ -44,8 +44,11 @@ class _Recorded:
 
 
 class Copies:
-    """``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]; the buffer holds
-    ``slots`` blocks, [slots, 2, layers, block_size, heads, dim]."""
+    """Copies of blocks between the pool on the device and a buffer on the host.
+
+    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]; the buffer holds ``slots``
+    blocks, [slots, 2, layers, block_size, heads, dim], of the same dtype.
+    """
 
     def __init__(self, kv: torch.Tensor, block_size: int, slots: int) -> None:
         two, layers, _, heads, dim = kv.shape

@@ -75,7 +75,7 @@ class BlockPool:
         return blocks
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest cached beginning, without taking them."""
+        """Return the blocks of the longest cached beginning, without taking them."""
         found = []
         for key in hashes:
             block = self.prefix.get(key)
@@ -140,11 +140,11 @@ class BlockPool:
         return self.num_blocks * INDEX_ENTRY_BYTES
 
     def references(self) -> dict[int, int]:
-        """The used blocks and how many requests hold each."""
+        """Return the used blocks and how many requests hold each."""
         return {block: count for block, count in enumerate(self._references) if count}
 
     def problems(self) -> list[str]:
-        """What is wrong with this pool, for the audit; nothing on a sound one."""
+        """Return what is wrong with this pool, for the audit; nothing on a sound one."""
         found = []
         if (referenced := len(self.references())) != self.used:
             found.append(f"{referenced} blocks are referenced, {self.used} are counted as used")

@@ -36,7 +36,9 @@ RECLAIM_WAIT_S = 2.0
 @dataclass(slots=True)
 class Transfer:
     """``keys`` [n] of the contents, ``blocks`` [n] on the device and ``slots`` [n] on the host.
-    ``taken`` [n] is how often each block had been allocated when the copy began."""
+
+    ``taken`` [n] is how often each block had been allocated when the copy began.
+    """
 
     keys: list[bytes]
     blocks: list[int]
@@ -63,8 +65,10 @@ class Offload:
 
     @classmethod
     def of_bytes(cls, pool: BlockPool, kv: torch.Tensor, size_bytes: int) -> Offload:
-        """With as many host blocks of ``kv``, the runner's pool, as ``size_bytes`` hold. ValueError
-        where that is none."""
+        """Return one with as many host blocks of ``kv``, the runner's pool, as ``size_bytes`` hold.
+
+        ValueError where that is none.
+        """
         block_bytes = kv.nbytes // pool.num_blocks
         slots = size_bytes // block_bytes
         if slots < 1:
@@ -79,8 +83,10 @@ class Offload:
         self._move_out()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
-        """Begin to copy in the blocks after those of ``keys`` that are on the device already; True
-        where the prompt with these blocks is better off waiting for them."""
+        """Begin to copy in the blocks after those of ``keys`` that are on the device already.
+
+        True where the prompt with these blocks is better off waiting for them.
+        """
         here = len(self.pool.lookup(keys))
         if self.brings(keys[here:]):
             return True
@@ -118,8 +124,10 @@ class Offload:
         )
 
     def reclaim(self) -> bool:
-        """Wait for the transfers, so that the blocks they hold can be allocated; False where they
-        hold none or do not end (:data:`RECLAIM_WAIT_S`)."""
+        """Wait for the transfers, so that the blocks they hold can be allocated.
+
+        False where they hold none or do not end (:data:`RECLAIM_WAIT_S`).
+        """
         return bool(self.held_blocks()) and self.settle(RECLAIM_WAIT_S)
 
     def settle(self, timeout_s: float) -> bool:
@@ -149,18 +157,20 @@ class Offload:
         ]
 
     def lost_slots(self, begun_after: float = -math.inf) -> int:
-        """Host blocks that are pinned, but by no transfer begun after ``begun_after``: nothing can
-        be stored in their place."""
+        """Return host blocks that are pinned, but by no transfer begun after ``begun_after``.
+
+        Nothing can be stored in their place.
+        """
         moving = {key for t in self.transfers if t.begun > begun_after for key in t.keys}
         return self.stored.pinned - len(moving)
 
     def stale(self) -> list[float]:
-        """The ages in seconds of transfers that nobody looks after."""
+        """Return the ages in seconds of transfers that nobody looks after."""
         now = time.monotonic()
         return [age for t in self.transfers if (age := now - t.begun) > STALE_S]
 
     def problems(self) -> list[str]:
-        """What is wrong here, for the audit; nothing on a sound one."""
+        """Return what is wrong here, for the audit; nothing on a sound one."""
         found = [f"host cache: {problem}" for problem in self.stored.problems()]
         slots = [slot for key in self.stored if (slot := self.stored.get(key)) is not None]
         if sorted(slots + self._free) != list(range(self.slots)):

@@ -26,8 +26,11 @@ class Identity(Protocol):
 
 
 class Hashed(Protocol):
-    """A request, as far as its hashes depend on it. They are computed by a function that is handed
-    the request: a request that stored one would hold itself."""
+    """A request, as far as its hashes depend on it.
+
+    They are computed by a function that is handed the request: a request that stored one would hold
+    itself.
+    """
 
     token_ids: list[int]
     block_hashes: list[bytes]
@@ -40,7 +43,7 @@ class Hashed(Protocol):
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-    """The hash of one full block after ``parent`` (for the first block: the prompt's root).
+    """Return the hash of one full block after ``parent`` (for the first block: the prompt's root).
 
     ``extra`` is what the tokens do not say: which media their placeholders stand for.
     """
@@ -49,7 +52,10 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
 
 
 def root(cache_salt: str, adapter: Identity | None = None) -> bytes:
-    """What stands before a prompt's first block: equal for those that may share cached blocks."""
+    """Return what stands before a prompt's first block.
+
+    It is equal for those that may share cached blocks.
+    """
     salted = b""
     if cache_salt:
         salted = blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache salt").digest()
@@ -71,8 +77,11 @@ def extend_block_hashes(request: Hashed, block_size: int) -> None:
 
 
 def _media_in(media: Sequence[Media], start: int, size: int) -> bytes:
-    """The keys of the media with placeholders among ``size`` tokens from ``start`` on, each with
-    its place. One without placeholders counts where it is: at the beginning of its prompt."""
+    """Return the keys of the media with placeholders among ``size`` tokens from ``start`` on.
+
+    Each comes with its place. One without placeholders counts where it is: at the beginning of its
+    prompt.
+    """
     return b"".join(
         item.key + (item.start - start).to_bytes(8, signed=True)
         for item in media

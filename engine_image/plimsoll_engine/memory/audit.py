@@ -42,7 +42,7 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def prefix_cache_keys_equal(engine: EngineCore, _: Ledger) -> list[str]:
-    """The prefix cache's order and data have the same keys."""
+    """Check that the prefix cache's order and data have the same keys."""
     return engine.pool.prefix.problems()
 
 
@@ -57,7 +57,7 @@ def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
-    """A request that ended is dead, by reference counting alone."""
+    """Check that a request that ended is dead, by reference counting alone."""
     known = set(map(id, engine.requests.values()))
     kept = [request.request_id for request in engine.live if id(request) not in known]
     if not kept:
@@ -66,7 +66,7 @@ def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def adapters_are_held(engine: EngineCore, _: Ledger) -> list[str]:
-    """An adapter that has memory is loaded or used by a request."""
+    """Check that an adapter that has memory is loaded or used by a request."""
     if (adapters := engine.runner.adapters) is None:
         return []
     return adapters.problems([r.adapter for r in engine.requests.values() if r.adapter is not None])
@@ -78,7 +78,7 @@ def ledger_within_bounds(_: EngineCore, ledger: Ledger) -> list[str]:
 
 
 def encoder_outputs_are_known(engine: EngineCore, _: Ledger) -> list[str]:
-    """The runner's encoder outputs are a subset of what the scheduler's ledger knows."""
+    """Check that the scheduler's ledger knows all of the runner's encoder outputs."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return []
@@ -91,7 +91,7 @@ def encoder_outputs_are_known(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def receiver_cache_adds_up(engine: EngineCore, _: Ledger) -> list[str]:
-    """The receiver cache counts the bytes that it holds."""
+    """Check that the receiver cache counts the bytes that it holds."""
     return engine.receiver.problems()
 
 
@@ -112,8 +112,11 @@ def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
-    """The KV pool belongs to the runner, its graphs and the offload: a registry or a stored frame
-    that refers to it as well would keep it beyond the engine's shutdown."""
+    """Check that the KV pool belongs to the runner, its graphs and the offload alone.
+
+    A registry or a stored frame that refers to it as well would keep it beyond the engine's
+    shutdown.
+    """
     kv, unknown_to_others = engine.runner.kv, object()
     parts = (engine.runner.graphs, engine.scheduler.offload)
     owners = 1 + sum(part is not None for part in parts)
@@ -125,7 +128,7 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:
-    """What was made since the start is within the collector's reach."""
+    """Check that what was made since the start is within the collector's reach."""
     return frozen.problems()
 
 

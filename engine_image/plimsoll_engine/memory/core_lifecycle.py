@@ -94,8 +94,11 @@ class CoreLifecycle:
         return self.take_over()
 
     def prepare(self) -> None:
-        """Context, process group, weights and kernels. Gives everything back where it fails. A rank
-        that follows has its kernels from the steps that rank 0 computes."""
+        """Make context, process group, weights and kernels.
+
+        Gives everything back where it fails. A rank that follows has its kernels from the steps
+        that rank 0 computes.
+        """
         with self._all_or_nothing():
             folder = Path(self.config.model)
             with self._stage("model_config"):
@@ -136,9 +139,12 @@ class CoreLifecycle:
                 load_kernels(self._model, self.member.leader)
 
     def take_over(self, quick: bool = False) -> EngineCore:
-        """The KV pool and the rest, warm. Gives everything back where it fails. ``quick`` leaves
-        the trial of the largest steps out, which a predecessor of the same sizes has made, and all
-        graphs to be captured while it serves."""
+        """Make the KV pool and the rest, warm.
+
+        Gives everything back where it fails. ``quick`` leaves the trial of the largest steps out,
+        which a predecessor of the same sizes has made, and all graphs to be captured while it
+        serves.
+        """
         with self._all_or_nothing():
             assert self._model is not None
             assert self.device is not None
@@ -193,15 +199,17 @@ class CoreLifecycle:
             return self.engine
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
-        """The weight server's memory for this rank's KV pool, of ``nbytes`` where it has none yet
-        (not with 0); None where the pool is made here."""
+        """Return the weight server's memory for this rank's KV pool, uint8 [bytes].
+
+        It is of ``nbytes`` where it has none yet (not with 0); None where the pool is made here.
+        """
         assert self.device is not None
         if self._mapping is not None and self._pool is None and self.device.type == "cuda":
             self._pool = self._mapping.pool(nbytes)
         return self._pool
 
     def freeze(self) -> None:
-        """The start is over: what exists by now is nobody's garbage until :meth:`shutdown`."""
+        """End the start: what exists by now is nobody's garbage until :meth:`shutdown`."""
         self._thresholds = gc.get_threshold()
         frozen.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -236,8 +244,11 @@ class CoreLifecycle:
         self.stages_s[name] = round(time.monotonic() - begun, 4)
 
     def _ask_for_weights(self, folder: Path, dtype: torch.dtype) -> OwnModel | None:
-        """A model without tensors, for the weight server's weights; None where this process loads
-        them itself: no weight server, or a model that only transformers can build."""
+        """Return a model without tensors, for the weight server's weights.
+
+        None where this process loads them itself: no weight server, or a model that only
+        transformers can build.
+        """
         if not self.config.weights:
             return None
         model = loader.build(folder, self._model_config, dtype, self.member.shard)
@@ -352,8 +363,10 @@ class CoreLifecycle:
             release_device_caches()
 
     def left(self) -> tuple[int | None, int | None]:
-        """After :meth:`shutdown`: the bytes allocated on the devices of all ranks, and their
-        baselines; None on a CPU, or where a rank did not say."""
+        """Return the bytes allocated on the devices of all ranks, and their baselines.
+
+        Call it after :meth:`shutdown`. None on a CPU, or where a rank did not say.
+        """
         return self.member.left(self.device_allocated(), self.device_baseline)
 
     def device_allocated(self) -> int | None:
@@ -364,15 +377,19 @@ class CoreLifecycle:
 
 
 def has_compiled() -> bool:
-    """Whether torch.compile did anything here. Asked first, because a reset of nothing imports
-    the whole compiler: 2 s of every restart."""
+    """Return whether torch.compile did anything here.
+
+    Asked first, because a reset of nothing imports the whole compiler: 2 s of every restart.
+    """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
 
 
 def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
-    """Bytes allocated once the context exists and its libraries ran once, for ``dtype`` alone:
-    each loads kernels of its own; None on a CPU."""
+    """Return the bytes allocated once the context exists and its libraries ran once.
+
+    For ``dtype`` alone: each loads kernels of its own. None on a CPU.
+    """
     if device.type != "cuda":
         return None
     square = torch.ones(64, 64, dtype=dtype, device=device)

@@ -8,7 +8,7 @@ from plimsoll_api.admin import DeviceMemory
 
 
 def device_memory(device: torch.device) -> list[DeviceMemory]:
-    """The worker's accelerator, or nothing on a CPU."""
+    """Return the worker's accelerator, or nothing on a CPU."""
     if device.type != "cuda":
         return []
     index = device.index or 0

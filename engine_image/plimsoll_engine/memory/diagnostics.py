@@ -16,7 +16,7 @@ from plimsoll_engine.process.allocations import TOP, Allocations
 
 
 def diagnose(kind: str, allocations: Allocations) -> str:
-    """The text of one of :class:`Diagnostic`; for an unknown kind, what there is."""
+    """Return the text of one of :class:`Diagnostic`; for an unknown kind, what there is."""
     match kind:
         case Diagnostic.STACKS:
             return stacks()
@@ -30,7 +30,7 @@ def diagnose(kind: str, allocations: Allocations) -> str:
 
 
 def stacks() -> str:
-    """The stack of each Python thread."""
+    """Return the stack of each Python thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
@@ -39,7 +39,7 @@ def stacks() -> str:
 
 
 def collector() -> str:
-    """The collector's state and the types with the most tracked objects; frozen ones are apart."""
+    """Return the collector's state and the types with most tracked objects; frozen ones apart."""
     types = Counter(type(item).__qualname__ for item in gc.get_objects())
     lines = [
         f"enabled {gc.isenabled()}, thresholds {gc.get_threshold()}, counts {gc.get_count()}",
@@ -50,8 +50,11 @@ def collector() -> str:
 
 
 def device() -> str:
-    """The allocator's own summary, and the largest blocks in use of its snapshot. Where they came
-    from is in it only after ``torch.cuda.memory._record_memory_history()``, which costs memory."""
+    """Return the allocator's own summary, and the largest blocks in use of its snapshot.
+
+    Where they came from is in it only after ``torch.cuda.memory._record_memory_history()``, which
+    costs memory.
+    """
     cuda: Any = torch.cuda
     if not cuda.is_initialized():
         return "no CUDA context in this worker"

@@ -14,8 +14,10 @@ from plimsoll_api.admin import LedgerEntry, MemoryKind, Role
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds memory: ``count`` gives its bytes now, ``bound`` the most it will hold, None
-    without a limit."""
+    """Who holds memory.
+
+    ``count`` gives its bytes now, ``bound`` the most it will hold, None without a limit.
+    """
 
     name: str
     kind: MemoryKind
@@ -39,7 +41,9 @@ class Ledger:
         process: Role = Role.WORKER,
     ) -> None:
         """Add an owner; ``count`` gives its bytes now, ``bound`` the most, None where unknown.
-        ``process`` is whose memory it is."""
+
+        ``process`` is whose memory it is.
+        """
         if name in self._owners:
             raise ValueError(f"ledger owner {name!r} is already registered")
         self._owners[name] = Owner(name, kind, count, bound, process)
@@ -52,7 +56,7 @@ class Ledger:
         ]
 
     def problems(self) -> list[str]:
-        """The owners outside their bounds."""
+        """Return the owners outside their bounds."""
         return [
             f"{entry.owner} holds {entry.bytes} bytes, its bound is {entry.bound}"
             for entry in self.entries()

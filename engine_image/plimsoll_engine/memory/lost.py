@@ -17,8 +17,10 @@ from plimsoll_engine.kvcache.offload import STALE_S
 
 
 def lost_blocks(engine: EngineCore) -> int:
-    """KV blocks that are referenced, but by no request that somebody waits for and by no transfer
-    that is looked after."""
+    """Return KV blocks that are referenced, but by nothing that is waited for.
+
+    That is a request that somebody waits for, or a transfer that is looked after.
+    """
     pool, offload = engine.pool, engine.scheduler.offload
     fresh = [] if offload is None else offload.held_blocks(time.monotonic() - STALE_S)
     # Those that wait hold none; where a defect leaves them some, the blocks themselves are counted.
@@ -31,15 +33,20 @@ def lost_blocks(engine: EngineCore) -> int:
 
 
 def lost_host_blocks(engine: EngineCore) -> int | None:
-    """Of the host's KV blocks: those that are pinned, and by no transfer that is looked after. None
-    without an offload."""
+    """Return the host's KV blocks that are pinned by no transfer that is looked after.
+
+    None without an offload.
+    """
     offload = engine.scheduler.offload
     return None if offload is None else offload.lost_slots(time.monotonic() - STALE_S)
 
 
 def lost_encoder_tokens(engine: EngineCore) -> int | None:
-    """Of the encoder cache's budget: entries that no request holds which runs and is waited for,
-    and outputs of the runner that have no entry. None for a model without an encoder."""
+    """Return the tokens of the encoder cache's budget that nobody will use.
+
+    They are of entries that no request holds which runs and is waited for, and of outputs of the
+    runner that have no entry. None for a model without an encoder.
+    """
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return None

@@ -14,7 +14,7 @@ from plimsoll_engine.models.model import MediaModel, Model
 def encoder_cache(
     model: Model, requested: WorkerConfig, settings: sizes.EngineSizes
 ) -> EncoderCache | None:
-    """The scheduler's ledger of encoder outputs; None for a model that takes text alone."""
+    """Return the scheduler's ledger of encoder outputs; None for a model that takes text alone."""
     if not isinstance(model, MediaModel):
         return None
     budget = sizes.encoder_tokens(
@@ -24,7 +24,7 @@ def encoder_cache(
 
 
 def register_owners(ledger: Ledger, engine: EngineCore, model: Model, tensors: MemoryKind) -> None:
-    """The receiver cache and the encoder's outputs; ``tensors`` is where the latter are."""
+    """Register the receiver cache and the encoder's outputs; ``tensors`` holds the latter."""
     outputs, cache = engine.runner.outputs, engine.scheduler.encoder
     if not isinstance(model, MediaModel) or outputs is None or cache is None:
         return

@@ -49,7 +49,7 @@ def trim(
 
 
 def trim_process(device: torch.device, python: PythonObjects) -> list[OperationStep]:
-    """What any process that computes on ``device`` can give back by itself."""
+    """Return what any process that computes on ``device`` can give back by itself."""
 
     def host_in_use() -> int | None:
         in_use, _ = host_memory.malloc()
@@ -77,7 +77,10 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
 
 
 def _summed(ranks: list[list[OperationStep]]) -> list[OperationStep]:
-    """The same steps of each rank as one: the longest time, and the bytes together, where known."""
+    """Return the same steps of each rank as one.
+
+    It has the longest time, and the bytes together, where known.
+    """
 
     def total(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]

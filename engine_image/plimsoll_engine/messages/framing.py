@@ -19,7 +19,10 @@ def framed(body: bytes) -> bytes:
 
 
 async def read_body(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message's body; None at the end of the stream. ValueError for an absurd length."""
+    """Return the next message's body; None at the end of the stream.
+
+    ValueError for an absurd length.
+    """
     try:
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         if length > MAX_MESSAGE_BYTES:
@@ -36,7 +39,10 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that ``data`` completes; ValueError for a length no sender of ours writes."""
+        """Return the bodies that ``data`` completes.
+
+        ValueError for a length that no sender of ours writes.
+        """
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._buffer)

@@ -22,10 +22,12 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 
 @dataclass(slots=True)
 class Inputs:
-    """The integers of a step on the host, all that a rank needs to compute it. ``sources`` says
-    where a token's id is: negative for ``ids``, else a row of the tokens that the step before
-    sampled. ``last`` are the rows that get a token; ``decodes``, ``longest`` and ``fresh`` are
-    those of :class:`plimsoll_engine.kernels.step_plan.StepPlan`."""
+    """The integers of a step on the host, all that a rank needs to compute it.
+
+    ``sources`` says where a token's id is: negative for ``ids``, else a row of the tokens that the
+    step before sampled. ``last`` are the rows that get a token; ``decodes``, ``longest`` and
+    ``fresh`` are those of :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
+    """
 
     ids: Array
     sources: Array
@@ -174,5 +176,5 @@ from_rank = msgspec.msgpack.Decoder(Reply)
 
 
 def frame(message: Command | Reply) -> bytes:
-    """The bytes that carry ``message``, length first."""
+    """Return the bytes that carry ``message``, length first."""
     return framed(_encoder.encode(message))

@@ -84,7 +84,7 @@ class MappingLost(ConnectionError):
 
 
 def send(connection: socket.socket, message: Answer | Request, fd: int | None = None) -> None:
-    """Raises :class:`MappingLost`."""
+    """Send a message; raise :class:`MappingLost` where the other side is gone."""
     data = framed(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
@@ -100,7 +100,7 @@ def receive(connection: socket.socket) -> tuple[Answer, int | None]:
 
 
 def receive_request(connection: socket.socket) -> Request:
-    """What a worker wants. Raises :class:`MappingLost`."""
+    """Return what a worker wants. Raises :class:`MappingLost`."""
     request: Request = _requests.decode(_read(connection)[0])
     return request
 

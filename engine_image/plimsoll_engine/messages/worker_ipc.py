@@ -19,9 +19,12 @@ from plimsoll_engine.messages.framing import framed
 
 
 class Grammar(msgspec.Struct, array_like=True, frozen=True):
-    """What the output must match. ``text`` is a JSON schema for ``json_schema``, empty for
-    ``json_object``, a regular expression for ``regex``, a Lark grammar in llguidance's dialect for
-    ``lark``. ``field`` is where the client gave it, for errors; it says nothing about the match."""
+    """What the output must match.
+
+    ``text`` is a JSON schema for ``json_schema``, empty for ``json_object``, a regular expression
+    for ``regex``, a Lark grammar in llguidance's dialect for ``lark``. ``field`` is where the
+    client gave it, for errors; it says nothing about the match.
+    """
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
     text: str = ""
@@ -29,8 +32,10 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Sampling(msgspec.Struct, array_like=True):
-    """How the next token is chosen. ``temperature`` 0 is greedy. ``seed`` is always set: the
-    random number of token i depends on (seed, i) alone, so a carried request draws on as before.
+    """How the next token is chosen.
+
+    ``temperature`` 0 is greedy. ``seed`` is always set: the random number of token i depends on
+    (seed, i) alone, so a carried request draws on as before.
 
     ``presence_penalty`` and ``frequency_penalty`` look at the output, ``repetition_penalty`` (1 is
     none) at prompt and output. ``logit_bias`` is added by token id. No stop token is taken before
@@ -80,8 +85,10 @@ class Media(msgspec.Struct, array_like=True):
 
 
 class Submit(msgspec.Struct, tag="submit"):
-    """A request. ``output_ids`` are the tokens that an earlier epoch already made (carry over);
-    they count towards ``sampling.max_tokens``.
+    """A request.
+
+    ``output_ids`` are the tokens that an earlier epoch already made (carry over); they count
+    towards ``sampling.max_tokens``.
 
     ``priority``: lower runs first. ``tenant``: requests of one priority are admitted fairly between
     tenants. ``arrived``: CLOCK_MONOTONIC seconds, one clock for all processes of a host; the
@@ -113,15 +120,20 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Abandoned(msgspec.Struct, tag="abandoned"):
-    """All requests that the worker runs on for nobody, although their abort was sent long ago: what
-    they hold is lost. It replaces what was said before."""
+    """All requests that the worker runs on for nobody, although their abort was sent long ago.
+
+    What they hold is lost. It replaces what was said before.
+    """
 
     request_ids: list[str]
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter"):
-    """Load the LoRA adapter in the folder ``path`` under ``number``, which is never used again for
-    another one; answered by :class:`AdapterLoaded`. Later submissions may use it."""
+    """Load the LoRA adapter in the folder ``path`` under ``number``.
+
+    The number is never used again for another one. Answered by :class:`AdapterLoaded`. Later
+    submissions may use it.
+    """
 
     query_id: str
     name: str
@@ -155,15 +167,19 @@ class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
 
 
 class TakeOver(msgspec.Struct, tag="take_over"):
-    """The predecessor has given everything back: allocate the KV pool, say Ready, serve. ``quick``:
-    it has served with the same sizes, so no trial of the largest step is needed."""
+    """The predecessor has given everything back: allocate the KV pool, say Ready, serve.
+
+    ``quick``: it has served with the same sizes, so no trial of the largest step is needed.
+    """
 
     quick: bool = False
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Finish the step under way, answer no more tokens, give everything back, say Stopped, and exit
-    when the frontend closes the socket."""
+    """Finish the step under way, answer no more tokens, give everything back, say Stopped.
+
+    The worker exits when the frontend closes the socket.
+    """
 
 
 ToWorker = (
@@ -191,16 +207,21 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class Prepared(msgspec.Struct, tag="prepared"):
-    """Context, weights and kernels are there; TakeOver is waited for. ``stages_s`` is how long each
-    took, in seconds."""
+    """Context, weights and kernels are there; TakeOver is waited for.
+
+    ``stages_s`` is how long each took, in seconds.
+    """
 
     epoch: int
     stages_s: dict[str, float] = {}
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine is warm. ``max_model_len`` bounds prompt and output together; ``load_s`` is the
-    time from the fork, the wait for TakeOver included; ``stages_s`` how long each stage took."""
+    """The engine is warm.
+
+    ``max_model_len`` bounds prompt and output together; ``load_s`` is the time from the fork, the
+    wait for TakeOver included; ``stages_s`` how long each stage took.
+    """
 
     epoch: int
     max_model_len: int
@@ -211,8 +232,11 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Logprobs(msgspec.Struct, array_like=True):
-    """Natural logarithms of the model's own probabilities, before any penalty, bias, grammar or
-    temperature: of the chosen token, and of the likeliest ones in falling order."""
+    """Natural logarithms of the model's own probabilities.
+
+    They are those before any penalty, bias, grammar or temperature: of the chosen token, and of the
+    likeliest ones in falling order.
+    """
 
     chosen: float
     top_ids: list[int]
@@ -220,17 +244,23 @@ class Logprobs(msgspec.Struct, array_like=True):
 
 
 class Started(msgspec.Struct, array_like=True):
-    """What is known of a request when its first token is: the seconds it waited for the batch, and
-    how many of its prompt's tokens came from the prefix cache."""
+    """What is known of a request when its first token is.
+
+    The seconds it waited for the batch, and how many of its prompt's tokens came from the prefix
+    cache.
+    """
 
     queued_s: float
     cached_tokens: int
 
 
 class Token(msgspec.Struct, array_like=True):
-    """One new token. ``finish_reason`` is ``stop`` or ``length`` on the last one. ``started``
-    comes with the first one that this worker makes. ``attempt`` is the submission's: tokens of an
-    earlier one may still be under way when a request was taken back and submitted again."""
+    """One new token.
+
+    ``finish_reason`` is ``stop`` or ``length`` on the last one. ``started`` comes with the first
+    one that this worker makes. ``attempt`` is the submission's: tokens of an earlier one may still
+    be under way when a request was taken back and submitted again.
+    """
 
     request_id: str
     token_id: int
@@ -332,8 +362,11 @@ class Stopped(msgspec.Struct, tag="stopped"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The worker cannot go on; it exits after this. ``message`` says what to do. ``permanent``: the
-    settings or the checkpoint are wrong, so another worker fails as well."""
+    """The worker cannot go on; it exits after this.
+
+    ``message`` says what to do. ``permanent``: the settings or the checkpoint are wrong, so another
+    worker fails as well.
+    """
 
     message: str
     permanent: bool = False
@@ -361,5 +394,5 @@ from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
-    """The bytes that carry ``message``, length first."""
+    """Return the bytes that carry ``message``, length first."""
     return framed(_encoder.encode(message))

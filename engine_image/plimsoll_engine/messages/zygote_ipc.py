@@ -60,13 +60,15 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def meeting_place(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
-    """Where the ranks of an epoch meet: rank 0's socket, and the store of their process group.
-    Short names, because a socket's path holds 107 bytes (unix(7))."""
+    """Return where the ranks of an epoch meet: rank 0's socket, and the group's store.
+
+    Short names, because a socket's path holds 107 bytes (unix(7)).
+    """
     return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
 
 
 def listen(path: str) -> socket.socket:
-    """The weight server's socket; a file that a killed predecessor left is taken over."""
+    """Return the weight server's socket; a file that a killed predecessor left is taken over."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     Path(path).unlink(missing_ok=True)
     listener.bind(path)
@@ -79,8 +81,10 @@ def listen(path: str) -> socket.socket:
 
 
 class Fork(msgspec.Struct, tag="fork"):
-    """Fork rank ``rank`` of the worker of epoch ``number``, of which rank 0 connects to the socket
-    and says Hello with that number; or the ``number``-th weight server."""
+    """Fork rank ``rank`` of the worker of epoch ``number``, or the ``number``-th weight server.
+
+    Rank 0 of a worker connects to the socket and says Hello with that number.
+    """
 
     number: int
     role: Role = Role.WORKER
@@ -135,5 +139,5 @@ from_zygote = msgspec.msgpack.Decoder(FromZygote)
 
 
 def frame(message: ToZygote | FromZygote) -> bytes:
-    """The bytes that carry ``message``, length first."""
+    """Return the bytes that carry ``message``, length first."""
     return framed(_encoder.encode(message))

@@ -52,8 +52,10 @@ class Layer:
 
     @property
     def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The weights [dim] of the norms of queries and keys; None for architectures without
-        them."""
+        """The weights [dim] of the norms of queries and keys.
+
+        None for architectures without them.
+        """
         if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm
@@ -91,7 +93,7 @@ class Decoder:
 
     @staticmethod
     def canonical(name: str) -> str:
-        """The name of a checkpoint's tensor in :attr:`parts`: the same."""
+        """Return the name of a checkpoint's tensor in :attr:`parts`: the same."""
         return name
 
     @property
@@ -153,8 +155,11 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalised hidden states [tokens, hidden] of ``ids`` [tokens] at ``positions`` int64
-        [tokens]; ``embeds`` [tokens, hidden] take the place of the ids'."""
+        """Return the normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
+
+        They are at ``positions`` int64 [tokens]; ``embeds`` [tokens, hidden] take the place of the
+        ids'. The dtype is the model's.
+        """
         ops, spec, group, adapters = self._ops, self.spec, self.group, plan.adapters
         if len(ids) == 1 and ops.projects and adapters is None:
             return self._forward_one(ids, positions, plan, embeds)
@@ -184,7 +189,7 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The same for one row, with fewer and other kernels."""
+        """Return the same for one row, with fewer and other kernels."""
         ops, eps, scale = self._ops, self.spec.eps, self.spec.dim**-0.5
         rotary = ops.rotary(positions, self._inverse)
         stream = self.embed(ids) if embeds is None else embeds.clone()

@@ -34,7 +34,7 @@ class Spec:
 
     @classmethod
     def of(cls, config: Any) -> Spec:
-        """What a transformers config of the :data:`FAMILY` says."""
+        """Return what a transformers config of the :data:`FAMILY` says."""
         attention_bias = bool(getattr(config, "attention_bias", False))
         qwen2 = config.model_type == "qwen2"
         return cls(
@@ -56,8 +56,11 @@ class Spec:
         )
 
     def part(self, shard: Shard) -> Spec:
-        """What one rank has: its share of the heads, of the inner columns and of the output's rows.
-        The embedding is whole on each. ValueError names a field that cannot be shared out."""
+        """Return what one rank has.
+
+        It is its share of the heads, of the inner columns and of the output's rows. The embedding
+        is whole on each. ValueError names a field that cannot be shared out.
+        """
         for field, count in (
             ("num_attention_heads", self.heads),
             ("num_key_value_heads", self.kv_heads),
@@ -78,7 +81,10 @@ class Spec:
 
 
 def _windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer. Only Mistral's config means it without ``layer_types``."""
+    """Return the sliding window of each layer.
+
+    Only Mistral's config means it without ``layer_types``.
+    """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -89,9 +95,12 @@ def _windows(config: Any) -> list[int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the model: the checkpoint's tensors that lie in it one after the other, with
-    the rows of each, and its shape. With ``split`` it is one rank's: of each source the ``shard``
-    of that dimension, rows (0) or columns (1)."""
+    """One tensor of the model.
+
+    It is the checkpoint's tensors that lie in it one after the other, with the rows of each, and
+    its shape. With ``split`` it is one rank's: of each source the ``shard`` of that dimension, rows
+    (0) or columns (1).
+    """
 
     sources: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
@@ -99,7 +108,7 @@ class Part:
     shard: Shard = WHOLE
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a source in the checkpoint of which ``shape`` is here."""
+        """Return the shape of a source in the checkpoint of which ``shape`` is here."""
         return tuple(
             size * self.shard.size if dimension == self.split else size
             for dimension, size in enumerate(shape)

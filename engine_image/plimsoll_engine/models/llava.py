@@ -23,8 +23,10 @@ TEXT = "text."
 
 
 class LlavaModel:
-    """See :class:`plimsoll_engine.models.model.MediaModel`. New ones have their tensors on
-    meta."""
+    """A model that sees: a vision tower, a projector and a decoder.
+
+    See :class:`plimsoll_engine.models.model.MediaModel`. New ones have their tensors on meta.
+    """
 
     lifelong = False
 
@@ -90,8 +92,10 @@ class LlavaModel:
         settle_buffers(self._tower, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """One [image tokens, hidden] for each of ``media``, which hold pixels [channels, height,
-        width] in float32."""
+        """Return one [image tokens, hidden] for each of ``media``.
+
+        They hold pixels [channels, height, width] in float32; the result has the model's dtype.
+        """
         pixels = media_input.stack(media, self._shape, self.dtype, self.device)
         states = self._tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
         chosen = [states[layer] for layer in self._layers]
@@ -101,7 +105,7 @@ class LlavaModel:
         return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
 
     def example(self) -> Media:
-        """An image of zeros in the processor's shape, for the warm-up."""
+        """Return an image of zeros in the processor's shape, for the warm-up."""
         return media_input.example("image", self._shape, self._tokens, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -115,12 +119,14 @@ class LlavaModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The text model's: hidden states [tokens, hidden] of ``ids`` [tokens] or ``embeds``
-        [tokens, hidden]."""
+        """Return the text model's hidden states [tokens, hidden].
+
+        They are of ``ids`` int64 [tokens] or ``embeds`` [tokens, hidden].
+        """
         return self._text.forward(ids, positions, plan, embeds)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The text model's: [rows, vocabulary] of ``hidden`` [rows, hidden]."""
+        """Return the text model's logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         return self._text.logits(hidden)
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class OwnModel(Model, Protocol):
         """Names in checkpoints that the model has no use for."""
 
     def canonical(self, name: str) -> str:
-        """The name in ``parts`` of a tensor that checkpoints call ``name``."""
+        """Return the name in ``parts`` of a tensor that checkpoints call ``name``."""
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take the loaded tensors, in shape and dtype of ``parts``, as the model's weights."""
@@ -64,7 +64,9 @@ which takes seconds, so nobody else imports them."""
 
 def import_code(folder: Path) -> None:
     """Import all that the model in ``folder`` needs, for a process that others are forked from.
-    Nothing where its config cannot be read: whoever loads it says why."""
+
+    Nothing where its config cannot be read: whoever loads it says why.
+    """
     with contextlib.suppress(LoadError):
         config = load_config(folder)
         if config.model_type in OTHERS:
@@ -76,7 +78,10 @@ def import_code(folder: Path) -> None:
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
-    """The device that ``auto``, ``cpu`` or ``cuda`` means here; rank r of several has device r."""
+    """Return the device that ``auto``, ``cpu`` or ``cuda`` means here.
+
+    Rank r of several has device r.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise LoadError(f"device {name!r}: expected auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
@@ -91,7 +96,7 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
 
 
 def load_config(folder: Path) -> Any:
-    """The model's config, checked for what the paged attention needs."""
+    """Return the model's config, checked for what the paged attention needs."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise LoadError(f"model {folder}: no such folder")
@@ -118,7 +123,7 @@ def load_config(folder: Path) -> Any:
 
 
 def text_config(config: Any) -> Any:
-    """What describes the decoder: a part of the config where the model sees as well."""
+    """Return what describes the decoder: a part of the config where the model sees as well."""
     return config.text_config if config.model_type == "llava" else config
 
 
@@ -141,8 +146,9 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -> OwnModel | None:
-    """Our model, or one rank's part of it, with its tensors on the meta device; None where only
-    transformers has it.
+    """Return our model, or one rank's part of it, with its tensors on the meta device.
+
+    None where only transformers has it.
 
     ``folder`` is for messages. Raises :class:`LoadError`.
     """
@@ -170,8 +176,10 @@ def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -
 
 
 def bind(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
-    """Make ``model`` compute with ``tensors``, which keep their memory; ValueError names one that
-    does not fit ``model.parameters_by_name()``."""
+    """Make ``model`` compute with ``tensors``, which keep their memory.
+
+    ValueError names one that does not fit ``model.parameters_by_name()``.
+    """
     model.bind(tensors)
 
 
@@ -220,7 +228,7 @@ def fill(model: OwnModel, folder: Path) -> None:
 def load_model(
     folder: Path, config: Any, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
 ) -> Model:
-    """The model, or one rank's part of it, on ``device``, all from the checkpoint's files."""
+    """Return the model, or one rank's part, on ``device``, all from the checkpoint's files."""
     model = build(folder, config, dtype, shard)
     if model is None:
         from plimsoll_engine.models import transformers_loader

@@ -30,8 +30,10 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 class Target(NamedTuple):
-    """A projection that an adapter may change: ``rows`` rows, from ``first`` on, of a layer's
-    ``matrix``, which has so many ``columns``."""
+    """A projection that an adapter may change.
+
+    It is ``rows`` rows, from ``first`` on, of a layer's ``matrix``, which has so many ``columns``.
+    """
 
     layer: int
     matrix: str
@@ -40,13 +42,15 @@ class Target(NamedTuple):
     columns: int
 
     def nbytes(self, rank: int, dtype: torch.dtype) -> int:
-        """A and B of this rank."""
+        """Return the bytes of A and B of this rank."""
         return rank * (self.rows + self.columns) * dtype.itemsize
 
 
 def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
-    """Every projection of a decoder's ``parts`` by its path, ``model.layers.0.self_attn.q_proj``
-    for example."""
+    """Return every projection of a decoder's ``parts`` by its path.
+
+    ``model.layers.0.self_attn.q_proj`` for example.
+    """
     found = {}
     for name, part in parts.items():
         if not name.startswith("layers.") or len(part.shape) != 2:
@@ -61,8 +65,10 @@ def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
 
 
 class LoraDelta(NamedTuple):
-    """What is added to the columns of a product from ``first`` on: ``a`` is [rank, in], ``b``
-    [out, rank], already scaled."""
+    """What is added to the columns of a product from ``first`` on.
+
+    ``a`` is [rank, in], ``b`` [out, rank], already scaled, in the model's dtype.
+    """
 
     first: int
     a: torch.Tensor
@@ -71,8 +77,11 @@ class LoraDelta(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Adapter:
-    """One loaded adapter. ``number`` is that of its loading: a second one of the same name is
-    another adapter. ``deltas`` are by layer and matrix."""
+    """One loaded adapter.
+
+    ``number`` is that of its loading: a second one of the same name is another adapter. ``deltas``
+    are by layer and matrix.
+    """
 
     name: str
     number: int
@@ -108,7 +117,10 @@ def linear(
     layer: int,
     matrix: str,
 ) -> torch.Tensor:
-    """The product with a layer's matrix as the step's adapters, if any, change it."""
+    """Return ``x`` [tokens, in] times a layer's matrix as the step's adapters change it.
+
+    The result is [tokens, out] of the same dtype.
+    """
     y = functional.linear(x, weight, bias)
     if adapters is not None:
         adapters.add(x, y, layer, matrix)
@@ -180,7 +192,7 @@ def _is_named(path: str, names: Sequence[str]) -> bool:
 
 
 def _wanted(config: _Config, known: Mapping[str, Target], where: Path) -> set[str]:
-    """The projections that the config says are changed; empty where only the tensors tell."""
+    """Return the projections that the config says are changed; empty where only tensors tell."""
     names = config.target_modules
     if isinstance(names, str):
         return set()
@@ -203,8 +215,11 @@ def read(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[tuple[int, str], list[LoraDelta]]:
-    """An adapter's tensors on ``device``, by layer and matrix. LoadError names the file, field or
-    tensor that is wrong, OSError a path that cannot be looked at."""
+    """Return an adapter's tensors on ``device``, by layer and matrix.
+
+    LoadError names the file, field or tensor that is wrong, OSError a path that cannot be looked
+    at.
+    """
     if not folder.is_dir():
         raise LoadError(f"{folder}: no such folder")
     config = _config(folder, max_rank)

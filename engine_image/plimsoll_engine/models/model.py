@@ -31,7 +31,7 @@ class Model(Protocol):
         """The dtype of weights and activations."""
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """The input embeddings [tokens, hidden] of ``ids`` [tokens]."""
+        """Return the input embeddings [tokens, hidden] of ``ids`` [tokens]."""
         ...
 
     def forward(
@@ -41,12 +41,15 @@ class Model(Protocol):
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The last hidden states [tokens, hidden], normalised, of ``ids`` [tokens] at ``positions``
-        int64 [tokens]. ``embeds`` [tokens, hidden] take the place of ``embed(ids)``."""
+        """Return the last hidden states [tokens, hidden], normalised, of ``ids`` int64 [tokens].
+
+        They are at ``positions`` int64 [tokens]. ``embeds`` [tokens, hidden] take the place of
+        ``embed(ids)``. The dtype is the model's.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The next token's scores [rows, vocabulary] of ``hidden`` [rows, hidden]."""
+        """Return the next token's scores [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         ...
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
@@ -71,7 +74,10 @@ class MediaModel(Model, Protocol):
     output_bytes: int
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """The output of each, [media.tokens, ...]; ValueError names one that does not fit."""
+        """Return the output of each, [media.tokens, ...] in the model's dtype.
+
+        ValueError names one that does not fit.
+        """
         ...
 
     def example(self) -> Media:

@@ -24,7 +24,7 @@ numbers and 8-bit floats mean something only with scales that a plain model has 
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: the one file, those of the index, or all there are."""
+    """Return the files with the weights: the one file, those of the index, or all there are."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
@@ -40,7 +40,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def placed(folder: Path) -> dict[str, str]:
-    """The file of each tensor by the index, which a checkpoint of one file has not."""
+    """Return the file of each tensor by the index, which a checkpoint of one file has not."""
     index = folder / INDEX
     if (folder / SINGLE).is_file() or not index.is_file():
         return {}
@@ -55,7 +55,7 @@ def placed(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """The file's tensors, mapped; a broken file is an error that names it."""
+    """Yield the file's tensors, mapped; a broken file is an error that names it."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -79,8 +79,10 @@ def complain(folder: Path, **wrong: Collection[str]) -> None:
 
 
 def unfit(name: str, found: Any, expected: tuple[int, ...]) -> str | None:
-    """What is wrong with a tensor ``found`` in a file, a slice of safetensors; None where it can be
-    copied to one of ``expected`` shape."""
+    """Return what is wrong with a tensor ``found`` in a file, a slice of safetensors.
+
+    None where it can be copied to one of ``expected`` shape.
+    """
     if tuple(found.get_shape()) != expected:
         return shapes(name, found.get_shape(), expected)
     if found.get_dtype() not in FLOATS:
@@ -89,5 +91,5 @@ def unfit(name: str, found: Any, expected: tuple[int, ...]) -> str | None:
 
 
 def shapes(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
-    """What is said of a tensor of the wrong shape."""
+    """Return what to say of a tensor of the wrong shape."""
     return f"{name} is {tuple(in_file)} in the file and {tuple(in_model)} in the model"

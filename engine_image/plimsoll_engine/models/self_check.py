@@ -27,8 +27,10 @@ SEED = 3
 
 @torch.inference_mode()
 def difference(model: TransformersModel) -> float:
-    """The norm of the difference of the last token's logits, relative to their own. Raises what
-    the model raises where it cannot compute on the pool at all."""
+    """Return the norm of the difference of the last token's logits, relative to their own.
+
+    Raises what the model raises where it cannot compute on the pool at all.
+    """
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(vocabulary, (2, LENGTH), generator=generator).to(model.device)
@@ -42,7 +44,7 @@ def difference(model: TransformersModel) -> float:
 
 
 def _in_chunks(model: TransformersModel, ids: torch.Tensor) -> torch.Tensor:
-    """The hidden state [hidden] of the first sequence's last token."""
+    """Return the hidden state [hidden] of the first sequence's last token."""
     layers, heads, dim = model.kv
     blocks = -(-LENGTH // BLOCK)
     size = (2, layers, 2 * blocks * BLOCK, heads, dim)
@@ -64,8 +66,11 @@ def _step(
     tables: torch.Tensor,
     spans: list[tuple[int, int, int]],
 ) -> torch.Tensor:
-    """The hidden state [hidden] of the first sequence's last row. ``spans`` are sequence, first
-    token and the one after the last; the plan has them in the order of a :class:`StepPlan`."""
+    """Return the hidden state [hidden] of the first sequence's last row.
+
+    ``spans`` are sequence, first token and the one after the last; the plan has them in the order
+    of a :class:`StepPlan`.
+    """
     spans = sorted(spans, key=lambda span: (span[2] - span[1] > 1, not span[1], span[2] - span[1]))
     counts = [last - first for _, first, last in spans]
     positions = torch.cat([torch.arange(first, last) for _, first, last in spans])

@@ -14,7 +14,7 @@ NAME = "plimsoll_paged"
 
 
 def kv_shape(config: Any) -> KVShape:
-    """What a transformers config says about its keys and values."""
+    """Return what a transformers config says about its keys and values."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(config.num_hidden_layers, heads, dim)
@@ -30,8 +30,11 @@ def paged_attention(
     plan: StepPlan | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer; tensors are [1, heads, tokens, dim], as transformers hands them, and
-    the result is [1, tokens, heads, dim]. NotImplementedError names what the pool has not."""
+    """Return the attention of one layer, [1, tokens, heads, dim].
+
+    Tensors are [1, heads, tokens, dim], as transformers hands them, and the result has their dtype.
+    NotImplementedError names what the pool has not.
+    """
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise NotImplementedError(f"attention option {name} is not supported by the KV pool")
@@ -75,8 +78,11 @@ class TransformersModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [tokens, hidden] of ``ids`` [tokens] at ``positions`` int64 [tokens]; the
-        module sees a batch of one."""
+        """Return the hidden states [tokens, hidden] of ``ids`` int64 [tokens].
+
+        They are at ``positions`` int64 [tokens]; the module sees a batch of one. The dtype is the
+        model's.
+        """
         inputs = {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
         out = self.module.base_model(
             **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},
@@ -88,8 +94,10 @@ class TransformersModel:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] of ``hidden`` [rows, hidden], scaled and capped as the configuration
-        says."""
+        """Return [rows, vocabulary] of ``hidden`` [rows, hidden].
+
+        They are scaled and capped as the configuration says.
+        """
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
         # What causal heads do after the product: Cohere, Granite, Gemma 2.

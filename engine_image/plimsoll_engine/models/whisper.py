@@ -55,8 +55,10 @@ def decoder_parts(config: Any) -> dict[str, Part]:
 
 
 class WhisperModel:
-    """See :class:`plimsoll_engine.models.model.MediaModel`. New ones have their tensors on
-    meta."""
+    """A model that hears: an encoder of sound and a decoder of text.
+
+    See :class:`plimsoll_engine.models.model.MediaModel`. New ones have their tensors on meta.
+    """
 
     lifelong = True
 
@@ -84,7 +86,7 @@ class WhisperModel:
 
     @staticmethod
     def canonical(name: str) -> str:
-        """The name of a tensor here; checkpoints have the same."""
+        """Return the name of a tensor here; checkpoints have the same."""
         return name
 
     @property
@@ -112,8 +114,11 @@ class WhisperModel:
         settle_buffers(self._encoder, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """For each sound the decoder's keys and values of it: [tokens, layers, 2, heads, dim] as a
-        view of [layers, 2, heads, tokens, dim], which is what attention reads."""
+        """Return for each sound the decoder's keys and values of it.
+
+        They are [tokens, layers, 2, heads, dim] as a view of [layers, 2, heads, tokens, dim], which
+        is what attention reads, in the model's dtype.
+        """
         mel = media_input.stack(media, self._shape, self.dtype, self.device)
         states = self._encoder(mel).last_hidden_state
         layers, heads, dim = self.kv
@@ -126,7 +131,7 @@ class WhisperModel:
         return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
 
     def example(self) -> Media:
-        """A sound of zeros in the processor's shape, for the warm-up."""
+        """Return a sound of zeros in the processor's shape, for the warm-up."""
         return media_input.example("audio", self._shape, 0, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -140,8 +145,10 @@ class WhisperModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalised hidden states [tokens, hidden] of ``ids`` or ``embeds`` at ``positions`` int64
-        [tokens]; cross attention reads what :meth:`encode` made."""
+        """Return the normalised hidden states [tokens, hidden] of ``ids`` or ``embeds``.
+
+        They are at ``positions`` int64 [tokens]; cross attention reads what :meth:`encode` made.
+        """
         x = self.embed(ids) if embeds is None else embeds
         x = x + embedding(positions, self._tensors[f"{DECODER}embed_positions.weight"])
         for layer in range(self.kv.layers):

@@ -87,8 +87,10 @@ def _check(file: soundfile.SoundFile) -> None:
 
 
 def windows(samples: Samples, size: int, rate: int) -> list[Samples]:
-    """``samples`` in pieces of at most ``size``, each cut at the quietest tenth of a second of its
-    last fifth, so that few words are split."""
+    """Yield ``samples`` in pieces of at most ``size``.
+
+    Each is cut at the quietest tenth of a second of its last fifth, so that few words are split.
+    """
     pieces: list[Samples] = []
     quiet = max(1, rate // 10)
     while len(samples) > size:

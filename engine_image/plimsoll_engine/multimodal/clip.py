@@ -13,8 +13,10 @@ from plimsoll_engine.multimodal.processor import Kind, Processed
 
 
 class ClipProcessor:
-    """LLaVA's, from ``preprocessor_config.json`` and ``config.json`` of a checkpoint. See
-    :class:`plimsoll_engine.multimodal.processor.Processor`; UnsupportedError names a field."""
+    """The processor of LLaVA's images.
+
+    See :class:`plimsoll_engine.multimodal.processor.Processor`; UnsupportedError names a field.
+    """
 
     kind: Kind = "image"
 
@@ -53,7 +55,7 @@ class ClipProcessor:
         self._settings = settings_key("clip", sorted(own.content.items(), key=lambda kv: kv[0]))
 
     def key(self, data: bytes) -> bytes:
-        """The content's key: it also depends on how an image is processed."""
+        """Return the content's key: it also depends on how an image is processed."""
         return content_key(self._settings, data)
 
     def process(self, data: bytes) -> Processed:
@@ -83,7 +85,7 @@ class ClipProcessor:
 
 
 def _size(own: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
-    """The shortest edge, or height and width."""
+    """Return the shortest edge, or height and width."""
     size = own.get("size")
     if isinstance(size, int):
         return own.integer("size"), None

@@ -26,7 +26,7 @@ _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
 def from_data_url(url: str) -> bytes:
-    """The file in a ``data:image/...;base64,`` URL. Raises :class:`MediaError`."""
+    """Return the file in a ``data:image/...;base64,`` URL. Raises :class:`MediaError`."""
     match = _DATA_URL.match(url[:100])
     if match is None:
         if re.match(r"https?://", url[:10], re.IGNORECASE):
@@ -49,7 +49,7 @@ def from_data_url(url: str) -> bytes:
 
 
 def decode(data: bytes) -> Image.Image:
-    """The first frame as RGB, turned as its EXIF says. Raises :class:`MediaError`.
+    """Return the first frame as RGB, turned as its EXIF says. Raises :class:`MediaError`.
 
     The size is checked from the file's header, before a pixel is decoded.
     """

@@ -31,29 +31,29 @@ class JsonFile:
         self.content: dict[str, Any] = content
 
     def get(self, field: str, default: Any = None) -> Any:
-        """The value at a dotted ``field``, or ``default``."""
+        """Return the value at a dotted ``field``, or ``default``."""
         value: Any = self.content
         for part in field.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return default if value is None else value
 
     def integer(self, field: str, default: int | None = None) -> int:
-        """A positive whole number."""
+        """Return a positive whole number."""
         value = self.get(field, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(field, f"{value!r}: expected a positive whole number")
         return value
 
     def wrong(self, field: str, why: str) -> UnsupportedError:
-        """The error that names file and field."""
+        """Return the error that names file and field."""
         return UnsupportedError(f"{self.path}: field {field}: {why}")
 
 
 def content_key(settings: bytes, data: bytes) -> bytes:
-    """The hash of a file's content under the processing that ``settings`` names."""
+    """Return the hash of a file's content under the processing that ``settings`` names."""
     return blake2b(data, digest_size=KEY_BYTES, key=settings).digest()
 
 
 def settings_key(*parts: object) -> bytes:
-    """A key for :func:`content_key` from everything that the processing depends on."""
+    """Return a key for :func:`content_key` from everything that the processing depends on."""
     return blake2b(repr(parts).encode(), digest_size=KEY_BYTES).digest()

@@ -22,8 +22,10 @@ class MediaError(Exception):
 
 
 class Processed(NamedTuple):
-    """A tensor of ``shape`` and ``dtype`` as little-endian bytes. ``key`` is a hash of the content
-    and of how it was processed."""
+    """A tensor of ``shape`` and ``dtype`` as little-endian bytes.
+
+    ``key`` is a hash of the content and of how it was processed.
+    """
 
     kind: Kind
     key: bytes
@@ -48,10 +50,12 @@ class Processor(Protocol):
     """How many tokens of the encoder cache's budget one item takes."""
 
     def key(self, data: bytes) -> bytes:
-        """The key of the file ``data``, without looking into it."""
+        """Return the key of the file ``data``, without looking into it."""
         ...
 
     def process(self, data: bytes) -> Processed:
-        """The tensor of the file ``data``. Raises :class:`MediaError`. Takes milliseconds: not for
-        the event loop."""
+        """Return the tensor of the file ``data``.
+
+        Raises :class:`MediaError`. Takes milliseconds: not for the event loop.
+        """
         ...

@@ -21,8 +21,10 @@ RANGE = 8.0
 
 
 class WhisperProcessor:
-    """From ``preprocessor_config.json`` and ``config.json`` of a checkpoint. See
-    :class:`plimsoll_engine.multimodal.processor.Processor`; UnsupportedError names a field."""
+    """From ``preprocessor_config.json`` and ``config.json`` of a checkpoint.
+
+    See :class:`plimsoll_engine.multimodal.processor.Processor`; UnsupportedError names a field.
+    """
 
     kind: Kind = "audio"
     placeholder: int | None = None
@@ -52,7 +54,7 @@ class WhisperProcessor:
         self._settings = settings_key("whisper", self.rate, self._hop, self._n_fft, self.shape)
 
     def key(self, data: bytes) -> bytes:
-        """The content's key: it also depends on how sound is processed."""
+        """Return the content's key: it also depends on how sound is processed."""
         return content_key(self._settings, data)
 
     def process(self, data: bytes) -> Processed:
@@ -87,8 +89,11 @@ class WhisperProcessor:
 
 
 def mel_filters(bins: int, n_fft: int, rate: int) -> Floats:
-    """[bins, n_fft // 2 + 1]: triangles on Slaney's mel scale (linear below 1 kHz, logarithmic
-    above) from 0 to 8 kHz, each of area 1."""
+    """Return float [bins, n_fft // 2 + 1]: triangles on Slaney's mel scale.
+
+    The scale is linear below 1 kHz and logarithmic above; the triangles go from 0 to 8 kHz, each of
+    area 1.
+    """
     edges = _hertz(np.linspace(0.0, _mel(MAX_HZ), bins + 2))
     frequencies = np.linspace(0.0, rate / 2, n_fft // 2 + 1)
     widths = np.diff(edges)

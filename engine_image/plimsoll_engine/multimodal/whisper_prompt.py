@@ -36,6 +36,6 @@ class WhisperPrompt:
         return sorted(self._languages) or [DEFAULT_LANGUAGE]
 
     def ids(self, language: str) -> list[int]:
-        """The prompt for speech in ``language``, which is one of :attr:`languages`."""
+        """Return the prompt for speech in ``language``, which is one of :attr:`languages`."""
         spoken = [self._languages[language]] if self._languages else []
         return [self._start, *spoken, *self._task, self._plain]

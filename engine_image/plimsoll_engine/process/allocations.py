@@ -10,8 +10,10 @@ OFF = "tracing is off; start the engine with PYTHONTRACEMALLOC=1 to see allocati
 
 
 class Allocations:
-    """Keeps the snapshot of the last question to compare with. Tracing is never switched on by
-    asking: it costs speed, and its own tables grow."""
+    """Keeps the snapshot of the last question to compare with.
+
+    Tracing is never switched on by asking: it costs speed, and its own tables grow.
+    """
 
     def __init__(self) -> None:
         self._last: tracemalloc.Snapshot | None = None

@@ -58,8 +58,11 @@ def _counts_our_malloc() -> bool:
 
 
 def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
-    """Half of the probe is enough: other threads free memory meanwhile, and another allocator's
-    16 MiB do not move glibc's account at all."""
+    """Return whether the account moves with a block of our own.
+
+    Half of the probe is enough: other threads free memory meanwhile, and another allocator's 16 MiB
+    do not move glibc's account at all.
+    """
     before = mallinfo2()
     probe = bytearray(_PROBE_BYTES)
     after = mallinfo2()
@@ -84,8 +87,9 @@ def malloc_trim() -> bool:
 
 
 def return_large_blocks() -> bool:
-    """From now on give each large block back to the kernel when it is freed; False where the libc
-    cannot.
+    """Give each large block back to the kernel from now on when it is freed.
+
+    False where the libc cannot.
 
     By default glibc keeps blocks of up to 32 MiB in its arenas once it has seen one freed: two
     decoded images of 40 million pixels left 230 MiB behind. A trim afterwards would hold the locks
@@ -121,8 +125,10 @@ def process_memory(
     collections: FullCollections | None = None,
     mapped: int = 0,
 ) -> ProcessMemory:
-    """Host memory of this process by segment. ``mapped`` bytes of its shared memory belong to
-    another process; all of them are resident."""
+    """Return host memory of this process by segment.
+
+    ``mapped`` bytes of its shared memory belong to another process; all of them are resident.
+    """
     in_use, retained = malloc()
     blocks, size = python.measure()
     shared = _status_bytes("RssShmem")

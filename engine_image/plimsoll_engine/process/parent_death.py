@@ -20,8 +20,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_zygote(zygote: int, frontend: int) -> None:
-    """Live on when ``zygote``, the parent, ends, as a child of ``frontend``; be killed when that
-    one does. Without a frontend that takes it in the process ends with the zygote.
+    """Live on when ``zygote``, the parent, ends, as a child of ``frontend``.
+
+    The process is killed when the frontend ends. Without a frontend that takes it in it ends with
+    the zygote.
 
     The zygote kills its children where the frontend ends first.
     """

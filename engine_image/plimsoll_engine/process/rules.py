@@ -1,5 +1,6 @@
-"""What must hold in each of the engine's processes, whatever it computes: the collector's state
-and the caches that Python itself offers.
+"""What must hold in each of the engine's processes, whatever it computes.
+
+It is about the collector's state and the caches that Python itself offers.
 
 ``gc.freeze()`` hides all that exists from every later collection. That is right once, for what
 lives as long as the engine; done again while requests come and go it hides their garbage, and no
@@ -26,14 +27,17 @@ class Frozen:
         self._inherited: int | None = None
 
     def before_forks(self) -> None:
-        """Freeze what the processes forked from this one inherit. It is counted here, once: to
-        count some 300,000 objects takes 30 ms, which each restart would wait for."""
+        """Freeze what the processes forked from this one inherit.
+
+        It is counted here, once: to count some 300,000 objects takes 30 ms, which each restart
+        would wait for.
+        """
         gc.collect()
         gc.freeze()
         self._inherited = gc.get_freeze_count()
 
     def freeze(self) -> None:
-        """What exists by now lives as long as the engine: no collection need look at it."""
+        """Freeze what exists by now, which lives as long as the engine: no collection looks."""
         gc.collect()
         if self._inherited is None or self._engines:
             gc.freeze()
@@ -44,7 +48,7 @@ class Frozen:
         self._engines += 1
 
     def unfreeze(self) -> None:
-        """The other half of :meth:`freeze`. Without one before it, it does nothing."""
+        """Undo :meth:`freeze`. Without one before it, this does nothing."""
         self._engines = max(0, self._engines - 1)
         if not self._engines:
             gc.unfreeze()
@@ -61,8 +65,10 @@ frozen = Frozen()
 
 
 def method_cache_problems() -> list[str]:
-    """``functools.lru_cache`` on a method of ours: it belongs to the class and holds every instance
-    that it was called on."""
+    """Return each ``functools.lru_cache`` on a method of ours.
+
+    It belongs to the class and holds every instance that it was called on.
+    """
     return [
         f"{name} is cached for its class, which holds {size} calls with their instances"
         for name, size in _method_caches()

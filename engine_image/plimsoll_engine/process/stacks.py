@@ -31,7 +31,7 @@ def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
 
 
 def tidy(run_dir: str | Path) -> None:
-    """Removes what nobody needs any more; what cannot be removed stays."""
+    """Remove what nobody needs any more; what cannot be removed stays."""
     ended: list[tuple[int, Path]] = []
     for path in (Path(run_dir) / STACKS_DIRECTORY).glob("*-*.txt"):
         if os.path.exists(f"/proc/{path.stem.rpartition('-')[2]}"):
@@ -48,7 +48,7 @@ def tidy(run_dir: str | Path) -> None:
 
 
 def bounded_size(path: Path) -> int:
-    """The file's size in bytes, zero where there is none; a long one is emptied first."""
+    """Return the file's size in bytes, zero where there is none; a long one is emptied first."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:

@@ -29,8 +29,11 @@ class _Handle(ctypes.Structure):
 
 
 class DeviceBuffer:
-    """Bytes on the current device, this process's own or another's. Shaped for torch, which reads
-    ``__cuda_array_interface__`` (version 3) and keeps this object alive as long as the tensor."""
+    """Bytes on the current device, this process's own or another's.
+
+    Shaped for torch, which reads ``__cuda_array_interface__`` (version 3) and keeps this object
+    alive as long as the tensor.
+    """
 
     def __init__(self, pointer: int, nbytes: int, own: bool) -> None:
         self.pointer = pointer
@@ -53,7 +56,7 @@ class DeviceBuffer:
 
     @classmethod
     def map(cls, handle: bytes, nbytes: int) -> DeviceBuffer:
-        """The memory that another process, not this one, exported as ``handle``."""
+        """Return the memory that another process, not this one, exported as ``handle``."""
         _ensure_context()
         pointer = ctypes.c_uint64()
         opened = _driver().cuIpcOpenMemHandle_v2(
@@ -63,7 +66,7 @@ class DeviceBuffer:
         return cls(pointer.value, nbytes, own=False)
 
     def export(self) -> bytes:
-        """The handle by which other processes map this memory."""
+        """Return the handle by which other processes map this memory."""
         handle = _Handle()
         status = _driver().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(self.pointer))
         _check(status, "cuIpcGetMemHandle")

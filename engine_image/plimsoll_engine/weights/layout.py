@@ -18,8 +18,10 @@ ALIGNMENT = 256
 
 
 def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    """The manifest of ``tensors``, which may be on ``meta``. A tensor under two names (tied
-    weights) has one place."""
+    """Return the manifest of ``tensors``, which may be on ``meta``.
+
+    A tensor under two names (tied weights) has one place.
+    """
     places: dict[str, Place] = {}
     seen: dict[int, Place] = {}
     end = 0
@@ -35,7 +37,7 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
 
 
 def views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The tensors of ``manifest`` as views of ``flat``, a one-dimensional uint8 tensor."""
+    """Return the tensors of ``manifest`` as views of ``flat``, a one-dimensional uint8 tensor."""
     if flat.numel() != manifest.nbytes:
         raise ValueError(f"a buffer of {flat.numel()} bytes; the manifest needs {manifest.nbytes}")
     made: dict[int, torch.Tensor] = {}
@@ -48,7 +50,7 @@ def views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
 
 
 def checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
-    """A sum modulo 2**64 of each tensor's bytes, padding included: one pass at memory speed.
+    """Return a sum modulo 2**64 of each tensor's bytes, padding included: one pass at memory speed.
 
     It finds stray writes, not an adversary's: two equal and opposite changes cancel out.
     """

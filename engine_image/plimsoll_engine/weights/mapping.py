@@ -35,7 +35,7 @@ class WeightMapping:
         return 0 if self._buffer is None else self._buffer.nbytes
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The weights by name, read-only by contract: every worker sees the same bytes.
+        """Return the weights by name, read-only by contract: every worker sees the same bytes.
 
         Waits for the weight server to load them; the frontend's startup timeout bounds the wait.
         Raises LoadError, MappingLost and RuntimeError.
@@ -51,7 +51,7 @@ class WeightMapping:
         return views(self._buffer.tensor(), manifest)
 
     def pool(self, nbytes: int = 0) -> torch.Tensor | None:
-        """The weight server's memory for the KV pool, uint8 [bytes].
+        """Return the weight server's memory for the KV pool, uint8 [bytes].
 
         It makes ``nbytes`` where it has none; without a size None there. What a predecessor wrote
         is still in it.

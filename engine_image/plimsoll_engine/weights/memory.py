@@ -44,7 +44,7 @@ class HostBuffer:
 
     @classmethod
     def allocate(cls, nbytes: int) -> HostBuffer:
-        """Raises OSError where the memory is not there."""
+        """Allocate the buffer; raise OSError where the memory is not there."""
         fd = os.memfd_create("plimsoll-weights", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -55,7 +55,7 @@ class HostBuffer:
 
     @classmethod
     def map(cls, fd: int) -> HostBuffer:
-        """The buffer behind ``fd``, which this takes over; a write to it is a fault."""
+        """Return the buffer behind ``fd``, which this takes over; a write to it is a fault."""
         return cls(fd, os.fstat(fd).st_size, writable=False)
 
     def tensor(self) -> torch.Tensor:
@@ -78,5 +78,5 @@ class HostBuffer:
 
 
 def allocate(device: torch.device, nbytes: int) -> HostBuffer | DeviceBuffer:
-    """Raises OSError or torch.OutOfMemoryError where the memory is not there."""
+    """Return memory on ``device``; raise OSError or OutOfMemoryError where there is none."""
     return DeviceBuffer.allocate(nbytes) if device.type == "cuda" else HostBuffer.allocate(nbytes)

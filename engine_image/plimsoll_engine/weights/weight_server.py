@@ -77,7 +77,7 @@ class Weights:
         return manifest, buffer
 
     def damaged(self) -> list[str]:
-        """The tensors whose bytes are no longer those of the load."""
+        """Return the tensors whose bytes are no longer those of the load."""
         now = self._checksums()
         return [name for name, value in self._sums.items() if now[name] != value]
 
@@ -86,7 +86,7 @@ class Weights:
             return checksums(self.buffer.tensor(), self.manifest)
 
     def share(self) -> tuple[WeightsShared, int | None]:
-        """The answer to a worker, and the descriptor to send with it."""
+        """Return the answer to a worker, and the descriptor to send with it."""
         if isinstance(self.buffer, HostBuffer):
             return WeightsShared(self.manifest), self.buffer.fd
         with on(self.device):
@@ -143,14 +143,14 @@ class WeightServer:
             weights.close()
 
     def _accept(self) -> int:
-        """A worker has connected; what it wants it says next."""
+        """Take in a worker that has connected; what it wants it says next."""
         connection, _ = self._listener.accept()
         connection.settimeout(SEND_TIMEOUT_S)
         self._mappings[connection.fileno()] = connection, None
         return connection.fileno()
 
     def _share_weights(self, rank: int) -> tuple[weight_ipc.Answer, int | None]:
-        """The answer, and the descriptor to send with it."""
+        """Return the answer, and the descriptor to send with it."""
         try:
             return self._sound_weights(rank).share()
         except LoadError as error:
@@ -182,7 +182,7 @@ class WeightServer:
         self._weights[rank] = Weights(self._config, rank)
 
     def _read(self, fd: int) -> bool:
-        """What a worker asks for, answered; False where its mapping ends."""
+        """Answer what a worker asks for; return False where its mapping ends."""
         connection, rank = self._mappings[fd]
         try:
             match weight_ipc.receive_request(connection):
@@ -215,7 +215,7 @@ class WeightServer:
 
 
 def run(config: WorkerConfig, listener: socket.socket) -> int:
-    """The whole life of a weight server in a freshly forked process; the exit status."""
+    """Be a weight server in a freshly forked process; return the exit status."""
     write_stacks_on_sigusr1(config.run_dir, "weight_server")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:

@@ -39,7 +39,7 @@ class Channel:
             raise FrontendGoneError(f"frontend socket: {error}") from None
 
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
-        """What has arrived, after waiting at most ``timeout_s`` for the first byte."""
+        """Return what has arrived, after waiting at most ``timeout_s`` for the first byte."""
         readable, _, _ = select.select([self._socket], [], [], timeout_s)
         if not readable:
             return []

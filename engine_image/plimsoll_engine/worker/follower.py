@@ -36,8 +36,11 @@ LEAVE_S = 60.0
 
 
 def run(config: WorkerConfig, epoch: int, rank: int) -> int:
-    """In a freshly forked process; the exit status. Where rank 0 is gone it returns at once and
-    gives nothing back: a kernel that waits for rank 0 ends with this process alone."""
+    """Be a rank in a freshly forked process; return the exit status.
+
+    Where rank 0 is gone it returns at once and gives nothing back: a kernel that waits for rank 0
+    ends with this process alone.
+    """
     write_stacks_on_sigusr1(config.run_dir, "worker")
     size = config.tensor_parallel_size
     torch.set_num_threads(cores(size))

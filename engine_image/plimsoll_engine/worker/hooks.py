@@ -19,7 +19,7 @@ class WorkerHooks:
         """``finished`` requests ended in the step."""
 
     def tick(self) -> None:
-        """Called before each report, also while idle."""
+        """Do what is due before each report, also while idle."""
 
     def lose(self, message: ToWorker) -> bool:
         """Return whether the engine never hears of ``message``."""
@@ -27,8 +27,11 @@ class WorkerHooks:
 
 
 def worker_hooks(text: str, epoch: int, engine: EngineCore, ledger: Ledger) -> WorkerHooks:
-    """Return the hooks of the faults in ``text``, the value of ``PLIMSOLL_INJECT``, that the worker
-    of ``epoch`` has. Raises SettingsError for one that this engine cannot have."""
+    """Return the hooks of the faults in ``text`` that the worker of ``epoch`` has.
+
+    ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for one that this engine
+    cannot have.
+    """
     hooks: WorkerHooks = (
         injection.load("worker")(text, epoch, engine, ledger) if text else WorkerHooks()
     )

@@ -56,7 +56,7 @@ PERMANENT = (LoadError, SettingsError)
 
 
 def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
-    """The whole life of a worker in a freshly forked process; the exit status."""
+    """Be a worker in a freshly forked process; return the exit status."""
     # First of all: it is a fork, which copies one thread and must not have a CUDA context.
     trials = None if vocabulary is None else TrialServer.fork(vocabulary.attempt)
     write_stacks_on_sigusr1(config.run_dir, "worker")
@@ -198,8 +198,10 @@ class Worker:
         self.hooks.after_step(sum(token.finish_reason is not None for token in output.tokens))
 
     def _capture(self) -> None:
-        """One of the graphs that are still missing: often while idle, seldom between steps, since
-        a step waits for it some tens of milliseconds."""
+        """Capture one of the graphs that are still missing.
+
+        Often while idle, seldom between steps, since a step waits for it some tens of milliseconds.
+        """
         now = time.monotonic()
         if now >= self._next_capture:
             missing = self.engine.runner.capture_more()

@@ -15,8 +15,11 @@ from plimsoll_engine.process.host_memory import PythonObjects, process_memory
 
 
 class FollowError(RuntimeError):
-    """A command failed. ``answered``: rank 0 waits for the answer and hears of it there; otherwise
-    it waits in a collective, and only this process's end wakes it."""
+    """A command failed.
+
+    ``answered``: rank 0 waits for the answer and hears of it there; otherwise it waits in a
+    collective, and only this process's end wakes it.
+    """
 
     def __init__(self, message: str, answered: bool) -> None:
         super().__init__(message)

@@ -1,5 +1,6 @@
-"""The zygote: torch and the model code imported, no CUDA context, one thread; the weight server
-and the workers fork off it.
+"""The zygote: torch and the model code imported, no CUDA context, one thread.
+
+The weight server and the workers fork off it.
 
 Started by the frontend as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``
 (:mod:`plimsoll_engine.messages.zygote_ipc`). A fork copies one thread only, so a lock that another
@@ -133,7 +134,7 @@ class Zygote:
         return fd
 
     def _become(self, message: Fork, zygote: int) -> NoReturn:
-        """The child's whole life; it never returns into the zygote's code."""
+        """Be the child; this never returns into the zygote's code."""
         status = 1
         try:
             outlive_zygote(zygote, self.frontend)
@@ -184,8 +185,10 @@ class Zygote:
 
 
 def import_everything(model: Path, device: str) -> None:
-    """What every worker of ``model`` on ``device`` needs, once. The libraries read their thread
-    counts when they load."""
+    """Import what every worker of ``model`` on ``device`` needs, once.
+
+    The libraries read their thread counts when they load.
+    """
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
     for name in IMPORTS:
         importlib.import_module(name)

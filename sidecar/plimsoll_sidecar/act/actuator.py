@@ -37,9 +37,11 @@ Diagnose = Callable[[Command], tuple[str, ...]]
 
 
 class Actuator:
-    """``frontend`` tells the last known frontend process, for when it cannot be asked. ``recovers``
-    says that processes may be ended which an engine left to the next: it is set by whoever follows
-    the configuration."""
+    """``frontend`` tells the last known frontend process, for when it cannot be asked.
+
+    ``recovers`` says that processes may be ended which an engine left to the next: it is set by
+    whoever follows the configuration.
+    """
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Actuator:
         self._renewer.start()
 
     def stop(self) -> None:
-        """Takes no more commands; the one under way is found again in the journal."""
+        """Take no more commands; the one under way is found again in the journal."""
         self._ending.set()
         self._wake.set()
         self._commands.put(None)
@@ -82,7 +84,7 @@ class Actuator:
         self._commands.put(command)
 
     def results(self) -> list[Result]:
-        """What has come back since the last call."""
+        """Return what has come back since the last call."""
         found = []
         while not self._results.empty():
             found.append(self._results.get_nowait())
@@ -93,7 +95,7 @@ class Actuator:
         return None if self._stored.empty() else self._stored.get_nowait()
 
     def keep(self, known: ReplicaRestarts) -> None:
-        """Keeps the journal's count outside of it, too, as soon as that can be written."""
+        """Keep the journal's count outside of it, too, as soon as that can be written."""
         self._adopted = True
         if known != self._slots.known:
             self._slots.known = known
@@ -112,7 +114,7 @@ class Actuator:
         self._results.put(self.execute(command))
 
     def _renew(self) -> None:
-        """Keeps the slot while a restart takes its time, and the count of restarts beside it."""
+        """Keep the slot while a restart takes its time, and the count of restarts beside it."""
         while not self._ending.is_set():
             found = [
                 self._tried(step)
@@ -130,7 +132,7 @@ class Actuator:
 
     @staticmethod
     def _tried(step: Callable[[], None]) -> str:
-        """What went wrong; one step that fails holds up no other."""
+        """Return what went wrong; one step that fails holds up no other."""
         try:
             step()
         except (KubeError, UnreadableError) as error:
@@ -158,7 +160,7 @@ class Actuator:
             self._given_back = True
 
     def _renew_slot(self) -> None:
-        """A slot that expires is taken by others."""
+        """Renew the slot: one that expires is taken by others."""
         incident = self._slot_for
         if incident is not None and not self._slots.held():
             refusal = self._slots.take(incident, self.policy)
@@ -166,7 +168,7 @@ class Actuator:
                 log.warning("the restart slot was lost: %s", refusal.message)
 
     def _sweep(self) -> None:
-        """Ends processes that an engine left beside the one that followed it."""
+        """End processes that an engine left beside the one that followed it."""
         if self.recovers and (summary := self._engine.sweep()):
             log.warning("processes of an engine that ended: %s", summary)
 
@@ -247,8 +249,10 @@ class Actuator:
         return act(command)
 
     def _leave(self, command: Command) -> Result:
-        """Out of the endpoints before the pod is evicted, and the running requests to their end.
-        Nobody may evict it: then it is ready again after a while."""
+        """Take the pod out of the endpoints before it is evicted, and let running requests end.
+
+        If no one evicts it, it is ready again after a while.
+        """
         readiness.write(str(self._state_dir), command.deadline_s + LEAVE_S + EVICTED_S)
         if self._endpoints is not None:
             self._endpoints.wait_until_left(LEAVE_S)

@@ -1,5 +1,7 @@
-"""Ends an engine while its pod is out of service, so that no request reaches a port that nobody
-serves."""
+"""Ends an engine while its pod is out of service.
+
+No request then reaches a port that no process serves.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ ready, by the last answer to the engine's own probe."""
 
 
 def unready(state_dir: Path, end: Callable[[], Result]) -> Result:
-    """What ``end`` returns. The pod is unready from before it until :data:`SEEN_S` after the engine
-    ended, also where no drain came first; it is ready again at once where the engine goes on."""
+    """Return the result of ``end``, during which the pod is unready.
+
+    It stays so until :data:`SEEN_S` after the engine ended, also where no drain came first. It is
+    ready again at once where the engine goes on.
+    """
     folder, ended = str(state_dir), False
     if readiness.is_ready(folder):
         readiness.write(folder, RETURN_S)

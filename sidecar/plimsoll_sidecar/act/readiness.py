@@ -31,7 +31,7 @@ def remove(state_dir: str) -> None:
 
 
 def is_ready(state_dir: str) -> bool:
-    """True unless a drain is on. A file that cannot be read means ready."""
+    """Return True unless a drain is on. A file that cannot be read means ready."""
     try:
         with open(os.path.join(state_dir, NAME)) as source:
             until = float(source.read())

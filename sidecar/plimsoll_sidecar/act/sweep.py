@@ -47,8 +47,10 @@ class Sweep:
         return cls() if is_pods_own() else None
 
     def follow(self, main: ProcessId | None, enabled: bool) -> int:
-        """Takes note of the engine's main process, as it was known last, and sweeps for a while
-        after its end where that is ``asked`` for. The bytes that were removed."""
+        """Note the engine's main process, as it was known last; return the bytes removed.
+
+        It sweeps for a while after that one's end where that is ``asked`` for.
+        """
         now = self._now()
         alive = main is not None and identify(main.pid) == main
         if self._main is not None and (not alive or main != self._main):

@@ -60,7 +60,7 @@ class HttpClient:
         timeout_s: float,
         body: bytes | None,
     ) -> urllib3.BaseHTTPResponse:
-        """The answer, its body not read.
+        """Return the answer, its body not read.
 
         Each call has a connection of its own: one that stays open would count as a client's
         during a drain, and one that the server closes in between would be taken for a failure.
@@ -84,7 +84,7 @@ class Unusable(Exception):
 
 
 def read(answer: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
-    """The whole body of an answer that was not read yet; :class:`Unusable` beyond its bounds.
+    """Return the whole body of an answer; :class:`Unusable` beyond its bounds.
 
     A timeout of urllib3 is for one piece: an engine that sends a byte a second would hold the
     sampler for ever. Its connection goes back to the pool after the last piece only.

@@ -63,7 +63,7 @@ class KubeClient:
 
     @classmethod
     def in_cluster(cls) -> KubeClient | None:
-        """The client of this pod's service account; None outside a cluster."""
+        """Return the client of this pod's service account; None outside a cluster."""
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if not host:
             return None
@@ -76,12 +76,14 @@ class KubeClient:
         return self._call("GET", path, None, "application/json", query)
 
     def put(self, path: str, body: Object) -> Object:
-        """Replaces an object; its ``resourceVersion`` makes this a compare-and-swap (409)."""
+        """Replace an object; its ``resourceVersion`` makes this a compare-and-swap (409)."""
         return self._call("PUT", path, body, "application/json", {})
 
     def create(self, path: str, body: Object) -> Object:
-        """POST ``body`` to the collection ``path``; the object as stored. Raises KubeError (409: it
-        exists)."""
+        """POST ``body`` to the collection ``path``; return the object as stored.
+
+        Raises KubeError (409: it exists).
+        """
         return self._call("POST", path, body, "application/json", {})
 
     def apply(self, path: str, body: Object) -> Object:
@@ -120,8 +122,11 @@ class KubeClient:
 
 
 def _tls(own_ca: bool) -> ssl.SSLContext:
-    """Verifies certificates as kubectl does. Python 3.13 also demands key identifiers, which the
-    CAs of many clusters, EKS's among them, lack. The pool adds the cluster's CA."""
+    """Verify certificates as kubectl does.
+
+    Python 3.13 also demands key identifiers, which the CAs of many clusters, EKS's among them,
+    lack. The pool adds the cluster's CA.
+    """
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not own_ca:

@@ -61,7 +61,7 @@ class AttributedBudget:
             self._triggers.add(point.t, undeclared, point.load, sample.load)
 
     def suspicion(self, t: float, declared: list[LedgerLine]) -> Suspicion | None:
-        """What is suspected at ``t``, with the evidence of the ledger and of what came with it."""
+        """Return what is suspected at ``t``, with the ledger's evidence and what came with it."""
         suspicion = self.watch.suspicion()
         if suspicion is None:
             return None

@@ -52,7 +52,7 @@ class Detector:
         self._open_files: OpenFiles | None = None
 
     def update(self, sample: Sample) -> Assessment:
-        """The view after ``sample``. One whose time does not go forward changes nothing."""
+        """Return the view after ``sample``. One whose time does not go forward changes nothing."""
         forward = math.isfinite(sample.t) and sample.t > self._last_t
         if self._epoch is None or (forward and self._epoch.number != sample.epoch):
             self._epoch = _Epoch(sample.epoch, self)
@@ -68,7 +68,10 @@ class Detector:
         return assessment
 
     def checkpoint(self) -> Checkpoint:
-        """What a later detector of the same epoch needs; empty before the warm-up has ended."""
+        """Return what a later detector of the same epoch needs.
+
+        Empty before the warm-up has ended.
+        """
         return self._epoch.checkpoint() if self._epoch else Checkpoint()
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -200,8 +203,10 @@ class _Epoch:
         self._take_in_use(sample, total, sizes)
 
     def _take_in_use(self, sample: Sample, total: int, sizes: dict[Segment, int]) -> None:
-        """What the engine holds on its devices without what its allocator keeps for later: a leak
-        that fills such room shows here long before the device has less to give."""
+        """Take in what the engine holds on its devices, without what is kept for later.
+
+        A leak that fills such room shows here long before the device has less to give.
+        """
         unused = segments.device_unused(sample)
         if unused is not None and unused <= total:
             self._in_use_missing = 0
@@ -228,8 +233,11 @@ class _Epoch:
         return suspicion
 
     def _called(self, suspicion: Suspicion) -> str | None:
-        """The process as the engine calls it. An engine that is not ours has no worker: there it
-        is the process that makes the steps, or that runs the model; None where nobody knows it."""
+        """Return the process as the engine calls it.
+
+        An engine that is not ours has no worker: there it is the process that makes the steps, or
+        that runs the model; None where nobody knows it.
+        """
         parts = self.parts
         if parts is None or suspicion.process not in OURS:
             return suspicion.process

@@ -24,7 +24,7 @@ UNKNOWN = BudgetState()
 def joined(
     own: Assessment, members: Mapping[str, Assessment | None], origins: Mapping[IncidentKind, str]
 ) -> Assessment:
-    """What the leader knows of its group.
+    """Return what the leader knows of its group.
 
     ``members`` holds the assessments of the other pods, None for one that says nothing now.
     ``origins`` maps the kinds of open incidents to the pod that they began in, :data:`MINE` for the
@@ -60,7 +60,7 @@ def _measured(own: Assessment, kind: IncidentKind, theirs: Assessment | None) ->
 
 
 def _worst(kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment | None]) -> str:
-    """The pod with the worst suspicion, the leader where nobody has one."""
+    """Return the pod with the worst suspicion, the leader if no pod has one."""
     worst, pod = _rank(_suspicion(own, kind)), MINE
     for name in sorted(members):
         rank = _rank(_suspicion(members[name], kind))
@@ -72,7 +72,7 @@ def _worst(kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment
 def _others(
     kind: IncidentKind, pod: str, own: Assessment, members: Mapping[str, Assessment | None]
 ) -> list[str]:
-    """The other pods that leak too: their leaks join this one."""
+    """Name the other pods that leak too: their leaks join this one."""
     everyone = {"the leader": own if pod != MINE else None} | {
         f"pod {name}": members[name] for name in sorted(members) if name != pod
     }

@@ -53,8 +53,10 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a restart slot was not taken. ``message`` is for people, and the same for each try as
-    long as the reason is the same."""
+    """Why a restart slot was not taken.
+
+    ``message`` is for people, and the same for each try as long as the reason is the same.
+    """
 
     reason: WaitReason
     message: str
@@ -70,8 +72,10 @@ class Outcome(StrEnum):
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What became of a command. ``diagnostics`` names files that were saved, ``waits`` says why a
-    slot was not taken."""
+    """What became of a command.
+
+    ``diagnostics`` names files that were saved, ``waits`` says why a slot was not taken.
+    """
 
     operation_id: str
     outcome: Outcome

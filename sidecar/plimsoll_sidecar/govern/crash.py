@@ -26,8 +26,10 @@ WHOLE = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINE
 
 
 class LastSeen(msgspec.Struct, frozen=True):
-    """An epoch as it was last seen whole, or as far as it had started if it never was. Bytes; None
-    is unknown. ``at`` is Unix seconds."""
+    """An epoch as it was last seen whole, or as far as it had started if it never was.
+
+    Bytes; None is unknown. ``at`` is Unix seconds.
+    """
 
     epoch: str
     at: float
@@ -39,8 +41,10 @@ class LastSeen(msgspec.Struct, frozen=True):
     oom_killed: bool = False
 
     def followed(self, view: EngineView, assessment: Assessment, now: float) -> LastSeen:
-        """Return this with what a sample of the same epoch shows. ``oom_killed``: the kernel's kill
-        is an incident of its own."""
+        """Return this with what a sample of the same epoch shows.
+
+        ``oom_killed``: the kernel's kill is an incident of its own.
+        """
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
         )
@@ -64,7 +68,7 @@ class LastSeen(msgspec.Struct, frozen=True):
 
 def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None,
           now: float) -> Incident:  # fmt: skip
-    """The record of an epoch that nobody ended; ``view`` is of the next one."""
+    """Return the record of an epoch that nobody ended; ``view`` is of the next one."""
     whole = boot_of(seen.epoch) != boot_of(view.epoch or "")
     lost = [one for one in seen.processes if one not in view.processes]
     process = _ended(seen.processes if whole else lost, Role.FRONTEND if whole else Role.WORKER)
@@ -102,7 +106,7 @@ def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None
 
 
 def _ended(processes: Sequence[EngineProcess], role: Role) -> str:
-    """The process of this role, or the first, which an engine that is not ours calls otherwise."""
+    """Return the process of this role, or the first: other engines call theirs otherwise."""
     names = [one.role for one in processes]
     return role.value if role in names or not names else names[0]
 

@@ -72,9 +72,11 @@ class Governor:
         by_hand: Sequence[ManualAction] = (),
         own: Assessment | None = None,
     ) -> Turn:
-        """One step. ``now`` is Unix seconds (the sample's ``t`` in a replay). ``by_hand`` is what
-        persons do, under way or ended; who ended is recorded, and shall not be given again once
-        the turn is in the journal.
+        """Take one step: from a view of the engine to commands, writes and events.
+
+        ``now`` is Unix seconds (the sample's ``t`` in a replay). ``by_hand`` is what persons do,
+        under way or ended; who ended is recorded, and shall not be given again once the turn is in
+        the journal.
 
         ``own`` is the assessment of this pod alone, where ``assessment`` is that of its multi-node
         group: a crash and a start are the engine's beside us.
@@ -106,7 +108,7 @@ class Governor:
         return turn
 
     def restarts_left(self, now: float) -> int:
-        """What remains of this replica's restart budget; zero after the hard stop."""
+        """Return what remains of this replica's restart budget; zero after the hard stop."""
         if self.state.exhausted:
             return 0
         return restart_budget.remaining(self.state.restarts, self.policy.restart_budget, now)
@@ -117,7 +119,10 @@ class Governor:
         return ReplicaRestarts(at, self.state.exhausted)
 
     def adopt(self, kept: ReplicaRestarts) -> int:
-        """Joins what was kept outside of the journal; how many restarts the journal lacked."""
+        """Join what was kept outside of the journal.
+
+        Return how many restarts the journal lacked.
+        """
         known = {restart.at for restart in self.state.restarts}
         lacking = [at for at in kept.at if at not in known]
         joined = [Restart(at=at, epoch=f"{KEPT_OUTSIDE}:{at!r}") for at in lacking]
@@ -127,14 +132,14 @@ class Governor:
         return len(lacking)
 
     def reset(self) -> None:
-        """A person's reset: the restart budget is whole again and every kind may open."""
+        """Reset by a person: the restart budget is whole again and every kind may open."""
         self.state.exhausted = False
         self.state.restarts = []
         self.state.quiet = {}
         self.state.failures = {}
 
     def _follow_epoch(self, context: TurnContext) -> None:
-        """A new epoch counts as a restart whoever began it, and renews every incident's memory."""
+        """Count a new epoch as a restart whoever began it, and renew every incident's memory."""
         epoch, last = context.engine.epoch, self.state.epoch
         if epoch is None or epoch == last:
             return
@@ -152,7 +157,7 @@ class Governor:
                 renewed(context, incident, last)
 
     def _look(self, context: TurnContext, own: Assessment) -> None:
-        """Keeps how the engine was last seen whole, for when it ends by itself."""
+        """Keep how the engine was last seen whole, for when it ends by itself."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
             self._seen = LastSeen(epoch, context.now)
@@ -167,7 +172,7 @@ class Governor:
             context.turn.changed = True
 
     def _take_note(self, context: TurnContext, by_hand: Sequence[ManualAction]) -> None:
-        """What persons do: a record of what has ended, and which epochs they may end."""
+        """Take note of what persons do: records of what has ended, and epochs they may end."""
         for action in by_hand:
             epochs = self.state.by_hand
             if action.ends_epoch and action.epoch not in epochs:
@@ -179,7 +184,7 @@ class Governor:
                 self._record(context, manual.record(action, self.replica, context.now))
 
     def _note_crash(self, context: TurnContext, last: str) -> None:
-        """Records the end of an epoch that neither we nor a person asked for."""
+        """Record the end of an epoch that neither we nor a person asked for."""
         seen, pending = self._seen, self.state.pending
         if seen is None or seen.epoch != last or seen.oom_killed or last in self.state.by_hand:
             return
@@ -191,7 +196,7 @@ class Governor:
         self._record(context, crash(seen, context.engine, self.replica, limit, context.now))
 
     def _record(self, context: TurnContext, record: Incident) -> None:
-        """A story that is told when it is over: opened and ended at once."""
+        """Record a story that is told when it is over: opened and ended at once."""
         context.tell(EventType.OPENED, record)
         context.tell(EventType.ENDED, record)
 
@@ -254,7 +259,7 @@ class Governor:
         context.tell(EventType.OPENED, incident)
 
     def _release_slot(self, context: TurnContext) -> None:
-        """A slot is given back once no incident needs it, also after a crash in between.
+        """Give a slot back once no incident needs it, also after a crash in between.
 
         One whose restart was refused begins anew, and others may come first.
         """

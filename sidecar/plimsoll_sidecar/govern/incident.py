@@ -60,7 +60,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return self.name.rpartition("-")[2]
 
     def next_operation(self, verb: str) -> str:
-        """An id for the next step: the same incident never uses one twice.
+        """Return an id for the next step: the same incident never uses one twice.
 
         Counted apart from the timeline, which forgets steps. An older journal has no count.
         """
@@ -68,20 +68,22 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return f"{self.short_id}-{self.sent:02d}-{verb}"
 
     def note(self, step: StepRecord) -> None:
-        """Adds a line to the timeline, dropping from its middle when it is full."""
+        """Add a line to the timeline, dropping from its middle when it is full."""
         self.timeline.append(step)
         if len(self.timeline) > MAX_STEPS:
             del self.timeline[MAX_STEPS // 2]
 
     def enter(self, phase: IncidentPhase, now: float) -> None:
-        """Begin ``phase`` at ``now`` and count its rounds from zero; nothing happens if it is the
-        present one."""
+        """Begin ``phase`` at ``now`` and count its rounds from zero.
+
+        Nothing happens if it is the present one.
+        """
         if phase is not self.phase:
             self.phase, self.phase_since, self.seen, self.missed = phase, now, 0, 0
             self.waits = None
 
     def observe(self, suspicion: Suspicion) -> None:
-        """Takes over what the detector says now; the worst growth seen stays on record.
+        """Take over what the detector says now; the worst growth seen stays on record.
 
         From the begin of a restart on the memory keeps the name that it was restarted for: what
         is seen then is half of an engine that ends and half of one that starts.
@@ -105,7 +107,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         )
 
     def _unconfirmed(self, suspicion: Suspicion) -> list[str]:
-        """What else it may be, until it is confirmed: from then on it is believed."""
+        """Return what else it may be, until it is confirmed: from then on it is believed."""
         if suspicion.unconfirmed is None or self.confirmed_at is not None:
             return []
         return [f"not confirmed yet: {suspicion.unconfirmed}"]

@@ -1,5 +1,8 @@
-"""What a person did to a replica by hand, as a record like an incident's: it ended when it began
-to be told, and nothing follows from it. A restart counts in the restart budget by its epoch."""
+"""What a person did to a replica by hand, as a record like an incident's.
+
+It ended when it began to be told, and nothing follows from it. A restart counts in the restart
+budget by its epoch.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ FAILURES = {
 
 
 class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One action by hand. ``id`` is its own; ``outcome`` is None while it is under way.
-    Times are Unix seconds."""
+    """One action by hand.
+
+    ``id`` is its own; ``outcome`` is None while it is under way. Times are Unix seconds.
+    """
 
     id: str
     action: str
@@ -42,7 +47,7 @@ class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def record(action: ManualAction, replica: str, now: float) -> Incident:
-    """The record of an action that has ended. Its name is made from the action's id."""
+    """Return the record of an action that has ended. Its name is made from the action's id."""
     outcome = action.outcome or Outcome.UNKNOWN
     ended = action.finished_at or now
     reason = FAILURES.get(outcome, ACTIONS[action.action])

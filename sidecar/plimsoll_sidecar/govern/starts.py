@@ -25,16 +25,21 @@ LOOKS = 60
 
 
 class Start(msgspec.Struct, frozen=True):
-    """One start's memory in bytes: the baseline, and the least that was seen after the warm-up,
-    without what the ledger explains."""
+    """One start's memory in bytes.
+
+    The baseline, and the least that was seen after the warm-up, without what the ledger explains.
+    """
 
     base: int
     least: int
 
 
 class Starts(msgspec.Struct, omit_defaults=True):
-    """The newest starts, oldest first. ``boot`` names the one under way, which is not among them
-    before its ``looks`` are done; null where none is."""
+    """The newest starts, oldest first.
+
+    ``boot`` names the one under way, which is not among them before its ``looks`` are done; null
+    where none is.
+    """
 
     host: list[Start] = []
     device: list[Start] = []

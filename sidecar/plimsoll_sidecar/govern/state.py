@@ -43,8 +43,11 @@ RETURNED_SOME = 0.5
 
 
 class Quiet(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Why no new incident of a kind opens for now. It is lifted by the first condition that is
-    met: a time, another epoch, a round without suspicion; with none of them only by a reset."""
+    """Why no new incident of a kind opens for now.
+
+    It is lifted by the first condition that is met: a time, another epoch, a round without
+    suspicion; with none of them only by a reset.
+    """
 
     until: float | None = None
     epoch: str | None = None
@@ -52,8 +55,10 @@ class Quiet(msgspec.Struct, omit_defaults=True, kw_only=True):
     absent: int = 0
 
     def lifted(self, suspected: bool, epoch: str | None, now: float) -> bool:
-        """Whether the suspicion may open an incident again: time is up, the epoch changed, or it
-        was absent for long enough."""
+        """Return whether the suspicion may open an incident again.
+
+        Time is up, the epoch changed, or it was absent for long enough.
+        """
         self.absent = 0 if suspected else self.absent + 1
         if self.until is not None and now >= self.until:
             return True
@@ -83,8 +88,11 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     starts: Starts = msgspec.field(default_factory=Starts)
 
     def bound(self, now: float) -> None:
-        """No wait is longer than it was begun with: the clock may have been set back while the
-        supervisor was away, which would leave every time in the future."""
+        """Cut every wait to the length that it was begun with.
+
+        The clock may have been set back while the supervisor was away, which would leave every time
+        in the future.
+        """
         for incident in self.incidents:
             incident.phase_since = min(incident.phase_since, now)
             incident.retry_at = min(incident.retry_at, now + SLOT_RETRY_S)
@@ -96,8 +104,11 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def shift(state: GovernorState, step_s: float) -> None:
-    """Keeps windows and back-offs as long as they were: a clock that was set forward must not give
-    restarts back. For when no incident is open; what has ended keeps the times of its day."""
+    """Keep windows and back-offs as long as they were, whatever the clock was set to.
+
+    A clock that was set forward must not give restarts back. For when no incident is open; what has
+    ended keeps the times of its day.
+    """
     for restart in state.restarts:
         restart.at = max(0.0, restart.at + step_s)
     for quiet in state.quiet.values():
@@ -109,7 +120,7 @@ UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
 
 
 def quiet_after(state: GovernorState, incident: Incident, now: float) -> None:
-    """Keeps the same trouble from opening again at once where nothing more can be done now."""
+    """Keep the same trouble from opening again at once where nothing more can be done now."""
     kind = incident.kind
     if incident.reason is Reason.CLEARED:
         return  # a suspicion that went away proves nothing about what was tried before

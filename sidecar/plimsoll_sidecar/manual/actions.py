@@ -47,7 +47,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of ``ask``. Bad usage is an answer in JSON, not a text on standard error."""
+    """Return the options of ``ask``.
+
+    Bad usage is an answer in JSON, not a text on standard error.
+    """
     parse = _Parser(prog=f"python -m {ASK_MODULE}", description=__doc__)
     parse.add_argument("what", choices=["status", "trim", "drain", "restart", "resume"])
     parse.add_argument("--config", type=Path, default=Path("/etc/plimsoll") / CONFIG_FILE)
@@ -66,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 def ask(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig
 ) -> ActionAnswer:
-    """Does what was asked. Raises EngineError where the engine does not answer."""
+    """Do what was asked. Raises EngineError where the engine does not answer."""
     status = engine.status()
     answer = ActionAnswer(
         epoch=status.epoch,
@@ -205,8 +208,11 @@ def _result(command: Command, outcome: Outcome, message: str) -> Result:
 
 
 def run(argv: list[str]) -> tuple[int, str]:
-    """Exit status and text. 0: done. 1: failed or refused, the answer says why. 2: it cannot be
-    asked, and the text is no answer but the reason."""
+    """Exit status and text.
+
+    0: done. 1: failed or refused, the answer says why. 2: it cannot be asked, and the text is no
+    answer but the reason.
+    """
     try:
         arguments = parser().parse_args(argv)
         config = ConfigFile(arguments.config).current
@@ -220,5 +226,5 @@ def run(argv: list[str]) -> tuple[int, str]:
 
 
 def encode(answer: ActionAnswer) -> str:
-    """The answer as the one line of JSON that the command line reads."""
+    """Return the answer as the one line of JSON that the command line reads."""
     return msgspec.json.encode(answer).decode()

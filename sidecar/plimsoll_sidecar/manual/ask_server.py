@@ -33,7 +33,7 @@ class AskServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def start(self) -> None:
-        """Listens from now on. Where it cannot, ``ask`` acts by itself, which takes longer."""
+        """Listen from now on. Where it cannot, ``ask`` acts by itself, which takes longer."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()

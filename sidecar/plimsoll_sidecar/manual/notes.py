@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(Note)
 
 
 def write(state_dir: Path, action: ManualAction) -> None:
-    """Notes an action of this process, or what became of it. Raises OSError."""
+    """Note an action of this process, or what became of it. Raises OSError."""
     folder = state_dir / FOLDER
     folder.mkdir(exist_ok=True)
     fresh = folder / f"{action.id}.new"
@@ -46,16 +46,21 @@ def write(state_dir: Path, action: ManualAction) -> None:
 
 
 class Inbox:
-    """The supervisor's end. ``read`` gives each ended action once; ``forget`` removes the files of
-    those, after they are in the journal."""
+    """The supervisor's end.
+
+    ``read`` gives each ended action once; ``forget`` removes the files of those, after they are in
+    the journal.
+    """
 
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / FOLDER
         self._given: set[Path] = set()
 
     def read(self) -> list[ManualAction]:
-        """What is under way, and what has ended since the last call. A file that cannot be used is
-        removed: nothing else writes here, and nothing waits for it."""
+        """Return what is under way, and what has ended since the last call.
+
+        A file that cannot be used is removed: nothing else writes here, and nothing waits for it.
+        """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
         except OSError:

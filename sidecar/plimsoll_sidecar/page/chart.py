@@ -34,7 +34,7 @@ class Band:
 
 
 def svg(band: Band, points: Sequence[HistoryPoint]) -> str:
-    """The chart; empty where fewer than two points are known."""
+    """Return the chart; empty where fewer than two points are known."""
     known = [i for i, p in enumerate(points) if any(s in p.segments for s in band.segments)]
     if len(known) < 2:
         return ""
@@ -57,8 +57,10 @@ def svg(band: Band, points: Sequence[HistoryPoint]) -> str:
 
 
 def growth(name: str, grown: Sequence[tuple[float, int | None]], budget: int) -> str:
-    """Unexplained growth (seconds, bytes or None) against ``budget``; empty where fewer than two
-    points are known. Where it is unknown the picture has a gap."""
+    """Draw unexplained growth (seconds, bytes or None) against ``budget``.
+
+    Empty where fewer than two points are known. Where it is unknown the picture has a gap.
+    """
     known = [(at, size) for at, size in grown if size is not None]
     if len(known) < 2:
         return ""
@@ -76,7 +78,7 @@ def growth(name: str, grown: Sequence[tuple[float, int | None]], budget: int) ->
 
 
 def _known_parts(box: _Box, grown: Sequence[tuple[float, int | None]]) -> list[str]:
-    """An area for each stretch of known points."""
+    """Return an area for each stretch of known points."""
     stretches: list[list[tuple[float, int]]] = [[]]
     for at, size in grown:
         if size is None:
@@ -134,7 +136,10 @@ def _areas(
 
 
 def _level(box: _Box, size: int | None, name: str, offset: int) -> list[str]:
-    """A line and its name, ``offset`` below it: two lines that are near keep their names apart."""
+    """Draw a line and its name, ``offset`` below it.
+
+    Two lines that are near keep their names apart.
+    """
     if size is None:
         return []
     y, right = box.y(size), WIDTH - RIGHT
@@ -160,7 +165,7 @@ def _grid(box: _Box) -> list[str]:
 
 
 def _ceiling(size: float) -> float:
-    """A round number of binary units above ``size``."""
+    """Return a round number of binary units above ``size``."""
     if size <= 0:
         return 1.0
     unit = 2.0 ** (10 * math.floor(math.log2(size) / 10))

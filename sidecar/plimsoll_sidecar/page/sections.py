@@ -22,7 +22,7 @@ OBSERVE = "Observe"
 
 
 def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], warm: bool) -> str:
-    """A meter for each budget."""
+    """Return a meter for each budget."""
     made = []
     for name, budget, state in rows:
         if budget is None:
@@ -46,7 +46,7 @@ def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]],
 
 
 def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
-    """The rungs, lightest first, and on which one the replica stands."""
+    """Return the rungs, lightest first, and on which one the replica stands."""
     here = present_rung(incidents)
     items = []
     for rung in (OBSERVE, *(action.value for action in rungs)):
@@ -61,7 +61,7 @@ def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecor
 
 
 def present_rung(incidents: Sequence[IncidentRecord]) -> str:
-    """The heaviest action that an open incident is at; Observe where there is none."""
+    """Return the heaviest action that an open incident is at; Observe where there is none."""
     order = [OBSERVE, *(action.value for action in Action)]
     at = [one.rung.value if one.rung else PRESENT.get(one.phase, OBSERVE) for one in incidents]
     return max(at, key=order.index, default=OBSERVE)
@@ -97,7 +97,7 @@ def _incident(one: IncidentRecord) -> str:
 
 
 def segment_table(seen: Assessment) -> str:
-    """The newest sizes, for whoever does not see the chart."""
+    """Return the newest sizes, for whoever does not see the chart."""
     rows = [
         f"<tr><th scope=row><i class='s-{segment.value}'></i>{segment.value}</th>"
         f"<td class=n>{format_bytes(seen.segments[segment])}</td></tr>"
@@ -121,7 +121,7 @@ def ledger(entries: Sequence[LedgerEntry]) -> str:
 
 
 def clock(at: float) -> str:
-    """The time of day of ``at`` (seconds since 1970), in the supervisor's time zone."""
+    """Return the time of day of ``at`` (seconds since 1970), in the supervisor's time zone."""
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 

@@ -47,7 +47,7 @@ class Diagnostics:
         self._frontend = frontend
 
     def save(self, command: Command) -> tuple[str, ...]:
-        """Saves what can be had, and returns the files' names relative to the state directory.
+        """Save what can be had, and return the files' names relative to the state directory.
 
         What the engine cannot say, and what the volume has no room for, is left out; OSError where
         there cannot even be a folder.
@@ -89,8 +89,11 @@ class Diagnostics:
             return []
 
     def _ask_frontend_for_stacks(self) -> None:
-        """SIGUSR1 makes a frontend that hangs write its stacks. Its file is there from the start:
-        without it nobody handles the signal, which would then end the process."""
+        """Make a frontend that hangs write its stacks, by SIGUSR1.
+
+        Its file is there from the start: without it nobody handles the signal, which would then end
+        the process.
+        """
         frontend = self._frontend()
         if frontend is None:
             return
@@ -142,8 +145,11 @@ def _smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
 
 
 def _copy(source: Path, target: Path) -> bool:
-    """A file of the engine's, piece by piece and no more than the bound; False where it is empty or
-    none. It may be a link, a pipe, or gone by now. Raises OSError; no half of a file stays."""
+    """Copy a file of the engine's, piece by piece and no more than the bound.
+
+    False where it is empty or none. It may be a link, a pipe, or gone by now. Raises OSError; no
+    half of a file stays.
+    """
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as taken:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -165,7 +171,7 @@ def _write(path: Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that is removed again where it cannot be written to its end."""
+    """Yield a new file that is removed again where it cannot be written to its end."""
     try:
         with path.open("wb") as out:
             yield out

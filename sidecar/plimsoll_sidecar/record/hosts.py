@@ -43,8 +43,10 @@ class Hosts:
         return cls(pod, service, namespace, cluster_domains(), configured)
 
     def refused(self, host: str | None) -> str | None:
-        """Why a request with this Host header is not answered; None where it is. HTTP/1.0 needs no
-        header, and no browser speaks it."""
+        """Why a request with this Host header is not answered; None where it is.
+
+        HTTP/1.0 needs no header, and no browser speaks it.
+        """
         if host is None:
             return None
         name = _plain(_without_port(host))

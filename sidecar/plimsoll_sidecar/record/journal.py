@@ -70,7 +70,7 @@ class Journal:
     def __init__(
         self, path: Path, publishes: bool = False, damaged: Callable[[str], None] = _ignore
     ) -> None:
-        """Opens the journal, creating it; raises :class:`JournalError`.
+        """Open the journal, creating it; raise :class:`JournalError`.
 
         With ``publishes``, an incident is forgotten only after it reached Kubernetes. ``damaged``
         is called with ``row`` or ``file`` for each that is lost.
@@ -102,7 +102,7 @@ class Journal:
         return self._aside.names()
 
     def load(self) -> tuple[GovernorState, LastKnownEngine]:
-        """What the last write left; empty where there was none."""
+        """Return what the last write left; empty where there was none."""
         try:
             found = self._db.execute("SELECT key, body, checksum FROM state").fetchall()
         except SQLITE_ERRORS as error:
@@ -130,8 +130,10 @@ class Journal:
         engine: LastKnownEngine | None = None,
         clock: Reading | None = None,
     ) -> None:
-        """Writes the state and the incidents that changed, all or nothing. ``clock`` is the one
-        that the times in them are of."""
+        """Write the state and the incidents that changed, all or nothing.
+
+        ``clock`` is the one that the times in them are of.
+        """
         changed = {incident.name: incident for incident in incidents}
         try:
             self._restarts.write(state)
@@ -164,7 +166,7 @@ class Journal:
         return self._select("published < revision ORDER BY opened_at", ())
 
     def recent(self, limit: int) -> list[Incident]:
-        """The newest incidents, newest first."""
+        """Return the newest incidents, newest first."""
         found = self._select("1 ORDER BY opened_at DESC LIMIT ?", (limit,))
         return [incident for _, incident in found]
 
@@ -240,7 +242,7 @@ class Journal:
     def _set_row_aside(
         self, table: str, column: str, key: object, body: object, why: Damaged
     ) -> None:
-        """Keeps the row as a file and goes on without it; left where it is on a full volume."""
+        """Keep the row as a file and go on without it; left where it is on a full volume."""
         name = key if isinstance(key, bytes) else repr(key).encode()
         if name in self._unreadable:
             return
@@ -265,7 +267,7 @@ class Journal:
             )
 
     def _replacement(self, why: Exception) -> sqlite3.Connection:
-        """A new file in the place of a damaged one. Raises :class:`JournalError`."""
+        """Return a new file in the place of a damaged one. Raises :class:`JournalError`."""
         try:
             if _size(self.path):
                 kept = self._aside.move(self.path, ("-wal",))
@@ -278,14 +280,17 @@ class Journal:
             raise self._error(error) from error
 
     def _lost(self, why: str) -> None:
-        """What became of a file that is not there to be kept."""
+        """Return what became of a file that is not there to be kept."""
         log.error("journal %s is lost: %s; past incidents are no longer listed", self.path, why)
         self._damaged(WHOLE)
         with contextlib.suppress(OSError):
             self._aside.put("journal-lost.txt", f"{self.path}: {why}\n".encode())
 
     def _reconnect(self) -> None:
-        """A file that was opened on a read-only volume stays read-only, whatever becomes of it."""
+        """Open the file again.
+
+        One that was opened on a read-only volume stays read-only, whatever becomes of it.
+        """
         with contextlib.suppress(*SQLITE_ERRORS):
             again = _connect(self.path)
             self._db.close()

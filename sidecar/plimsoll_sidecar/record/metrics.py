@@ -47,8 +47,11 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """One registry for one supervisor. ``observe`` is called once for each assessment, ``group``
-    gives the newest reading of the engine's control group."""
+    """One registry for one supervisor.
+
+    ``observe`` is called once for each assessment, ``group`` gives the newest reading of the
+    engine's control group.
+    """
 
     def __init__(self, group: Callable[[], CgroupMemory] = CgroupMemory) -> None:
         self.registry = registry = CollectorRegistry()
@@ -165,7 +168,7 @@ class Metrics:
         self.config(True)
 
     def _begin_at_zero(self) -> None:
-        """A counter that appears with its first event has no increase: these are there before."""
+        """Make counters at zero: one that appears with its first event has no increase."""
         for kind in set(IncidentKind) - OPERATOR_ONLY:
             self._incidents.labels(kind.value)
         for action in sorted(REMEDIATIONS):
@@ -181,7 +184,7 @@ class Metrics:
             self._journal_damage.labels(part)
 
     def budgets(self, memory: MemoryPolicy) -> None:
-        """The budgets in force: at the start, and after a change of the configuration."""
+        """Show the budgets in force: at the start, and after a change of the configuration."""
         for kind, budget in (("host", memory.host), ("device", memory.device)):
             self._bands[kind] = band_of(budget.growth_bytes if budget else None)
             _set(self._budget_bytes, kind, budget.growth_bytes if budget else None)
@@ -189,7 +192,7 @@ class Metrics:
         self._shared.set(int(memory.shared_device))
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
-        """Shows an assessment, counts its growth, and which signals its sample had."""
+        """Show an assessment, count its growth, and show which signals its sample had."""
         self._samples.inc()
         self._sample_s.set(duration_s)
         self._signals(known)
@@ -203,7 +206,7 @@ class Metrics:
         self._own_cost()
 
     def happened(self, events: list[Event]) -> None:
-        """Counts incidents, their waits for a slot, and the remediations that ended."""
+        """Count incidents, their waits for a slot, and the remediations that ended."""
         for event in events:
             incident = event.incident
             if event.type is EventType.OPENED:
@@ -216,15 +219,17 @@ class Metrics:
     def standing(
         self, open_incidents: int, restarts_left: int, backlog: int, exhausted: bool = False
     ) -> None:
-        """Show what stands open now: incidents, restarts left, and incidents that Kubernetes does
-        not have yet."""
+        """Show what stands open now.
+
+        Incidents, restarts left, and incidents that Kubernetes does not have yet.
+        """
         self._open.set(open_incidents)
         self._left.set(restarts_left)
         self._exhausted.set(int(exhausted))
         self._backlog.set(backlog)
 
     def open_files(self, files: OpenFiles | None) -> None:
-        """The newest reading of the engine's open files; None is unknown."""
+        """Show the newest reading of the engine's open files; None is unknown."""
         self._open_files.newest = files
 
     def swept(self, size: int) -> None:

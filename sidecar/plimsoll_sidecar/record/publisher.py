@@ -54,13 +54,13 @@ class Publisher:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; what has not arrived stays in the journal."""
+        """End the thread; what has not arrived stays in the journal."""
         self._stopping.set()
         self._work.set()
         self._thread.join(timeout_s)
 
     def offer(self, revision: int, incident: Incident) -> None:
-        """Takes over a state; ``incident`` must not be changed afterwards."""
+        """Take over a state; ``incident`` must not be changed afterwards."""
         with self._lock:
             self._latest[incident.name] = (revision, incident)
         self._work.set()

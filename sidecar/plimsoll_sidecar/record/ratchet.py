@@ -12,7 +12,7 @@ BAND_RATIO = 0.01
 
 
 def band_of(budget_bytes: int | None) -> int:
-    """The dead band for a budget: noise below a hundredth of it is nobody's concern."""
+    """Return the dead band for a budget: noise below a hundredth of it is nobody's concern."""
     return max(MIN_BAND_BYTES, int(BAND_RATIO * (budget_bytes or 0)))
 
 

@@ -50,7 +50,7 @@ class RestartCopy:
         self._written = spent
 
     def join(self, state: GovernorState) -> int:
-        """Adds what ``state`` lacks, and returns how many restarts that were."""
+        """Add what ``state`` lacks, and return how many restarts that were."""
         try:
             spent = msgspec.json.decode(self._path.read_bytes(), type=Spent)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

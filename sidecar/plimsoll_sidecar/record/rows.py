@@ -52,7 +52,10 @@ def encode(value: Incident | GovernorState | LastKnownEngine | Reading) -> tuple
 
 
 def decode(body: object, checksum: object, kind: type[_T]) -> _T:
-    """The value of a row; raises :class:`Damaged`. Rows of older versions have no checksum."""
+    """Return the value of a row; raise :class:`Damaged`.
+
+    Rows of older versions have no checksum.
+    """
     if not isinstance(body, bytes):
         raise Damaged(f"its body is of type {type(body).__name__}")
     if checksum is not None and checksum != zlib.crc32(body):

@@ -20,8 +20,10 @@ class GroupMetrics(Collector):
         self._newest = newest
 
     def collect(self) -> Iterable[Metric]:
-        """Sizes in bytes, counts of events, and seconds of waiting, as the kernel had them at the
-        newest sample."""
+        """Yield sizes in bytes, counts of events, and seconds of waiting.
+
+        The kernel had them at the newest sample.
+        """
         group = self._newest()
         sizes = GaugeMetricFamily(
             f"{PREFIX}_bytes", "Memory of the engine's control group.", labels=("kind",)
@@ -55,7 +57,7 @@ class OpenFilesMetrics(Collector):
         self.newest: OpenFiles | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """The count and the limit; two families without a sample where they are unknown."""
+        """Return the count and the limit; two families without a sample where they are unknown."""
         count = GaugeMetricFamily(
             "plimsoll_engine_open_fds",
             "Open file descriptors of the engine's process that is nearest to its limit.",

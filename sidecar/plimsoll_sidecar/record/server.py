@@ -63,7 +63,7 @@ class StateServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread and closes every connection."""
+        """End the thread and close every connection."""
         self._stopping.set()
         os.write(self._wake_write, b"x")
         self._thread.join()

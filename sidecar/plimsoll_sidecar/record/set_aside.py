@@ -20,14 +20,14 @@ class SetAside:
         self.folder = folder
 
     def put(self, name: str, body: bytes) -> Path:
-        """Writes a part of a file, at most 1 MiB of it. Raises OSError."""
+        """Write a part of a file, at most 1 MiB of it. Raises OSError."""
         path = self._next(name)
         path.write_bytes(body[:MAX_PART_BYTES])
         self._bound()
         return path
 
     def move(self, source: Path, beside: tuple[str, ...] = ()) -> Path:
-        """Moves a whole file, and those that belong to it by these suffixes. Raises OSError."""
+        """Move a whole file, and those that belong to it by these suffixes. Raises OSError."""
         path = self._next(source.name)
         os.replace(source, path)
         for suffix in beside:

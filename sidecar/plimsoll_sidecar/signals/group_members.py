@@ -72,7 +72,7 @@ class GroupMembers:
         self._ending.set()
 
     def assessments(self) -> dict[str, Assessment | None]:
-        """The newest assessment of each pod that was seen; None where it says nothing now."""
+        """Return the newest assessment of each pod that was seen; None if it says nothing now."""
         now = self._clock()
         with self._lock:
             return {

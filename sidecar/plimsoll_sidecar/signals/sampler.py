@@ -43,7 +43,7 @@ class StatusSource(Protocol):
     """What a sample needs of an engine's adapter."""
 
     def status(self) -> Status:
-        """The engine's account of itself; EngineError where there is none."""
+        """Return the engine's account of itself; EngineError where there is none."""
 
     def serves(self) -> bool:
         """Whether its serving port answers."""
@@ -124,7 +124,7 @@ class Sampler:
             return None
 
     def _follow_epoch(self, status: Status) -> None:
-        """An epoch's text becomes a number that only grows."""
+        """Return a number for the epoch's text; it only grows."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1
@@ -132,8 +132,10 @@ class Sampler:
             self._accounted, self._silent_since = set(), None
 
     def _malloc(self, status: Status) -> Malloc | None:
-        """Unknown while a process that accounted for itself before says nothing: its memory would
-        seem to have moved elsewhere."""
+        """Return the worker's account.
+
+        Of all its ranks together, unknown where one does not say.
+        """
         if not status.probed:
             return _malloc(status)
         now, listed = self._clock(), {p.pid for p in status.processes}
@@ -148,8 +150,11 @@ class Sampler:
         return None
 
     def _host(self, status: Status | None) -> Host:
-        """Memory of the engine's processes. Where all that it named have ended and it does not
-        answer, the next engine may be starting: its memory is nobody's otherwise."""
+        """Memory of the engine's processes.
+
+        Where all that it named have ended and it does not answer, the next engine may be starting:
+        its memory is nobody's otherwise.
+        """
         host = self._processes.read()
         if status is None and not host.processes:
             found = self._engine.processes()
@@ -177,7 +182,10 @@ class Sampler:
         return host
 
     def _devices(self, status: Status | None, ended: bool) -> list[Device]:
-        """``ended``: no process of the engine lives; then only NVML can tell what is still held."""
+        """Read the devices.
+
+        ``ended``: no process of the engine lives; then only NVML can tell what is still held.
+        """
         listed = (status.devices or assigned(self._outside.values())) if status else []
         reported = {device.index: device for device in listed}
         for device in reported.values():
@@ -199,7 +207,7 @@ class Sampler:
         return reasons(self._outside, self.device_source, list(self._uuids.values()))
 
     def _first_outside(self) -> str | None:
-        """The first source that knows all devices."""
+        """Return the first source that knows all devices."""
         for name, source in self._outside.items():
             if self._uuids and all(source.memory(uuid) for uuid in self._uuids.values()):
                 return name
@@ -218,15 +226,17 @@ class Sampler:
 
 
 def load_of(status: Status) -> SampleLoad:
-    """The engine's load; unknown while no worker of this epoch is at work."""
+    """Return the engine's load; unknown while no worker of this epoch is at work."""
     if status.report_age_s is None or status.state not in WORKING:
         return SampleLoad()
     return copy.copy(status.load)
 
 
 def _malloc(status: Status) -> Malloc | None:
-    """The worker's; of all its ranks together, unknown where one does not say. With probes that of
-    every process that has one."""
+    """Return the worker's; of all its ranks together, unknown where one does not say.
+
+    With probes that of every process that has one.
+    """
     processes = status.processes
     workers = [p for p in processes if p.role is Role.WORKER]
     if status.probed:
@@ -258,8 +268,11 @@ def _torch(device: EngineDevice) -> Torch | None:
 
 
 def known_signals(sample: Sample, shared_memory: bool = False) -> dict[str, bool]:
-    """``engine`` and ``host`` always; ``device`` where the sample has one at all, and
-    ``shared_memory`` where the pod's ``/dev/shm`` is watched."""
+    """Return the names of the signals that the sample has.
+
+    ``engine`` and ``host`` always; ``device`` where the sample has one at all, and
+    ``shared_memory`` where the pod's ``/dev/shm`` is watched.
+    """
     host = sample.host
     found = {
         "engine": sample.scrape_ok,

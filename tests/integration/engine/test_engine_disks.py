@@ -74,9 +74,14 @@ def test_a_run_directory_that_takes_nothing_ends_no_stream_and_no_restart(
         else:  # a volume with files open for writing is not remounted
             over = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(run_dir / "stacks")]
             subprocess.run(run.inside(*over), check=True, timeout=30)
-        killed = engine.worker_pid()
-        os.kill(killed, 9)
-        engine.until(lambda: engine.status()["state"] == "serving", "worker", 120)
+        before = engine.status()["epoch"]
+        os.kill(engine.worker_pid(), 9)
+
+        def another_serves() -> bool:
+            status = engine.status()  # the engine calls the dead worker serving for a moment
+            return bool(status["state"] == "serving" and status["epoch"] != before)
+
+        engine.until(another_serves, "worker", 120)
         engine.begin("restart", "planned", scope="worker")
         assert engine.finish("planned", 120)["state"] == "succeeded"
         assert [one.result(120).usage.completion_tokens for one in streams] == [300, 300]

@@ -16,7 +16,10 @@ TIMEOUT_S = 60.0
 
 
 async def load(engine: AsyncEngine, name: str, path: Path) -> None:
-    """Requests can name it afterwards. Raises AdapterRefused and NoAnswer; nothing is left then."""
+    """Load an adapter, which requests can name afterwards.
+
+    Raises AdapterRefused and NoAnswer; nothing is left then.
+    """
     async with engine.adapter_changes:
         if name == engine.settings.served_model_name:
             raise AdapterRefused(f"{name!r} is the name of the model itself", "lora_name")

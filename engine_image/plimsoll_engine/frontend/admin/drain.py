@@ -13,9 +13,12 @@ ANSWER_TIMEOUT_S = 5.0
 
 
 async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) -> None:
-    """``finish`` waits, ``abort`` answers with an error, ``carry`` parks what runs until a resume
-    or a restart. A deadline that passes fails the operation and breaks no request: the engine stays
-    ``draining`` and becomes ``drained`` with the last one."""
+    """Take no more requests, and see off those that run.
+
+    ``finish`` waits, ``abort`` answers with an error, ``carry`` parks what runs until a resume or a
+    restart. A deadline that passes fails the operation and breaks no request: the engine stays
+    ``draining`` and becomes ``drained`` with the last one.
+    """
     engine.lifecycle.move(EngineState.DRAINING)
     unfinished = engine.requests.unfinished()
     if request.mode is DrainMode.CARRY:

@@ -60,7 +60,7 @@ async def audit(engine: AsyncEngine) -> Audit:
 
 
 def mirror(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
-    """The worker's receiver cache holds what the frontend believes, no less and no more."""
+    """Check that the worker's receiver cache holds what the frontend believes, no less, no more."""
     details = sender.problems()
     if lacking := len(sender.keys() - held):
         details.append(f"{lacking} media that were sent are not in the worker")

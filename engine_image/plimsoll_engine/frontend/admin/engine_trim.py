@@ -14,7 +14,10 @@ WORKER_TIMEOUT_S = 30.0
 
 
 async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
-    """The worker's steps follow the frontend's. Fails where the worker does not answer."""
+    """Give back what both processes can spare, the frontend's steps first.
+
+    Fails where the worker does not answer.
+    """
     with recorder.step("processor_cache_flush") as step:
         step.before_bytes = engine.media.cache.nbytes
         step.detail = f"{engine.media.cache.clear()} processed images and sounds"

@@ -49,8 +49,10 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
 
 
 async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
-    """The successor; None where it can only be had once the old worker is gone, for example for
-    lack of memory. Raises OperationFailed where no worker could be started: the old one serves on.
+    """Return the successor.
+
+    None where it can only be had once the old worker is gone, for example for lack of memory.
+    Raises OperationFailed where no worker could be started: the old one serves on.
     """
     with recorder.step("prepare_worker") as step:
         try:

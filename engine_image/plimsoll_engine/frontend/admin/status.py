@@ -20,7 +20,10 @@ class StatusReader:
         self._python = PythonObjects()
 
     def read(self) -> Status:
-        """The body of ``GET /status`` at this instant; what the worker has not reported is null."""
+        """Return the body of ``GET /status`` at this instant.
+
+        What the worker has not reported is null.
+        """
         engine = self._engine
         report = engine.report
         operation = engine.operations.current
@@ -60,7 +63,7 @@ class StatusReader:
 
 
 def _held_in_host_memory(ledger: list[LedgerEntry]) -> int:
-    """What the worker declares for the weight server, which says nothing of itself."""
+    """Return what the worker declares for the weight server, which says nothing of itself."""
     return sum(
         entry.bytes
         for entry in ledger

@@ -1,5 +1,8 @@
-"""Requests that the worker runs on for nobody: their client was answered or left, and their abort
-was never heard. A worker cannot tell them from others; what they hold is lost until they end."""
+"""Requests that the worker runs on for nobody.
+
+Their client was answered or left, and their abort was never heard. A worker cannot tell them from
+others; what they hold is lost until they end.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ class AbandonedTracker:
         self._told: list[str] = []
 
     def update(self, running: Iterable[str]) -> list[str] | None:
-        """Takes in the requests of one report; those that are abandoned by now, None where they are
-        the same as before."""
+        """Take in the requests of one report; return those that are abandoned by now.
+
+        None where they are the same as before.
+        """
         self._seen = {
             name: self._seen.get(name, 0) + 1 for name in running if not self._waited_for(name)
         }

@@ -26,7 +26,7 @@ class FrontendLedger:
         self._more.append((owner, count, bound))
 
     def entries(self) -> list[LedgerEntry]:
-        """What this process holds, in bytes with bounds, for the engine's ledger."""
+        """Return what this process holds, in bytes with bounds, for the engine's ledger."""
         return [
             LedgerEntry(
                 owner="request_log",

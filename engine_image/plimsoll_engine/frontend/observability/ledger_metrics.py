@@ -30,7 +30,7 @@ class Holdings(Collector):
         self._ledger, self._kv_usage = ledger, kv_usage
 
     def collect(self) -> Iterable[Metric]:
-        """The ledger's entries in bytes with their bounds, and the faults that are switched on."""
+        """Yield the ledger's entries in bytes with their bounds, and the faults switched on."""
         faults = InfoMetricFamily(
             PREFIX + "injections", "Faults that were switched on for a test.", labels=["name"]
         )

@@ -18,8 +18,11 @@ KNOWN_PROMPTS = 4096
 
 @dataclass(slots=True)
 class EpochCounts:
-    """All zero when the epoch begins; ``adapters`` unknown where the engine takes none. A
-    carried request counts in the epoch that admitted it."""
+    """The counts of one epoch, all zero when it begins.
+
+    ``adapters`` is unknown where the engine takes none. A carried request counts in the epoch that
+    admitted it.
+    """
 
     requests: int = 0
     aborted: int = 0
@@ -33,7 +36,10 @@ class EpochCounts:
     _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * KNOWN_PROMPTS)))
 
     def admitted(self, prompt_ids: Sequence[int], media: Iterable[Media]) -> None:
-        """A request with these tokens. A prompt that was pushed out of its place counts again."""
+        """Count a request with these tokens.
+
+        A prompt that was pushed out of its place counts again.
+        """
         self.requests += 1
         self.prompt_tokens += len(prompt_ids)
         keys = []
@@ -58,7 +64,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def of(cls, report: Report) -> Usage:
-        """The shares that the worker reports; None where a pool has no size."""
+        """Return the shares that the worker reports; None where a pool has no size."""
         return cls(
             kv=_share(report.kv_blocks_used, report.kv_blocks_total),
             kv_lost=_share(report.kv_blocks_lost, report.kv_blocks_total),
@@ -83,9 +89,11 @@ def merge(
     usage: Usage,
     report_age_s: float | None = None,
 ) -> Load:
-    """The engine's load: what only the worker knows (running, waiting, steps, preemptions) from its
-    last report, frozen while it hangs; everything else from the frontend, which goes on counting.
-    What a worker that may hang said of its compilations is unknown: they are no excuse for it.
+    """Return the engine's load.
+
+    What only the worker knows (running, waiting, steps, preemptions) is from its last report,
+    frozen while it hangs; everything else from the frontend, which goes on counting. What a worker
+    that may hang said of its compilations is unknown: they are no excuse for it.
     """
     fresh = reported is not None and report_age_s is not None and report_age_s <= REPORT_FRESH_S
     return msgspec.structs.replace(

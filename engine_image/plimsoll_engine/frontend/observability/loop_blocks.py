@@ -24,8 +24,10 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 
 
 class LoopBlocks(Collector):
-    """Between :meth:`start` and :meth:`stop`. The longest block of the present and the last minute
-    is told besides the histogram."""
+    """How long the event loop was blocked, between :meth:`start` and :meth:`stop`.
+
+    The longest block of the present and the last minute is told besides the histogram.
+    """
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._model = model
@@ -59,7 +61,7 @@ class LoopBlocks(Collector):
         return max(wall), max(cpu)
 
     def collect(self) -> Iterable[Metric]:
-        """The longest block of the last windows, in seconds by the wall clock and of CPU time."""
+        """Yield the longest block of the last windows, in seconds of wall clock and of CPU time."""
         longest = GaugeMetricFamily(
             PREFIX + "event_loop_block_max_seconds",
             "The longest block of the event loop in the last one to two minutes; clock=cpu: what of"

@@ -135,8 +135,10 @@ class Metrics:
         self._queue.observe(started.queued_s)
 
     def token(self, generation: Generation, now: float) -> None:
-        """Take in one token at ``now`` (monotonic seconds): the first, or the time since the one
-        before."""
+        """Take in one token at ``now`` (monotonic seconds).
+
+        It is the first, or counts the time since the one before.
+        """
         times = generation.times
         self._tokens.inc()
         if times.last_token is None:

@@ -23,8 +23,11 @@ class AdapterRefused(Exception):
 
 @dataclass(slots=True, eq=False)
 class RegisteredAdapter:
-    """``number`` is that of its loading. ``users`` are the requests admitted and not released.
-    ``required``: the engine was started with it and has not had it yet."""
+    """``number`` is that of its loading.
+
+    ``users`` are the requests admitted and not released. ``required``: the engine was started with
+    it and has not had it yet.
+    """
 
     name: str
     path: Path
@@ -34,7 +37,7 @@ class RegisteredAdapter:
     required: bool = False
 
     def loading(self) -> worker_ipc.LoadAdapter:
-        """What has a worker load it."""
+        """Return what has a worker load it."""
         return worker_ipc.LoadAdapter(
             f"adapter-{self.number}", self.name, self.number, str(self.path)
         )
@@ -53,7 +56,7 @@ class AdapterRegistry:
             self.add(adapter)
 
     def new(self, name: str, path: Path) -> RegisteredAdapter:
-        """An adapter that is not known yet. Raises :class:`AdapterRefused`."""
+        """Return an adapter that is not known yet. Raises :class:`AdapterRefused`."""
         if self.find(name) is not None:
             raise AdapterRefused(
                 f"the adapter {name!r} is loaded already: unload it first", "lora_name"
@@ -72,7 +75,7 @@ class AdapterRegistry:
         self._known[adapter.number] = adapter
 
     def find(self, name: str) -> RegisteredAdapter | None:
-        """The adapter that requests mean by ``name``; None where there is none."""
+        """Return the adapter that requests mean by ``name``; None where there is none."""
         return next((adapter for adapter in self.listed() if adapter.name == name), None)
 
     def listed(self) -> list[RegisteredAdapter]:
@@ -84,7 +87,7 @@ class AdapterRegistry:
         return list(self._known.values())
 
     def use(self, adapter: RegisteredAdapter | None) -> None:
-        """A request with it was admitted."""
+        """Count a request with it that was admitted."""
         if adapter is not None:
             adapter.users += 1
 
@@ -106,8 +109,11 @@ class AdapterRegistry:
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def loaded(self, answer: worker_ipc.AdapterLoaded) -> RegisteredAdapter | None:
-        """Take in what a worker said of a known one. The adapter where it could not be loaded: it
-        is known no more, and requests that use it get an error of the worker."""
+        """Take in what a worker said of a known one.
+
+        The adapter where it could not be loaded: it is known no more, and requests that use it get
+        an error of the worker.
+        """
         adapter = self._known.get(answer.number)
         if adapter is None:
             return None

@@ -29,7 +29,7 @@ class Detokenizer:
         self._given = 0  # characters of the window's text that were given out
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with ``token_id``."""
+        """Return the text that became certain with ``token_id``."""
         self._window.append(token_id)
         text = self._decode(self._window)
         incomplete = text.endswith(REPLACEMENT)
@@ -47,7 +47,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """What is left when no token follows: an unfinished character, as a replacement."""
+        """Return what is left when no token follows: an unfinished character, as a replacement."""
         return self._decode(self._window)[self._given :]
 
 
@@ -64,7 +64,7 @@ class StopMatcher:
         return self._held
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """The text that may be given out, and whether a stop string was found."""
+        """Return the text that may be given out, and whether a stop string was found."""
         if not self._stops:
             return piece, False
         text = self._held + piece
@@ -77,7 +77,7 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def finish(self) -> str:
-        """The text that was kept back: no stop string can become of it any more."""
+        """Return the text that was kept back: no stop string can become of it any more."""
         held, self._held = self._held, ""
         return held
 

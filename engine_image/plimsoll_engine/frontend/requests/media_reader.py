@@ -33,7 +33,10 @@ class MediaReader:
         self._waiting = 0
 
     async def read(self, processor: Processor, data: bytes) -> Processed:
-        """The tensor of the file ``data``. Raises MediaError, and QueueFull where too many wait."""
+        """Return the tensor of the file ``data``.
+
+        Raises MediaError, and QueueFull where too many wait.
+        """
         key = await self.run(lambda: processor.key(data))
         found = self.cache.get(key)
         if found is None:
@@ -58,7 +61,7 @@ class MediaReader:
 
 
 def reader(settings: Settings) -> MediaReader:
-    """That of the checkpoint in ``settings``; UsageError names the file that is wrong."""
+    """Return the media reader of a checkpoint; UsageError names the file that is wrong."""
     try:
         return MediaReader(processors(settings.model), settings.media_cache_bytes)
     except UnsupportedError as error:

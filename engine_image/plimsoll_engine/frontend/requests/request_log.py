@@ -23,9 +23,12 @@ class QueueFull(Exception):
 
 
 class RequestFailed(Exception):
-    """A request that ended with an error. ``reason`` is ``invalid`` where the client can cure it
-    (``param`` names the field), ``unavailable`` where another replica can answer, ``deadline``
-    where the request's own has passed, ``error`` otherwise."""
+    """A request that ended with an error.
+
+    ``reason`` is ``invalid`` where the client can cure it (``param`` names the field),
+    ``unavailable`` where another replica can answer, ``deadline`` where the request's own has
+    passed, ``error`` otherwise.
+    """
 
     def __init__(self, reason: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -41,8 +44,10 @@ class TokenLogprobs(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one. The log
-    probabilities are of all tokens since the last one, where they were asked for."""
+    """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one.
+
+    The log probabilities are of all tokens since the last one, where they were asked for.
+    """
 
     text: str
     finish_reason: str | None
@@ -51,8 +56,10 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How a request takes its turn; the fields are those of
-    :class:`plimsoll_engine.messages.worker_ipc.Submit`."""
+    """How a request takes its turn.
+
+    The fields are those of :class:`plimsoll_engine.messages.worker_ipc.Submit`.
+    """
 
     priority: int = 0
     tenant: str = ""
@@ -89,8 +96,10 @@ class Generation:
         wake: asyncio.Event | None = None,
         media: Sequence[Media] = (),
     ) -> None:
-        """``wake`` is set when there is something to :meth:`take`; the choices of one answer
-        share it."""
+        """Begin a generation.
+
+        ``wake`` is set when there is something to :meth:`take`; the choices of one answer share it.
+        """
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.sampling = sampling
@@ -153,7 +162,10 @@ class Generation:
             self.ended.set()
 
     def take(self) -> Delta | None:
-        """What is new since the last call; None for nothing. Raises :class:`RequestFailed`."""
+        """Return what is new since the last call; None for nothing.
+
+        Raises :class:`RequestFailed`.
+        """
         if self._error is not None:
             # A new one each time: one that is kept would hold this frame, and so this request.
             raise RequestFailed(*self._error)
@@ -165,15 +177,20 @@ class Generation:
         return delta
 
     async def delta(self) -> Delta:
-        """The text since the last call, as soon as there is any. Raises :class:`RequestFailed`."""
+        """Return the text since the last call, as soon as there is any.
+
+        Raises :class:`RequestFailed`.
+        """
         while (delta := self.take()) is None:
             self.wake.clear()
             await self.wake.wait()
         return delta
 
     def submission(self) -> Submit:
-        """What a worker must know to go on from here, as a new attempt: tokens of an earlier one
-        are none of its own."""
+        """Return what a worker must know to go on from here, as a new attempt.
+
+        Tokens of an earlier one are none of its own.
+        """
         self.attempt += 1
         return Submit(
             self.request_id,
@@ -212,20 +229,21 @@ class RequestLog:
             self._running[generation.request_id] = generation
 
     def get(self, request_id: str) -> Generation | None:
-        """The running generation of that id; None where it has been released."""
+        """Return the running generation of that id; None where it has been released."""
         return self._running.get(request_id)
 
     def release(self, request_id: str) -> Generation | None:
-        """The one end of a request; None where it was released before."""
+        """Return the one end of a request; None where it was released before."""
         return self._running.pop(request_id, None)
 
     def unfinished(self) -> list[Generation]:
-        """The generations that have not ended, oldest first."""
+        """Return the generations that have not ended, oldest first."""
         return [generation for generation in self._running.values() if not generation.done]
 
     def to_resubmit(self) -> list[Generation]:
-        """Carry over: every unfinished request with its tokens so far, oldest first; parked ones
-        stay parked.
+        """Return every unfinished request with its tokens so far, oldest first.
+
+        This is the carry-over; parked ones stay parked.
 
         The next worker makes again what a dead one had made and not sent: token i depends on the
         tokens before it and on (seed, i) alone, so the client sees one text.
@@ -233,7 +251,7 @@ class RequestLog:
         return [generation for generation in self.unfinished() if not generation.parked]
 
     def adapters(self) -> list[RegisteredAdapter]:
-        """That of each request which has one."""
+        """Return the adapter of each request which has one."""
         found = (generation.admission.adapter for generation in self._running.values())
         return [adapter for adapter in found if adapter is not None]
 
@@ -250,7 +268,9 @@ class RequestLog:
         return each * (sum(prompts.values()) + sum(len(g.output_ids) for g in running))
 
     def media_bytes(self) -> int:
-        """Tensors of images and sounds, each counted once; those that the processor cache holds as
-        well are counted there too."""
+        """Return the bytes of the tensors of images and sounds, each counted once.
+
+        Those that the processor cache holds as well are counted there too.
+        """
         media = {id(m.data): len(m.data or b"") for g in self._running.values() for m in g.media}
         return sum(media.values())

@@ -70,17 +70,17 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids`` without special tokens."""
+        """Return the text of ``ids`` without special tokens."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
     def token_text(self, token_id: int) -> str:
-        """What one token stands for, special ones included."""
+        """Return what one token stands for, special ones included."""
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """What each token stands for, special ones included."""
+        """Return what each token stands for, special ones included."""
         texts: list[str] = self._tokenizer.decode_batch(
             [[token] for token in ids], skip_special_tokens=False
         )
@@ -93,8 +93,11 @@ class Tokenizer:
         variables: Mapping[str, Any] = MappingProxyType({}),
         max_characters: int | None = None,
     ) -> str:
-        """The prompt of a chat, ready for the assistant's turn; given up once it is longer than
-        ``max_characters``. ``variables`` are the template's own (``enable_thinking``)."""
+        """Return the prompt of a chat, ready for the assistant's turn.
+
+        It is given up once it is longer than ``max_characters``. ``variables`` are the template's
+        own (``enable_thinking``).
+        """
         if self._template is None:
             raise TemplateError(
                 "this model has no chat template (chat_template.jinja or tokenizer_config.json): "
@@ -115,7 +118,7 @@ class Tokenizer:
 
 
 def _joined(pieces: Iterable[str], most: int | None) -> str:
-    """Raises :class:`TemplateError` beyond ``most`` characters."""
+    """Join the pieces of a template; raise :class:`TemplateError` beyond ``most`` characters."""
     taken: list[str] = []
     size = 0
     for piece in pieces:

@@ -20,7 +20,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Processes that lose their parent are this process's children, not init's."""
+    """Take in descendants that lose their parents: they become this process's, not init's."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         log.error("not a subreaper", extra={"errno": ctypes.get_errno()})

@@ -22,8 +22,10 @@ class Outbox:
         return len(self._waiting)
 
     def put(self, message: ToWorker) -> None:
-        """Queue a message. An abort takes back a submission that was not sent yet, and a stop
-        everything."""
+        """Queue a message.
+
+        An abort takes back a submission that was not sent yet, and a stop everything.
+        """
         if isinstance(message, Stop):
             self._waiting = {"stop": message}
         elif isinstance(message, Submit):
@@ -36,7 +38,7 @@ class Outbox:
             self._waiting[f"query {self._count}"] = message
 
     def take(self) -> ToWorker | None:
-        """The next message, or None."""
+        """Return the next message, or None."""
         for key in self._waiting:
             return self._waiting.pop(key)
         return None

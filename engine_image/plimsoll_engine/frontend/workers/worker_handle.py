@@ -34,8 +34,11 @@ REAP_TIMEOUT_S = 1.0
 
 
 class WorkerLost(Exception):
-    """A worker ended, or never became ready. ``permanent``: it said that its settings or its
-    checkpoint are wrong, so that another one will fail as well."""
+    """A worker ended, or never became ready.
+
+    ``permanent``: it said that its settings or its checkpoint are wrong, so that another one will
+    fail as well.
+    """
 
     def __init__(self, message: str, permanent: bool = False) -> None:
         super().__init__(message)
@@ -118,7 +121,7 @@ class WorkerHandle:
         return StopOutcome(None, signals, stacks)
 
     def dismiss(self) -> None:
-        """A worker that has said its last word may exit."""
+        """Let a worker exit that has said its last word."""
         self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
@@ -135,8 +138,10 @@ class WorkerHandle:
         return tuple(sent)
 
     async def dump_stacks(self) -> Path | None:
-        """The file with rank 0's stacks as of now, also while it hangs; None where unknown. The
-        other ranks write theirs beside it."""
+        """Return the file with rank 0's stacks as of now, also while it hangs; None where unknown.
+
+        The other ranks write theirs beside it.
+        """
         if self.pid is None or self.exited.is_set():
             return None
         for pid in self.living[1:]:
@@ -154,12 +159,15 @@ class WorkerHandle:
         return None
 
     def cut(self, reason: str) -> None:
-        """It cannot go on, for a reason that it does not know: end it at once."""
+        """End a worker at once that cannot go on, for a reason that it does not know."""
         self.lose(reason)
         self._signal(signal.SIGKILL)
 
     def reaped(self, message: Exited) -> None:
-        """A rank has ended. Where that was not its turn the others are of no use any more."""
+        """Take in that a rank has ended.
+
+        Where that was not its turn the others are of no use any more.
+        """
         self._reaped.add(message.pid)
         if len(self._reaped) == self._ranks:
             self.all_reaped(describe_exit(message))
@@ -212,7 +220,7 @@ class WorkerHandle:
             self._reaping = asyncio.create_task(self._reap(), name="worker reaper")
 
     async def _reap(self) -> None:
-        """A worker without a socket is of no use: see it end, and say why only then."""
+        """See a worker without a socket end, and say why only then: it is of no use."""
         if not await within(self.exited.wait(), REAP_TIMEOUT_S):
             self._signal(signal.SIGKILL)
 
@@ -227,7 +235,7 @@ def describe_exit(message: Exited) -> str:
 
 
 def send_signal(pid: int, number: signal.Signals) -> bool:
-    """False where there is no such process."""
+    """Return False where there is no such process."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -236,7 +244,7 @@ def send_signal(pid: int, number: signal.Signals) -> bool:
 
 
 async def either(future: asyncio.Future[Any], event: asyncio.Event) -> None:
-    """Returns when one of both is there; ``future`` itself is left as it is."""
+    """Wait for one of both; ``future`` itself is left as it is."""
     waiting = asyncio.ensure_future(event.wait())
     both: set[asyncio.Future[Any]] = {future, waiting}
     try:

@@ -162,7 +162,7 @@ class WorkerSocket:
     async def _hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> worker_ipc.Hello | None:
-        """What the peer says of itself, where the kernel confirms its pid."""
+        """Return what the peer says of itself, where the kernel confirms its pid."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 body = await read_body(reader)

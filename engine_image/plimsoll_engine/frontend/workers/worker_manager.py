@@ -29,7 +29,7 @@ class Served(Protocol):
     """Whose requests the worker computes."""
 
     def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None:
-        """A worker serves with the sizes of ``ready``; ``reason`` says why it was started."""
+        """Take in that a worker serves with the sizes of ``ready``; ``reason`` is why."""
 
     def resubmit(self) -> int:
         """Hand every running request to the new worker. Returns how many there are."""
@@ -59,8 +59,11 @@ class WorkerManager:
         self._ready_at: float | None = None
 
     async def first_start(self) -> None:
-        """A worker that says itself that it cannot go on ends the engine here: it is the settings.
-        Otherwise the engine serves, or has failed."""
+        """Start the first worker.
+
+        One that says itself that it cannot go on ends the engine here: it is the settings.
+        Otherwise the engine serves, or has failed.
+        """
         async with self.replacing:
             try:
                 await self.start("initial")
@@ -94,12 +97,14 @@ class WorkerManager:
                 self._lifecycle.move(EngineState.SERVING)
 
     async def prepare(self) -> WorkerHandle:
-        """A successor beside the serving worker. Raises :class:`WorkerLost`."""
+        """Return a successor beside the serving worker. Raises :class:`WorkerLost`."""
         return await self._workers.prepare(min(PREPARE_TIMEOUT_S, self._timeout_s))
 
     async def replace(self, successor: WorkerHandle | None) -> None:
-        """Let ``successor`` serve, or a new worker where there is none or it dies. No worker runs
-        before. Raises :class:`GaveUp`."""
+        """Let ``successor`` serve, or a new worker where there is none or it dies.
+
+        No worker runs before. Raises :class:`GaveUp`.
+        """
         if successor is not None:
             try:
                 ready = await self._workers.take_over(successor, self._timeout_s, quick=True)
@@ -111,7 +116,7 @@ class WorkerManager:
         await self.start("restart" if successor is None else "crash")
 
     async def start(self, reason: str) -> None:
-        """A worker from the fork on, as often as the crash budget bears. Raises GaveUp."""
+        """Start a worker, as often as the crash budget bears; raise GaveUp after that."""
         while True:
             try:
                 ready = await self._workers.start(self._timeout_s)

@@ -1,5 +1,7 @@
-"""The processes behind the frontend: the zygote, the weight server, the worker that serves and, for
-a moment, its successor."""
+"""The processes behind the frontend.
+
+The zygote, the weight server, the worker that serves and, for a moment, its successor.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ class WorkerProcesses:
             self._serving.link.send(message)
 
     def media_lost(self, keys: list[bytes]) -> None:
-        """The serving worker lacks these media: the next submission brings them."""
+        """Note media that the serving worker lacks: the next submission brings them."""
         if self._serving is not None:
             self._serving.link.sender.lost(keys)
 
@@ -124,7 +126,7 @@ class WorkerProcesses:
         return None if self._serving is None else self._serving.link.sender
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
-        """The next epoch's worker, serving. Raises :class:`WorkerLost`; nothing is left of it."""
+        """Start the next epoch's worker; return it when it serves."""
         worker = self._next()
         self._enter(worker)
         deadline = time.monotonic() + timeout_s
@@ -132,7 +134,7 @@ class WorkerProcesses:
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
     async def prepare(self, timeout_s: float) -> WorkerHandle:
-        """A successor with context, weights and kernels, beside the worker that goes on serving.
+        """Return a successor with context, weights and kernels, beside the worker that serves on.
 
         Raises :class:`WorkerLost`; nothing is left of the successor then.
         """
@@ -144,7 +146,9 @@ class WorkerProcesses:
         self, worker: WorkerHandle, timeout_s: float, quick: bool = False
     ) -> worker_ipc.Ready:
         """Let a prepared worker serve; its predecessor is stopped, and goes when this one is ready.
-        Raises :class:`WorkerLost`."""
+
+        Raises :class:`WorkerLost`.
+        """
         self._enter(worker)
         worker.link.send(worker_ipc.TakeOver(quick))
         try:
@@ -153,8 +157,10 @@ class WorkerProcesses:
             self._dismiss()
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> StopOutcome:
-        """End the serving worker: asked first, then with signals. One that gave its last word goes
-        when its successor is ready, or with :meth:`close`."""
+        """End the serving worker: asked first, then with signals.
+
+        One that gave its last word goes when its successor is ready, or with :meth:`close`.
+        """
         worker = self._serving
         return StopOutcome(None) if worker is None else await worker.stop(grace_s)
 
@@ -168,7 +174,7 @@ class WorkerProcesses:
                 leaving.add_done_callback(self._leaving.discard)
 
     async def abandon(self, worker: WorkerHandle) -> None:
-        """A successor is not wanted after all."""
+        """End a successor that is not wanted after all."""
         await self._kill(worker)
 
     async def discard(self) -> None:
@@ -178,8 +184,10 @@ class WorkerProcesses:
             await self._kill(worker)
 
     async def drop_weights(self) -> None:
-        """End the weight server; the next worker's weights are loaded from the checkpoint. Every
-        worker was stopped before."""
+        """End the weight server; the next worker's weights are loaded from the checkpoint.
+
+        Every worker was stopped before.
+        """
         for worker in list(self._living.values()):
             worker.dismiss()
             if not await within(worker.exited.wait(), LEAVE_GRACE_S):
@@ -196,7 +204,7 @@ class WorkerProcesses:
         await self._lose_zygote()
 
     async def dump_stacks(self) -> Path | None:
-        """The file with the serving worker's stacks as of now; None where unknown."""
+        """Return the file with the serving worker's stacks as of now; None where unknown."""
         return None if self._serving is None else await self._serving.dump_stacks()
 
     async def close(self) -> None:
@@ -296,7 +304,7 @@ class WorkerProcesses:
             log.info("weight server forked", extra={"pid": pid})
 
     async def _see_off(self, worker: WorkerHandle) -> None:
-        """A worker that has said its last word is gone soon, or it is killed."""
+        """Wait for a worker that has said its last word, or kill it."""
         if not await within(worker.exited.wait(), LEAVE_GRACE_S):
             log.warning("worker does not exit", extra={"pid": worker.pid})
             await self._kill(worker)
@@ -351,8 +359,10 @@ class WorkerProcesses:
                 worker.cut(reason)
 
     def _zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
-        """What it forked lives on and serves; only the next worker needs another zygote, which is
-        started at once."""
+        """Start another zygote.
+
+        What the lost one forked lives on and serves; only the next worker needs another.
+        """
         if self._zygote is not zygote:
             return  # it was still starting: whoever waits for it hears of it
         log.error("zygote lost", extra={"reason": reason})

@@ -62,7 +62,10 @@ class ZygoteClient:
         return None if self._process is None else self._process.pid
 
     async def start(self, timeout_s: float) -> ZygoteReady:
-        """Raises :class:`ZygoteLost` where it is not ready within ``timeout_s`` seconds."""
+        """Start the zygote.
+
+        Raises :class:`ZygoteLost` where it is not ready within ``timeout_s`` seconds.
+        """
         ours, theirs = socket.socketpair()
         self._ready = asyncio.get_running_loop().create_future()
         inherited = [theirs.fileno()]
@@ -94,7 +97,10 @@ class ZygoteClient:
             raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
 
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
-        """The pid of the new process. Raises :class:`ZygoteLost`; RuntimeError when it refuses."""
+        """Return the pid of the new process.
+
+        Raises :class:`ZygoteLost`; RuntimeError when it refuses.
+        """
         if self._writer is None or self._forked is not None:
             raise ZygoteLost("the zygote is not running")
         self._forked = asyncio.get_running_loop().create_future()

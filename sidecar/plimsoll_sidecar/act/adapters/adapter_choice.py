@@ -10,7 +10,7 @@ from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 
 
 def adapter_for(endpoint: EngineEndpoint, token_file: Path) -> EngineAdapter:
-    """The adapter of ``endpoint.type``; only our own protocol needs the token."""
+    """Return the adapter of ``endpoint.type``; only our own protocol needs the token."""
     if endpoint.type is EngineType.PLIMSOLL:
         return PlimsollEngine(endpoint, token_file)
     # Imported here: it brings a parser of metrics, which a replica of ours never needs.

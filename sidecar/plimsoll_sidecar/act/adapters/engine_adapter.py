@@ -20,11 +20,13 @@ class EngineAdapter(Protocol):
     """
 
     def status(self) -> Status:
-        """The engine's account of itself; :class:`EngineError` where there is none."""
+        """Return the engine's account of itself; :class:`EngineError` where there is none."""
 
     def serves(self) -> bool:
-        """Whether the serving port answers at all, whatever it says: the second witness of a
-        frontend that gives no status."""
+        """Return whether the serving port answers at all, whatever it says.
+
+        It is the second witness of a frontend that gives no status.
+        """
 
     def trim(self, command: Command) -> Result:
         """Have the engine give cached memory back. Requests go on."""
@@ -36,7 +38,7 @@ class EngineAdapter(Protocol):
         """Wait for the requests that run, at most ``command.deadline_s``, and refuse none."""
 
     def resume(self, epoch: str) -> None:
-        """Ends a drain that led to nothing; :class:`EngineError` where it cannot."""
+        """End a drain that led to nothing; :class:`EngineError` where it cannot."""
 
     def restart_worker(self, command: Command) -> Result:
         """Replace the worker alone; its requests are carried over."""
@@ -45,23 +47,32 @@ class EngineAdapter(Protocol):
         """End the whole engine, for its container to start anew."""
 
     def processes(self) -> list[ProcessMemory]:
-        """The engine's living processes, found without its answer; empty where there is none, or
-        none can be found. The process that the others end with is called the frontend."""
+        """Return the engine's living processes, found without its answer.
+
+        Empty where there is none, or none can be found. The process that the others end with is
+        called the frontend.
+        """
 
     def has_ended(self) -> bool:
-        """Whether the main process has ended and left the others, also where it did so before
-        anybody saw it."""
+        """Return whether the main process has ended and left the others.
+
+        Also where it did so before anybody saw it.
+        """
 
     def sweep(self) -> str:
-        """Ends processes of an engine that has ended, beside the one that followed it. Says what
-        was ended, empty where nothing was."""
+        """End processes of an engine that has ended, beside the one that followed it.
+
+        Says what was ended, empty where nothing was.
+        """
 
     def end(self, frontend: ProcessId | None) -> Ending:
-        """Ends all of the engine's processes by signals, for an engine that does not answer.
-        ``frontend`` is the main process that was known last."""
+        """End all of the engine's processes by signals, for an engine that does not answer.
+
+        ``frontend`` is the main process that was known last.
+        """
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """The text of one diagnostic; :class:`EngineError` where there is none."""
+        """Return the text of one diagnostic; :class:`EngineError` where there is none."""
 
     def stacks(self, command: Command) -> bytes | None:
         """Stacks of an engine that gives no status; None where nobody can have them from here."""

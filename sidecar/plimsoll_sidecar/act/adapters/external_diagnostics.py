@@ -17,8 +17,10 @@ from plimsoll_sidecar.signals.process.process_id import identify
 def gather(
     kind: Diagnostic, command: Command, processes: Sequence[ProcessMemory], probes: Probes
 ) -> bytes | None:
-    """The texts of all processes that have one; None where none has. A process that hangs and
-    cannot answer is sent a signal only where it is to be ended anyway."""
+    """Return the texts of all processes that have one; None where none has.
+
+    A process that hangs and cannot answer is sent a signal only where it is to be ended anyway.
+    """
     texts: dict[int, bytes] = dict(probes.texts(kind))
     if kind is Diagnostic.STACKS:
         silent = [p for p in processes if p.pid not in texts]

@@ -75,8 +75,10 @@ class ExternalEngine(OwnedEngine):
     # ---- status
 
     def status(self) -> Status:
-        """Put together what the engine's pages, its probe and ``/proc`` show. Raises EngineError
-        where the main process does not run."""
+        """Put together what the engine's pages, its probe and ``/proc`` show.
+
+        Raises EngineError where the main process does not run.
+        """
         with self._lock:
             members = self._find()
             found = self._process
@@ -108,7 +110,10 @@ class ExternalEngine(OwnedEngine):
         return self._endpoint.serves and self._server.answers(self._profile.alive, ANSWER_S)
 
     def _find(self) -> Members:
-        """The engine's processes, with a main one that serves or will; EngineError without."""
+        """Return the engine's processes, with a main one that serves or will.
+
+        EngineError without.
+        """
         try:
             members = self._owned.find()
         except NoEngine as none:
@@ -128,9 +133,12 @@ class ExternalEngine(OwnedEngine):
         return f"{found.started:x}-{found.pid}:{self._load.restarts + 1}"
 
     def _state(self) -> EngineState:
-        """Any answer says that the frontend lives; a server error that the engine behind does not.
-        Raises EngineError where something listens and does not answer, or is another engine. A
-        worker of a multi-node engine cannot be asked: it works as long as its process lives."""
+        """Return the engine's state: any answer says that the frontend lives.
+
+        A server error says that the engine behind it does not. Raises EngineError where something
+        listens and does not answer, or is another engine. A worker of a multi-node engine cannot be
+        asked: it works as long as its process lives.
+        """
         if not self._endpoint.serves:
             return EngineState.SERVING
         # Asked before the call: one that begins to listen in between is starting.
@@ -149,8 +157,10 @@ class ExternalEngine(OwnedEngine):
         return EngineState.FAILED if self._served else EngineState.STARTING
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """What the processes, their probes or py-spy say. Raises EngineError where none says
-        anything."""
+        """Return what the processes, their probes or py-spy say.
+
+        Raises EngineError where none says anything.
+        """
         newest = self._newest
         seen = {process.pid: process for process in newest.processes} if newest else {}
         processes = [seen.get(process.pid, process) for process in self._owned.listed()]
@@ -163,8 +173,10 @@ class ExternalEngine(OwnedEngine):
         return text
 
     def stacks(self, command: Command) -> bytes | None:
-        """Stacks by the probe or py-spy, which need no answer of the engine; None where neither is
-        there."""
+        """Return stacks by the probe or py-spy, which need no answer of the engine.
+
+        None where neither is there.
+        """
         try:
             return self.diagnostics(Diagnostic.STACKS, command)
         except EngineError as none:
@@ -174,8 +186,10 @@ class ExternalEngine(OwnedEngine):
     # ---- verbs
 
     def trim(self, command: Command) -> Result:
-        """Empties the caches that the server can empty, and judges it by the memory that came
-        back; running requests are left alone."""
+        """Empty the caches that the server can empty; running requests are left alone.
+
+        It is judged by the memory that came back.
+        """
         reason = self._fence(command)
         if reason is not None:
             return _answer(command, Outcome.REFUSED, reason)
@@ -203,7 +217,7 @@ class ExternalEngine(OwnedEngine):
         return _answer(command, Outcome.FAILED if failed else found.outcome, summary)
 
     def drain(self, command: Command) -> Result:
-        """Waits for running requests, then pauses the engine where it can be paused.
+        """Wait for running requests, then pause the engine where it can be paused.
 
         Without metrics a request shows as a connection. What runs beyond the deadline ends with
         the engine.
@@ -221,15 +235,17 @@ class ExternalEngine(OwnedEngine):
         return _answer(command, Outcome.SUCCEEDED, summary)
 
     def finish(self, command: Command) -> Result:
-        """Waits for running requests, and pauses nothing."""
+        """Wait for running requests, and pause nothing."""
         reason = self._fence(command)
         if reason is not None:
             return _answer(command, Outcome.REFUSED, reason)
         return _answer(command, Outcome.SUCCEEDED, self._wait_idle(command))
 
     def resume(self, epoch: str) -> None:
-        """Undo the drain with the profile's request, if the same process still runs and has that
-        route."""
+        """Undo the drain with the profile's request.
+
+        Only if the same process still runs and has that route.
+        """
         if self._fence_of(epoch) is not None:
             return  # a new process was never drained
         resume = self._profile.resume
@@ -241,12 +257,14 @@ class ExternalEngine(OwnedEngine):
             self._drained = False
 
     def restart_worker(self, command: Command) -> Result:
-        """Always refused: no other engine replaces its worker under its requests."""
+        """Refuse: no other engine replaces its worker under its requests."""
         return _answer(command, Outcome.REFUSED, "this engine cannot restart its worker alone")
 
     def restart_engine(self, command: Command) -> Result:
-        """SIGTERM, the server's own shutdown, SIGKILL after it; then the same for what it left.
-        The kubelet starts the next one. An engine that hangs has no shutdown to wait for."""
+        """End the engine: SIGTERM, the server's own shutdown, SIGKILL after it.
+
+        The kubelet starts the next one. An engine that hangs has no shutdown to wait for.
+        """
         reason = self._fence(command)
         with self._lock:
             found = self._process
@@ -288,7 +306,7 @@ class ExternalEngine(OwnedEngine):
         return "idle" if left == 0 else f"{'unknown' if left is None else left} requests left"
 
     def _work(self) -> int | None:
-        """Requests under way; None where it is not known now."""
+        """Return the requests under way; None where it is not known now."""
         if not self._profile.metrics:
             return len(sockets(self._port, ESTABLISHED))
         with self._lock:

@@ -51,7 +51,7 @@ class ExternalLoad:
         self.restarts = 0
 
     def newest(self) -> tuple[Load, float] | None:
-        """The load and its age in seconds; None where the newest page said nothing."""
+        """Return the load and its age in seconds; None where the newest page said nothing."""
         now = self._clock()
         if self._profile.metrics and now >= self._next:
             self._next = now + SCRAPE_S
@@ -67,7 +67,7 @@ class ExternalLoad:
         self._aborts = Aborts(self._profile)
 
     def expire(self) -> None:
-        """The next call reads the page."""
+        """Have the next call read the page."""
         self._next = 0.0
 
     def _scrape(self, now: float) -> None:
@@ -89,7 +89,7 @@ class ExternalLoad:
             self._enter(self._load, sums, now)
 
     def _enter(self, load: Load, sums: dict[str, float], now: float) -> None:
-        """Requests that came in since the engine last moved are added to those that it knows of.
+        """Add requests that came in since the engine last moved to those that it knows of.
 
         Those that were counted at its last move are not: a server that loses one from its count
         would seem at work for ever.
@@ -108,7 +108,7 @@ class ExternalLoad:
         self._moved = moved
 
     def _at_the_door(self, sums: dict[str, float]) -> int | None:
-        """The server's own count of requests that it has not answered."""
+        """Return the server's own count of requests that it has not answered."""
         if self._profile.entered:
             if not all(name in sums for name in self._profile.entered):
                 return None
@@ -131,7 +131,7 @@ class _Entered(msgspec.Struct):
 
 
 def load_of(sums: dict[str, float], profile: EngineProfile) -> Load | None:
-    """The load that the sums say; None where the page names no work at all.
+    """Return the load that the sums say; None where the page names no work at all.
 
     A figure of several names needs all of them; a selection of a known metric that has no line yet
     is unknown, as everything else that is absent.
@@ -166,8 +166,10 @@ class Aborts:
         self._before = math.inf
 
     def total(self, load: Load, sums: Mapping[str, float]) -> int | None:
-        """Aborts so far, by the sums of the newest page and the load that they say; None where
-        nothing says them."""
+        """Return aborts so far, by the sums of the newest page and the load that they say.
+
+        None where nothing says them.
+        """
         counted = load.aborted_total
         profile = self._profile
         if counted is None and profile.aborts_since in sums:

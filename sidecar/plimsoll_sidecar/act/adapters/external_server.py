@@ -52,15 +52,14 @@ class Facts:
 
     @property
     def capabilities(self) -> list[Capability]:
-        """Drain and restart always; trim only where the server has a route of the profile for
-        it."""
+        """Drain and restart always; trim where the server has a route of the profile for it."""
         found = [Capability.DRAIN, Capability.RESTART_ENGINE]
         if any(path in self.routes for path in self._profile.trims):
             found.insert(0, Capability.TRIM)
         return found
 
     def meet(self) -> None:
-        """What answers must be the type of engine that is looked after; EngineError otherwise."""
+        """Raise EngineError unless what answers is the type of engine that is looked after."""
         wanted = self._endpoint.type
         if wanted is EngineType.CUSTOM:
             return
@@ -119,8 +118,10 @@ class _Version(msgspec.Struct):
 
 
 def engine_type(server: HttpClient) -> EngineType | None:
-    """The known engine that answers; None where nothing shows which it is, as behind an API key
-    without metrics."""
+    """Return the known engine that answers.
+
+    None where nothing shows which it is, as behind an API key without metrics.
+    """
     page = _get(server, "/metrics") or b""
     for kind, profile in PROFILES.items():
         if profile.prefix and re.search(rb"^" + re.escape(profile.prefix.encode()), page, re.M):
@@ -134,7 +135,7 @@ def engine_type(server: HttpClient) -> EngineType | None:
 
 
 def server_version(server: HttpClient, profile: EngineProfile) -> str:
-    """What the server calls its version; empty where it does not say, or not in time."""
+    """Return what the server calls its version; empty where it does not say, or not in time."""
     for path in profile.version_paths:
         try:
             status, body = server.call("GET", path, IDENTIFY_S)

@@ -28,14 +28,16 @@ for so long, none will be: a start has its main process from its first moment on
 
 
 class OwnedEngine:
-    """The part of an adapter that acts on the engine's processes, without its answer. The verbs are
-    those of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`."""
+    """The part of an adapter that acts on the engine's processes, without its answer.
+
+    The verbs are those of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
+    """
 
     def __init__(self, endpoint: EngineEndpoint) -> None:
         self._owned = OwnedProcesses(endpoint)
 
     def processes(self) -> list[ProcessMemory]:
-        """The engine's living processes; empty where there is none."""
+        """Return the engine's living processes; empty where there is none."""
         return self._owned.listed()
 
     def has_ended(self) -> bool:
@@ -67,7 +69,7 @@ class OwnedProcesses:
         self._left: set[ProcessId] = set()
 
     def find(self) -> Members:
-        """The living processes; :class:`NoEngine`, which is also logged once, where none is."""
+        """Return the living processes; :class:`NoEngine`, also logged once, where none is."""
         with self._lock:
             known = self._members
             fresh = self._clock() - self._looked < REFRESH_S
@@ -93,8 +95,10 @@ class OwnedProcesses:
         return self._members
 
     def listed(self, members: Members | None = None) -> list[ProcessMemory]:
-        """The processes of ``members``, or the living ones, by role and name, the main one as the
-        frontend; empty where none is known."""
+        """Return the processes by role and name, the main one as the frontend.
+
+        They are those of ``members``, or the living ones; empty where none is known.
+        """
         members = members or self.known()
         if members is None:
             return []
@@ -102,15 +106,17 @@ class OwnedProcesses:
         return named(lines, members.main.pid if members.main else None, self._kind)
 
     def known(self) -> Members | None:
-        """The living processes; None where none is known."""
+        """Return the living processes; None where none is known."""
         try:
             return self.find()
         except NoEngine:
             return None
 
     def have_ended(self) -> bool:
-        """Whether only parts of an engine are left, for longer than they are ever alone while it
-        starts. Their ages count: the main process may have ended before anybody looked."""
+        """Return whether only parts of an engine are left, for longer than while it starts.
+
+        Their ages count: the main process may have ended before anybody looked.
+        """
         members = self.known()
         if members is None or members.main is not None:
             return False
@@ -122,8 +128,11 @@ class OwnedProcesses:
         return [p for p in members.everyone if has_title(command_line(p.pid), self._kind)]
 
     def sweep(self) -> str:
-        """Ends what an engine left to the next one, which serves already or will; says what that
-        was, empty where there was nothing. A container's runtime does the same, where it can."""
+        """End what an engine left to the next one, which serves already or will.
+
+        Returns what that was, empty where there was nothing. A container's runtime does the same,
+        where it can.
+        """
         with self._lock:
             members = self._members
             left = {process for process in self._left if _lives(process)}
@@ -135,8 +144,11 @@ class OwnedProcesses:
         return "; ".join(filter(None, (ending.summary, ending.trouble)))
 
     def end(self, main: ProcessId | None = None, grace_s: float = TERM_GRACE_S) -> Ending:
-        """Ends every process of the engine. ``main`` is what was decided on, where it is known;
-        another engine that serves in its place by now is left alone."""
+        """End every process of the engine.
+
+        ``main`` is what was decided on, where it is known; another engine that serves in its place
+        by now is left alone.
+        """
         with self._lock:
             try:
                 members = self._look()
@@ -152,7 +164,7 @@ class OwnedProcesses:
 
 
 def sweep(members: Members) -> Ending:
-    """Ends what an engine left that ended by itself; nothing while its main process lives."""
+    """End what an engine left that ended by itself; nothing while its main process lives."""
     deadline = time.monotonic() + SWEEP_S
     while members.main is not None and _lives(members.main):
         if time.monotonic() > deadline:

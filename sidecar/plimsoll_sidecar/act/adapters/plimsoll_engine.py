@@ -79,8 +79,10 @@ class PlimsollEngine(OwnedEngine):
         return None  # its processes write them on a signal, to the shared directory
 
     def resume(self, epoch: str) -> None:
-        """``POST /resume``, fenced by ``epoch``. Raises EngineError, also when the epoch is
-        over."""
+        """``POST /resume``, fenced by ``epoch``.
+
+        Raises EngineError, also when the epoch is over.
+        """
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
 
     def trim(self, command: Command) -> Result:
@@ -103,8 +105,10 @@ class PlimsollEngine(OwnedEngine):
         return _answer(command, Outcome.SUCCEEDED, "the engine finishes its requests itself")
 
     def restart_worker(self, command: Command) -> Result:
-        """Start the operation and wait until a new worker serves, or its start has taken too
-        long."""
+        """Start the operation and wait until a new worker serves.
+
+        Or until its start has taken too long.
+        """
         body = self._restart(command, admin.Scope.WORKER)
         return self._operate(command, "/restart", body, command.deadline_s + WORKER_START_S)
 
@@ -138,7 +142,7 @@ class PlimsollEngine(OwnedEngine):
         limit_s: float,
         ends_engine: bool = False,
     ) -> Result:
-        """Sends an operation and follows it to its end, within ``limit_s``.
+        """Send an operation and follow it to its end, within ``limit_s``.
 
         A lost answer is asked for again with the same id; an engine that started anew meanwhile
         knows no such operation and refuses it for its epoch.

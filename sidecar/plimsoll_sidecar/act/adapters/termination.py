@@ -1,5 +1,6 @@
-"""Signals to the engine's processes, fenced: a PID that was given to another process is never
-signalled.
+"""Signals to the engine's processes, fenced.
+
+A PID that was given to another process is never signalled.
 
 Whatever ends an engine ends all of its processes. A frontend that is killed takes none of its
 helpers along, and they keep the memory, or the device, for as long as anybody looks.
@@ -30,17 +31,23 @@ POLL_S = 0.05
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What became of an engine's processes: ``trouble`` says what is left and why, None where
-    nothing is; ``summary`` is a sentence for the timeline."""
+    """What became of an engine's processes.
+
+    ``trouble`` says what is left and why, None where nothing is; ``summary`` is a sentence for the
+    timeline.
+    """
 
     summary: str
     trouble: str | None = None
 
 
 class Ender:
-    """Ends one engine. ``allowed`` is asked before every signal: whether the process is still the
-    engine's. Children that are started meanwhile belong to those that started them. ``parts`` are
-    the processes without which the main one can do no work."""
+    """Ends one engine.
+
+    ``allowed`` is asked before every signal: whether the process is still the engine's. Children
+    that are started meanwhile belong to those that started them. ``parts`` are the processes
+    without which the main one can do no work.
+    """
 
     def __init__(
         self,
@@ -52,8 +59,10 @@ class Ender:
         self._refused: dict[ProcessId, str] = {}
 
     def end(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> Ending:
-        """SIGTERM to ``main``, a grace, SIGKILL; then the same for whatever it left. The grace is
-        short once its parts have ended."""
+        """Send SIGTERM to ``main``, wait a grace, send SIGKILL; then the same for what it left.
+
+        The grace is short once its parts have ended.
+        """
         summary: list[str] = []
         if main is not None and identify(main.pid) == main:
             self._everyone.add(main)
@@ -83,7 +92,7 @@ class Ender:
         return Ending("; ".join(summary))
 
     def _one(self, process: ProcessId, grace_s: float) -> signal.Signals:
-        """The signal that ended it, or the last that was tried."""
+        """Return the signal that ended it, or the last that was tried."""
         self._send(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         if self._parts:
@@ -115,7 +124,7 @@ class Ender:
         seconds: float,
         until: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Waits for the end of all of them, or ``until`` that is so."""
+        """Wait for the end of all of them, or ``until`` that is so."""
         deadline = time.monotonic() + seconds
         waited = list(processes)
         while time.monotonic() < deadline and not until():

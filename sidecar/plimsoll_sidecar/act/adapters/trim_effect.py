@@ -18,8 +18,10 @@ MIN_BYTES = 1 << 20
 
 
 class TrimEffect(msgspec.Struct, frozen=True):
-    """Bytes that came back, negative where memory grew meanwhile; None is unknown. ``devices`` says
-    whether the engine has devices."""
+    """Bytes that came back, negative where memory grew meanwhile; None is unknown.
+
+    ``devices`` says whether the engine has devices.
+    """
 
     host: int | None
     device: int | None

@@ -58,7 +58,7 @@ class Footprints:
         self._limit = SLACK
 
     def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
-        """Takes in one sample: ``size`` in bytes, and the engine's load of the same moment."""
+        """Take in one sample: ``size`` in bytes, and the engine's load of the same moment."""
         values = [getattr(load, field) for field in FIELDS.values()]
         counters = [math.nan if value is None else float(value) for value in values]
         row = (t, 1.0, t, size, math.nan if in_flight is None else in_flight, *counters, t / _HOUR)
@@ -68,7 +68,7 @@ class Footprints:
             self._limit = len(self._rows) + SLACK
 
     def since(self, t: float) -> list[Footprint]:
-        """The averages that begin at ``t`` or later, oldest first."""
+        """Return the averages that begin at ``t`` or later, oldest first."""
         return [
             Footprint(
                 t=row[2],

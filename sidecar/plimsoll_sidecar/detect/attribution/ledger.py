@@ -13,8 +13,11 @@ MAX_OWNERS = 64
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One owner, as it is kept. Bytes: ``bound`` is the largest that it declared, and ``earlier``
-    what of its memory was there before it was seen: this explains no growth."""
+    """One owner, as it is kept.
+
+    Bytes: ``bound`` is the largest that it declared, and ``earlier`` what of its memory was there
+    before it was seen: this explains no growth.
+    """
 
     bound: int
     earlier: int = 0
@@ -39,15 +42,19 @@ class Account:
         self._whole: set[str] = set()
 
     def resume(self, owners: Mapping[str, Owner] | None) -> None:
-        """Go on from what :attr:`owners` gave in this epoch; None is an account of a release that
-        kept none, in which all that was declared counted."""
+        """Go on from what :attr:`owners` gave in this epoch.
+
+        None is an account of a release that kept none, in which all that was declared counted.
+        """
         if owners is None:
             owners = {name: Owner(one.bound) for name, one in self.owners.items()}
         self.owners = {**self.owners, **owners}
 
     def declared(self, ledger: Sequence[LedgerLine], grown: Callable[[int], int]) -> int:
-        """Bytes that the owners explain, comparable with every other answer. ``grown`` says what
-        nothing explains of the growth so far, where so many bytes are declared."""
+        """Return the bytes that the owners explain, comparable with every other answer.
+
+        ``grown`` says what nothing explains of the growth so far, where so many bytes are declared.
+        """
         sizes = bounded(ledger, self.kind)
         whole = {name for name, (_, bound) in sizes.items() if self._is_whole(name, bound)}
         for name in whole:
@@ -83,8 +90,10 @@ class Account:
         return name not in self._whole or bound > self.owners[name].bound
 
     def _before(self, name: str, size: int) -> int:
-        """What counted of a fresh owner before. One that a predecessor of this detector knew held
-        as much then as it does now."""
+        """Return what counted of a fresh owner before.
+
+        One that a predecessor of this detector knew held as much then as it does now.
+        """
         return self._most.get(name, size) if name in self.owners else 0
 
     def _held(self, name: str, size: int, whole: bool) -> int:

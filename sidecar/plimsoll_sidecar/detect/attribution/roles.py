@@ -16,7 +16,7 @@ class Roles:
         self._newest: dict[str, int] = {}
 
     def update(self, processes: Iterable[RoleRss], warm: bool) -> None:
-        """Takes in one sample. Until the epoch is warm its sizes are the bases."""
+        """Take in one sample. Until the epoch is warm its sizes are the bases."""
         sums: dict[str, int] = {}
         for process in processes:
             size = self._size(process)
@@ -42,13 +42,15 @@ class Roles:
         self._bases |= bases
 
     def largest(self) -> str | None:
-        """The role that grew most; None where none did."""
+        """Return the role that grew most; None where none did."""
         grown = self._grown()
         return max(grown, key=lambda role: grown[role], default=None)
 
     def sole(self) -> str | None:
-        """The role that has more than half of all growth. Pages that two processes share count for
-        each of them: then it is neither's."""
+        """Return the role that has more than half of all growth.
+
+        Pages that two processes share count for each of them: then it is neither's.
+        """
         role = self.largest()
         grown = self._grown()
         return role if role is not None and 2 * grown[role] > sum(grown.values()) else None

@@ -14,12 +14,12 @@ from plimsoll_api.trace import Host, Sample
 
 
 def known(value: int | None) -> int | None:
-    """The value, or None where it cannot be a size."""
+    """Return the value, or None where it cannot be a size."""
     return value if value is not None and value >= 0 else None
 
 
 def total(values: Iterable[int | None]) -> int | None:
-    """The sum, unknown if any part of it is."""
+    """Return the sum, unknown if any part of it is."""
     result = 0
     for value in values:
         if known(value) is None:
@@ -44,7 +44,7 @@ class HostSource:
 
     @classmethod
     def best(cls, host: Host) -> HostSource | None:
-        """The best source that ``host`` offers; None where anonymous memory is unknown."""
+        """Return the best source that ``host`` offers; None where anonymous memory is unknown."""
         anon = _first_known(host, "cgroup_anon", "rss_anon")
         if anon is None:
             return None
@@ -64,7 +64,7 @@ class HostSource:
         return resident if self.swap is None else total((resident, getattr(host, self.swap)))
 
     def shared_bytes(self, host: Host) -> int | None:
-        """What living processes share."""
+        """Return what living processes share."""
         if self.shared is None:
             return None
         shared = known(getattr(host, self.shared))
@@ -95,9 +95,11 @@ def _first_known(host: Host, *fields: str) -> str | None:
 def host_segments(
     sample: Sample, source: HostSource, accounted: bool = False
 ) -> dict[Segment, int]:
-    """``anonymous_other`` is what the allocators' own account leaves over. An engine without such
-    an account has all its anonymous memory there; with ``accounted``, the engine had one earlier,
-    and what a sample without it leaves over is unknown."""
+    """``anonymous_other`` is what the allocators' own account leaves over.
+
+    An engine without such an account has all its anonymous memory there; with ``accounted``, the
+    engine had one earlier, and what a sample without it leaves over is unknown.
+    """
     sizes: dict[Segment, int] = {}
     malloc = sample.malloc
     if malloc is not None:
@@ -113,18 +115,20 @@ def host_segments(
 
 
 def device_total(sample: Sample) -> int | None:
-    """Used memory of all devices; unknown where one of them is, or where there is none."""
+    """Return the used memory of all devices; unknown where one is, or where there is none."""
     return total(device.used for device in sample.device) if sample.device else None
 
 
 def device_own(sample: Sample) -> int | None:
-    """What the engine's own allocator holds on all devices, whoever else uses them."""
+    """Return what the engine's own allocator holds on all devices, whoever else uses them."""
     return _torch(sample, "reserved")
 
 
 def device_unused(sample: Sample) -> int | None:
-    """What the engine's own allocator keeps for later use; unknown where it does not say so for
-    every device."""
+    """Return what the engine's own allocator keeps for later use.
+
+    Unknown where it does not say so for every device.
+    """
     allocated, reserved = _torch(sample, "allocated"), _torch(sample, "reserved")
     return None if allocated is None or reserved is None else known(reserved - allocated)
 

@@ -44,8 +44,11 @@ Column = list[float]
 
 
 class TriggerWatch:
-    """The trigger of a growth that stands, asked for after every sample and computed now and then:
-    whenever the window has become longer by a sixteenth, or begins elsewhere."""
+    """The trigger of a growth that stands.
+
+    It is asked for after every sample and computed now and then: whenever the window has become
+    longer by a sixteenth, or begins elsewhere.
+    """
 
     def __init__(self) -> None:
         self._footprints = Footprints()
@@ -53,11 +56,11 @@ class TriggerWatch:
         self._found: Trigger | None = None
 
     def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
-        """Takes in one sample: memory without what the ledger declares, and the load with it."""
+        """Take in one sample: memory without what the ledger declares, and the load with it."""
         self._footprints.add(t, size, in_flight, load)
 
     def over(self, since: float, now: float) -> Trigger | None:
-        """The trigger of the growth between these two times, in seconds."""
+        """Return the trigger of the growth between these two times, in seconds."""
         fresh = since == self._since and now - self._at < REFRESH_SHARE * (self._at - since)
         if not fresh:
             self._since, self._at = since, now
@@ -66,7 +69,7 @@ class TriggerWatch:
 
 
 def sentence(found: Trigger) -> str | None:
-    """The hypothesis in words; None where it is too weak to be told."""
+    """Return the hypothesis in words; None where it is too weak to be told."""
     if found.confidence < MIN_STATED_CONFIDENCE:
         return None
     size, unit = format_bytes(found.bytes_each), UNITS[found.counter]
@@ -74,7 +77,7 @@ def sentence(found: Trigger) -> str | None:
 
 
 def trigger(points: Sequence[Footprint]) -> Trigger | None:
-    """What the growth over ``points`` follows; None where nothing explains it.
+    """Return what the growth over ``points`` follows; None where nothing explains it.
 
     A counter that is unknown somewhere in the window, or that did not move, is no candidate.
     """
@@ -99,7 +102,7 @@ def _moved(points: Sequence[Footprint], number: int) -> bool:
 
 
 def _likelihood(best: _Fit, other: _Fit, effective: float) -> float:
-    """The ratio of the maximum likelihoods of normal residuals, 1 for the best itself."""
+    """Return the ratio of the maximum likelihoods of normal residuals, 1 for the best itself."""
     if other.squares <= best.squares:
         return 1.0
     return float((best.squares / other.squares) ** (effective / 2.0))
@@ -134,7 +137,7 @@ class _Window:
         self._load = self._centred(loads if known else [0.0] * len(points))
 
     def fit(self, number: int) -> _Fit:
-        """The best non-negative factors of one counter and of the requests in flight."""
+        """Return the best non-negative factors of one counter and of the requests in flight."""
         x, load, y = (
             self._centred([p.counters[number] for p in self._points]),
             self._load,

@@ -39,10 +39,12 @@ that says that it is not ready is waited for however long that takes."""
 
 
 class Warmup:
-    """Begins when the engine is ready and ends by evidence: the least time has passed and the floor
-    has settled; at the latest after twice that time. What climbed steadily until then is growth.
-    ``served`` says whether a request was taken in by its end: the baseline of an engine that served
-    none yet is provisional."""
+    """The warm-up of one epoch: from an engine that is ready to a base of its memory.
+
+    It ends by evidence: the least time has passed and the floor has settled; at the latest after
+    twice that time. What climbed steadily until then is growth. ``served`` says whether a request
+    was taken in by its end: the baseline of an engine that served none yet is provisional.
+    """
 
     def __init__(self, least_s: float, budget: int | None, interval_s: float) -> None:
         self.least_s = least_s
@@ -59,7 +61,7 @@ class Warmup:
         self._climb: list[Point] = []
 
     def add(self, point: Point, ready: bool | None) -> bool:
-        """True once warm: ``floor`` is the base, ``climbing`` says that it never settled.
+        """Return True once warm: ``floor`` is the base, ``climbing`` says that it never settled.
 
         ``ready`` is what the engine says of itself, None where it says nothing.
         """
@@ -98,15 +100,18 @@ class Warmup:
         return self.climbing
 
     def grown(self, point: Point) -> int:
-        """What is above the first floor since the warm-up began."""
+        """Return what is above the first floor since the warm-up began."""
         first = self._climb[0] if self._climb else self._slice
         return 0 if first is None else max(0, unexplained(first, point))
 
     def settled_load(self, point: Point) -> Point | None:
-        """The highest floor of the end of the warm-up, under the highest class of load of which
-        there was some in both halves of it. None where that was too short for a load to settle, or
-        the load of the base came again: the base is the lowest floor of all, which may be of the
-        first moment, with a load that was never so low again."""
+        """Return the highest floor of the warm-up's end, under the load that settled.
+
+        That is the highest class of load of which there was some in both halves of it. None where
+        that was too short for a load to settle, or the load of the base came again: the base is the
+        lowest floor of all, which may be of the first moment, with a load that was never so low
+        again.
+        """
         recent = [p for p in self._climb if point.t - p.t <= CLASS_SETTLE_S]
         if len(recent) < 2 or len(recent) == len(self._climb):
             return None
@@ -137,12 +142,12 @@ class Warmup:
             self._slice = point
 
     def _slows(self) -> bool:
-        """A warm-up rises ever slower, a leak does not. Too few floors say nothing yet."""
+        """Return whether the climb slows down: a warm-up rises ever slower, a leak does not."""
         earlier, later = self._halves()
         return len(self._climb) < SETTLED_FLOORS or later < SLOWING_SHARE * earlier
 
     def _halves(self) -> tuple[int, int]:
-        """What the earlier and the later half of the whole climb rose by."""
+        """Return what the earlier and the later half of the whole climb rose by."""
         third = max(1, len(self._climb) // 4)
         middle = (len(self._climb) - third) // 2
         first, half, last = (
@@ -166,8 +171,10 @@ class Warmup:
 
 
 class Baseline:
-    """The base of each class of load, and the growth above it. ``settled`` is that of the load at
-    the end of the warm-up, where it is not that of ``floor``."""
+    """The base of each class of load, and the growth above it.
+
+    ``settled`` is that of the load at the end of the warm-up, where it is not that of ``floor``.
+    """
 
     def __init__(self, floor: Point, settled: Point | None = None) -> None:
         self.growth = 0
@@ -186,13 +193,13 @@ class Baseline:
 
     @classmethod
     def of(cls, bases: list[Point]) -> Baseline:
-        """A baseline with ``bases`` (at least one), as :attr:`bases` gave them."""
+        """Return a baseline with ``bases`` (at least one), as :attr:`bases` gave them."""
         baseline = cls(bases[0])
         baseline._bases = {_class(base.load): base for base in bases}
         return baseline
 
     def update(self, floor: Point) -> None:
-        """Takes in the floor of the last seconds."""
+        """Take in the floor of the last seconds."""
         base = self._base(floor.load)
         if base is None:
             base = self._enter(_class(floor.load), floor)
@@ -204,8 +211,10 @@ class Baseline:
         self.explained = max(0, floor.declared - base.declared)
 
     def grown(self, point: Point) -> int:
-        """The growth at ``point``, which need not be a floor; the last known at a load that has no
-        base yet."""
+        """Return the growth at ``point``, which need not be a floor.
+
+        The last known at a load that has no base yet.
+        """
         base = self._base(point.load)
         return max(0, self.growth, unexplained(base, point) if base is not None else 0)
 
@@ -214,7 +223,10 @@ class Baseline:
         return self._entering is not None and self._entering[0] > max(self._bases)
 
     def _base(self, load: int | None) -> Point | None:
-        """The base of the load's class, or of the one just below where the load hardly differs."""
+        """Return the base of the load's class.
+
+        The one of the class just below where the load hardly differs.
+        """
         base = self._bases.get(_class(load))
         if base is None and load is not None:
             base = self._bases.get(_class(int(load / CLASS_SLACK)))
@@ -240,9 +252,11 @@ def _class(load: int | None) -> int:
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The bases of one epoch, one for each class of load: host, device, and device without what its
-    allocator keeps unused. Then the owners of the ledger by name, for each of the three; null is of
-    a release that kept none. Then each role's size (anonymous, and shared).
+    """The bases of one epoch, one for each class of load.
+
+    They are of host, device, and device without what its allocator keeps unused. Then the owners of
+    the ledger by name, for each of the three; null is of a release that kept none. Then each role's
+    size (anonymous, and shared).
 
     Without them a new detector would take memory that has leaked for its baseline.
     """

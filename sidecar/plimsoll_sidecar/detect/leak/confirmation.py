@@ -79,8 +79,10 @@ class Standing:
 
     @property
     def life(self) -> float:
-        """How much of the engine's life the growth explains at its present pace: 1 for a steady
-        leak, less for what began later or quickens, more for what gets slower."""
+        """How much of the engine's life the growth explains at its present pace.
+
+        1 for a steady leak, less for what began later or quickens, more for what gets slower.
+        """
         return self.growth / max(1.0, self.hysteresis.trend.bytes_per_s * self.lived_s)
 
 
@@ -92,7 +94,7 @@ def spent(now: Standing) -> bool:
 
 
 def unconfirmed(now: Standing) -> str | None:
-    """What else the growth may be. None when it is believed, or when there is no time."""
+    """Return what else the growth may be. None when it is believed, or when there is no time."""
     hysteresis, trend = now.hysteresis, now.hysteresis.trend
     held_ratio = now.held * now.ratio
     if _urgent(now) or held_ratio >= CONFIRMED_RATIO:
@@ -120,8 +122,10 @@ def unconfirmed(now: Standing) -> str | None:
 
 
 def _urgent(now: Standing) -> bool:
-    """Whether the budget goes so fast that there is no time for doubt. What one long step needs for
-    itself is no growth yet."""
+    """Whether the budget goes so fast that there is no time for doubt.
+
+    What one long step needs for itself is no growth yet.
+    """
     exhaustion = now.state.exhaustion_s
     if exhaustion is None or exhaustion > URGENT_S or now.in_long_step:
         return False

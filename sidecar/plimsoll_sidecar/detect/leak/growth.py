@@ -25,7 +25,7 @@ SILENT_BUCKETS = 3
 
 
 def widths(interval_s: float) -> list[float]:
-    """The widths of the buckets for samples that are ``interval_s`` apart, the narrowest first."""
+    """Return the widths of the buckets for samples ``interval_s`` apart, the narrowest first."""
     return sorted({max(width, interval_s) for width in WIDTHS_S})
 
 
@@ -38,8 +38,7 @@ class Bucket:
         self._number: int | None = None
 
     def add(self, point: Point) -> Point | None:
-        """Takes a sample in; the floor of the bucket before, where the sample is the first of a
-        new one."""
+        """Take a sample in; return the floor of the bucket before, if this one begins another."""
         number = int(point.t // self.width_s)
         done = self._open if self._number is not None and number != self._number else None
         if self._open is None or number != self._number or point.bytes < self._open.bytes:
@@ -63,14 +62,14 @@ class Horizon:
         return self.width_s * BUCKETS
 
     def add(self, point: Point) -> bool:
-        """Takes a sample in; true when it completed a bucket."""
+        """Take a sample in; true when it completed a bucket."""
         floor = self._bucket.add(point)
         if floor is not None:
             self._close(floor)
         return floor is not None
 
     def trend(self, min_rise: float) -> Trend | None:
-        """The trend of the buckets that are not older than one and a half spans."""
+        """Return the trend of the buckets that are not older than one and a half spans."""
         if not self.floors:
             return None
         oldest = self.floors[-1].t - 1.5 * self.span_s
@@ -104,7 +103,7 @@ class Growth:
         self._forget(point)
 
     def trend(self) -> Trend | None:
-        """The steepest of the horizons' sound trends: the one that leaves the least time."""
+        """Return the steepest of the horizons' sound trends: the one that leaves the least time."""
         return max(
             (trend for trend in self._trends if trend is not None),
             key=lambda trend: trend.bytes_per_s,
@@ -144,8 +143,10 @@ class SegmentDelta:
         self.forget()
 
     def add(self, point: Point) -> None:
-        """Take in a sample. Full buckets give the two points between which the delta is
-        measured."""
+        """Take in a sample.
+
+        Full buckets give the two points between which the delta is measured.
+        """
         for index, bucket in enumerate(self._buckets):
             floor = bucket.add(point)
             if floor is None:
@@ -188,7 +189,7 @@ class SlidingMinimum:
         self._slots: deque[tuple[float, float, int]] = deque(maxlen=WINDOW_SLOTS + 2)
 
     def begin(self, t: float) -> None:
-        """The baseline is the first slot: no growth yet."""
+        """Take the baseline as the first slot: no growth yet."""
         self._slots.append((t - self._slot_s, 0.0, 1))
 
     def add(self, t: float, growth: int) -> None:
@@ -202,6 +203,6 @@ class SlidingMinimum:
             self._slots.popleft()
 
     def minimum(self) -> int:
-        """The smallest mean of the closed slots."""
+        """Return the smallest mean of the closed slots."""
         means = [mean for _, mean, _ in self._slots]
         return int(min(means[:-1] or means))

@@ -32,7 +32,7 @@ class Hysteresis:
         return self.looked_at - self.since
 
     def stands(self, point: Point, sound: Trend | None, smooth: float) -> bool:
-        """Takes in a sample, its trend if that is sound, and the growth of the last minute."""
+        """Take in a sample, its trend if that is sound, and the growth of the last minute."""
         self._count_collections(point)
         if sound is not None:
             self.trend, self._seen_at = sound, point.t

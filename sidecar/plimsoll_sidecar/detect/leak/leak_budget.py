@@ -62,8 +62,11 @@ class LeakBudgetWatch:
         self._in_long_step = False
 
     def resume(self, bases: list[Point], t: float) -> None:
-        """Measure from ``bases``, which an earlier detector found in this epoch. Until a trend can
-        have shown itself again this counts as not warm: no suspicion is then no good news."""
+        """Measure from ``bases``, which an earlier detector found in this epoch.
+
+        Until a trend can have shown itself again this counts as not warm: no suspicion is then no
+        good news.
+        """
         if bases and self.baseline is None:
             self.baseline = Baseline.of(bases)
             self._warmup.served = True
@@ -82,9 +85,11 @@ class LeakBudgetWatch:
         ready: bool | None,
         in_long_step: bool,
     ) -> None:
-        """Takes in a sample's total and the sizes of its segments; ``ready`` is what the engine
-        says of itself, None where it says nothing, and ``in_long_step`` that one step of it takes
-        unusually long."""
+        """Take in a sample's total and the sizes of its segments.
+
+        ``ready`` is what the engine says of itself, None where it says nothing, and
+        ``in_long_step`` that one step of it takes unusually long.
+        """
         self._in_long_step = in_long_step
         self._first_requests(point)
         if self.baseline is None:
@@ -121,7 +126,7 @@ class LeakBudgetWatch:
         return self._suspected.since if self._suspected is not None else None
 
     def suspicion(self) -> Suspicion | None:
-        """What is suspected now. Evidence is the caller's to add."""
+        """Return what is suspected now. Evidence is the caller's to add."""
         hysteresis, state = self._suspected, self.state
         if hysteresis is None or state.consumed_ratio is None:
             return None
@@ -146,8 +151,10 @@ class LeakBudgetWatch:
     # ---- one sample
 
     def _first_requests(self, point: Point) -> None:
-        """Kernels, caches and arenas come with the first requests: warm-up begins again with them,
-        unless a growth is suspected already."""
+        """Begin the warm-up again with the first requests, unless a growth is suspected already.
+
+        Kernels, caches and arenas come with them.
+        """
         first = self.baseline is not None and not self._warmup.served and bool(point.requests)
         if first and self._suspected is None:
             self.baseline = None
@@ -247,6 +254,6 @@ class LeakBudgetWatch:
         return ratio >= need and trend.rise >= need / 2 * self.budget.growth_bytes
 
     def _worst_segment(self) -> Segment | None:
-        """The segment that rose the most since its oldest floor that is kept."""
+        """Return the segment that rose the most since its oldest floor that is kept."""
         segments = self._segments
         return max(segments, key=lambda segment: segments[segment].bytes, default=None)

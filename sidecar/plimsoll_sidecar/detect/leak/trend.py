@@ -50,8 +50,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A rise over ``span_s``. ``confidence`` is between 0 and 1; ``busier`` says that the load rose
-    with it, ``fades`` that its end was slower than its begin."""
+    """A rise over ``span_s``.
+
+    ``confidence`` is between 0 and 1; ``busier`` says that the load rose with it, ``fades`` that
+    its end was slower than its begin.
+    """
 
     bytes_per_s: float
     rise: float
@@ -79,7 +82,7 @@ def unexplained(earlier: Point, later: Point) -> int:
 
 
 def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
-    """The trend of points in order of time; None where there is none of at least ``min_rise``."""
+    """Return the trend of points in order of time; None for a rise of less than ``min_rise``."""
     if len(points) < MIN_POINTS:
         return None
     first, last = points[0], points[-1]

@@ -19,15 +19,18 @@ CONFIDENCE = 0.95
 
 
 class CapacityWatch:
-    """One epoch. What was seen stands until the next look shows otherwise: the next answer of an
-    engine that tells its loss, the next idle time of one that does not."""
+    """One epoch.
+
+    What was seen stands until the next look shows otherwise: the next answer of an engine that
+    tells its loss, the next idle time of one that does not.
+    """
 
     def __init__(self) -> None:
         self._held_since: float | None = None
         self._standing: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """The loss that stands."""
+        """Return the loss that stands."""
         reported = _reported(sample.load)
         if reported is not None:
             ratio, words = reported
@@ -52,7 +55,7 @@ class CapacityWatch:
 
 
 def _reported(load: SampleLoad) -> tuple[float, str] | None:
-    """The worst share that the engine says is lost, and of what; None where it does not say."""
+    """Return the worst share that the engine says is lost, and of what; None if it says none."""
     shares = (
         (load.kv_lost_ratio, "of the KV cache belongs to no request that a client waits for"),
         (load.offload_lost_ratio, "of the host's KV blocks is pinned without a transfer"),

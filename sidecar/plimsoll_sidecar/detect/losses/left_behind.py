@@ -19,8 +19,11 @@ CONFIDENCE = 0.9
 
 
 class LeftBehindWatch:
-    """Outlives epochs. What was there before the first engine, such as files of an init container,
-    is nobody's leak. Without a budget nothing is suspected."""
+    """Outlives epochs.
+
+    What was there before the first engine, such as files of an init container, is nobody's leak.
+    Without a budget nothing is suspected.
+    """
 
     def __init__(self, budget: MemoryBudget | None) -> None:
         self._budget = budget
@@ -28,7 +31,7 @@ class LeftBehindWatch:
         self._standing: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """What has been left since the first sample that knew; unknown changes nothing."""
+        """Return what has been left since the first sample that knew; unknown changes nothing."""
         earlier = sample.host.shm_orphan_earlier
         if self._budget is None or earlier is None:
             return self._standing

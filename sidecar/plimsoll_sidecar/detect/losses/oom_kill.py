@@ -27,7 +27,10 @@ class OomKillWatch:
         self._suspicion: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """The kill that is told now. A counter that fell is another group's and tells nothing."""
+        """Return the kill that is told now.
+
+        A counter that fell is another group's and tells nothing.
+        """
         host = sample.host
         if host.oom_kills is not None:
             if self._kills is not None and host.oom_kills > self._kills:

@@ -1,5 +1,7 @@
-"""Device memory that stays held after the engine's processes have died: by no living process of
-its container, the next engine's included, which holds its own long before it answers.
+"""Device memory that stays held after the engine's processes have died.
+
+No living process of its container holds it, the next engine's included, which holds its own long
+before it answers.
 
 Only the whole device can be seen, so that on a device that is shared with other pods their memory
 counts as well: this is told and never acted on.
@@ -23,8 +25,11 @@ SHARED = "the figure covers the whole device, including other pods that share it
 
 
 class OrphanWatch:
-    """Outlives epochs: what an engine leaves behind shows when it is gone, or when its successor
-    finds more in use beside its own memory than it did itself."""
+    """Watches what engines leave on their devices; it outlives epochs.
+
+    What an engine leaves behind shows when it is gone, or when its successor finds more in use
+    beside its own memory than it did itself.
+    """
 
     def __init__(self) -> None:
         self._epoch: int | None = None
@@ -35,7 +40,7 @@ class OrphanWatch:
         self._dead = False
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """What is held by nobody now; unknown figures change nothing."""
+        """Return what is held by nobody now; unknown figures change nothing."""
         if sample.epoch != self._epoch:
             self._epoch, self._since = sample.epoch, None
             self._before = self._before if self._floor is None else self._floor

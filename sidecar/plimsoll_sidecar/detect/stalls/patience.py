@@ -30,8 +30,11 @@ request with logprobs takes 30 s, and 45 s beside other work."""
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A pause that goes on. ``computes`` says that the engine did so all the while; ``read`` that
-    its steps are read from a page at intervals, so that short pauses do not show."""
+    """A pause that goes on.
+
+    ``computes`` says that the engine did so all the while; ``read`` that its steps are read from a
+    page at intervals, so that short pauses do not show.
+    """
 
     seconds: float
     demand: Demand

@@ -33,8 +33,10 @@ SAME_PAGE_S = 0.01
 
 
 class StallWatch:
-    """The clocks of one epoch. Where an engine's load is read from a page at intervals, they go by
-    the times of the pages."""
+    """The clocks of one epoch.
+
+    Where an engine's load is read from a page at intervals, they go by the times of the pages.
+    """
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
         self.timeout_s = timeout_s
@@ -52,7 +54,7 @@ class StallWatch:
         self._cpu_spent: float | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """The stall that stands after this sample, if any."""
+        """Return the stall that stands after this sample, if any."""
         step = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
         step = min(step, self._longest_step_s)
         self._last_t = sample.t
@@ -82,7 +84,7 @@ class StallWatch:
     # ---- one sample
 
     def _take_silence(self, sample: Sample, step: float) -> None:
-        """A sample without an answer of the engine."""
+        """Take in a sample without an answer of the engine."""
         if sample.host.processes and sample.host.frontend_lives is False:
             self._headless_s += step
         elif self._answered and sample.host.processes and sample.serving is False:
@@ -126,7 +128,7 @@ class StallWatch:
         self._cpu_s, self._cpu_spent = sample.host.cpu_s, None
 
     def _grow(self, under_way: int, taken_in: int | None) -> None:
-        """What was asked for since the last progress."""
+        """Grow what was asked for since the last progress."""
         tokens = 0
         if taken_in is not None and self._prompt_tokens is not None:
             tokens = max(0, taken_in - self._prompt_tokens)
@@ -178,7 +180,7 @@ class StallWatch:
 
 
 def work(load: SampleLoad) -> int | None:
-    """Requests under way: the frontend's count, or the engine's where that is higher."""
+    """Return requests under way: the frontend's count, or the engine's where that is higher."""
     gauges = [value for value in (load.running, load.waiting) if value is not None]
     counts = [sum(gauges)] if gauges else []
     if load.inflight is not None:
@@ -187,14 +189,16 @@ def work(load: SampleLoad) -> int | None:
 
 
 def _due(load: SampleLoad) -> int | None:
-    """Requests under way for which the engine owes a step. One that waits for its grammar alone is
-    owed none: its compilation has bounds of its own."""
+    """Return requests under way for which the engine owes a step.
+
+    One that waits for its grammar alone is owed none: its compilation has bounds of its own.
+    """
     under_way = work(load)
     return None if under_way is None else max(0, under_way - (load.compiling or 0))
 
 
 def _progress(load: SampleLoad) -> tuple[int, ...] | None:
-    """The counters that move with work that is done. Accepted requests are no progress."""
+    """Return the counters that move with work that is done. Accepted requests are no progress."""
     if load.steps_total is not None:
         return (load.steps_total,)
     tokens = (load.generation_tokens_total, load.prompt_tokens_total)

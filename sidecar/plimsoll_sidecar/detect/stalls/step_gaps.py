@@ -32,7 +32,9 @@ class StepGaps:
         self.served_s = 0.0
 
     def add(self, seconds: float, demand: Demand, steps: int = 1, computed: bool = False) -> None:
-        """A pause that ended in progress: in the last of ``steps``, none of which took longer.
+        """Take in a pause that ended in progress.
+
+        It was in the last of ``steps``, none of which took longer.
 
         One in which the engine ``computed`` is a compilation or the like: it says nothing of how
         long the engine is silent without it.
@@ -62,8 +64,11 @@ class StepGaps:
         return self._total >= MIN_GAPS
 
     def chance(self, seconds: float) -> float:
-        """How likely a pause of this length is by the rate of the steps so far: the predictive
-        distribution of an exponential model whose rate was learnt from them alone (Lomax)."""
+        """Return how likely a pause of this length is by the rate of the steps so far.
+
+        It is the predictive distribution of an exponential model whose rate was learnt from them
+        alone (Lomax).
+        """
         if self.served_s <= 0.0:
             return 1.0
         return math.exp(-self.steps * math.log1p(seconds / self.served_s))

@@ -19,7 +19,7 @@ from plimsoll_sidecar.govern.state import SLOT_RETRY_S
 
 
 def finished(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
-    """The command of an incident came back."""
+    """Take in the answer to an incident's command."""
     for step in incident.timeline:
         if step.operation_id == command.operation_id:
             step.outcome, step.message = StepOutcome(result.outcome.value), result.message
@@ -48,8 +48,11 @@ def finished(context: TurnContext, incident: Incident, command: Command, result:
 def slot_answered(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Takes note of a try to get the slot. One that is refused for the same reason as the one
-    before it leaves no trace of its own: it may wait for half an hour."""
+    """Take note of a try to get the slot.
+
+    One that is refused for the same reason as the one before it leaves no trace of its own: it may
+    wait for half an hour.
+    """
     incident.retry_at = context.now + SLOT_RETRY_S
     if len({_said(step) for step in incident.timeline[-2:]}) == len(incident.timeline[-2:]):
         context.tell(EventType.ADVANCED, incident)
@@ -62,8 +65,10 @@ def slot_answered(
 
 
 def disrupted(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
-    """Go on after a drain or restart: verify if the epoch changed or it succeeded, else
-    escalate."""
+    """Go on after a drain or restart.
+
+    Verify if the epoch changed or it succeeded, else escalate.
+    """
     if incident.phase is IncidentPhase.VERIFYING:
         return
     if context.state.epoch != command.epoch:
@@ -88,7 +93,7 @@ def disrupted(context: TurnContext, incident: Incident, command: Command, result
 
 
 def renewed(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
-    """The engine is in a new epoch that this incident's own command did not bring."""
+    """Take in a new epoch that this incident's own command did not bring."""
     if incident.phase is IncidentPhase.VERIFYING and incident.fenced_epoch == ended_epoch:
         return
     for step in filter(measured_later, incident.timeline):

@@ -40,8 +40,10 @@ def why_not(context: TurnContext, action: Action, incident: Incident) -> str | N
 
 
 def next_rung(context: TurnContext, incident: Incident) -> Action | None:
-    """The lightest disruptive action that the policy allows and that was not tried; None if none is
-    left."""
+    """Return the lightest disruptive action that the policy allows and that was not tried.
+
+    None if none is left.
+    """
     return ladder.next_disruptive(
         incident.kind,
         _owner(incident),
@@ -54,7 +56,7 @@ def next_rung(context: TurnContext, incident: Incident) -> Action | None:
 
 
 def due(context: TurnContext, incident: Incident) -> bool:
-    """The budget is spent, or will be before a careful drain could end."""
+    """Return whether the budget is spent, or will be before a careful drain could end."""
     if incident.kind is IncidentKind.STALL:
         return True
     suspicion = context.suspicions.get(incident.kind)
@@ -74,9 +76,11 @@ def restart_budget_spent(context: TurnContext) -> bool:
 
 
 def disturbed(context: TurnContext, incident: Incident) -> bool:
-    """Whether another incident's restart is under way. It is over with the new epoch: what is
-    left of it only looks. A pod that waits to be replaced may be helped meanwhile, for its
-    operator can be away."""
+    """Whether another incident's restart is under way.
+
+    It is over with the new epoch: what is left of it only looks. A pod that waits to be replaced
+    may be helped meanwhile, for its operator can be away.
+    """
     return any(
         other is not incident
         and other.phase in DISRUPTING
@@ -96,13 +100,16 @@ def patience_s(context: TurnContext, incident: Incident) -> float:
 
 
 def engine_starts(context: TurnContext, incident: Incident) -> bool:
-    """An engine that starts is not restarted for its memory: it would never get further."""
+    """Return whether the engine starts: one that does is not restarted for its memory.
+
+    It would never get further.
+    """
     starting = (EngineState.STARTING, EngineState.WARMING)
     return incident.kind is not IncidentKind.STALL and context.engine.state in starting
 
 
 def _owner(incident: Incident) -> str | None:
-    """The role of the process that holds the memory, or the segment where none does."""
+    """Return the role of the process that holds the memory, or the segment where none does."""
     attribution = incident.attribution
     orphaned = attribution.segment == Segment.SHARED_ORPHAN
     return attribution.segment if orphaned else attribution.process

@@ -40,8 +40,10 @@ class TurnContext:
         self.suspicions: dict[IncidentKind, Suspicion] = {}
 
     def tell(self, what: EventType, incident: Incident, action: Action | None = None) -> None:
-        """Record an event of this turn, which also makes the journal write; an incident advances
-        once a turn."""
+        """Record an event of this turn, which also makes the journal write.
+
+        An incident advances once a turn.
+        """
         self.turn.changed = True
         if what is EventType.ADVANCED and any(
             event.incident is incident and event.type is what for event in self.turn.events
@@ -93,12 +95,12 @@ class TurnContext:
 
     @staticmethod
     def _diagnosed(incident: Incident) -> str | None:
-        """The process to look into; one of another pod is out of reach."""
+        """Return the process to look into; one of another pod is out of reach."""
         seen = incident.attribution
         return seen.process if seen.pod is None else None
 
     def step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
-        """A line of the timeline at this turn's time."""
+        """Return a line of the timeline at this turn's time."""
         return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
 
     @property

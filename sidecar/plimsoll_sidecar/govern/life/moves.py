@@ -18,7 +18,7 @@ WITHIN_BUDGET = "no restart until the leak budget is spent or a drain would outl
 
 
 def confirm(context: TurnContext, incident: Incident) -> None:
-    """The growth is a leak: from now on the ladder may act on it."""
+    """Call the growth a leak: from now on the ladder may act on it."""
     incident.confirmed_at = context.now
     context.enter(incident, IncidentPhase.CONFIRMED)
     context.tell(EventType.CONFIRMED, incident)
@@ -42,8 +42,10 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
-    """Try the same rung again after a refusal; after ``MAX_REFUSALS`` the incident ends as
-    unresolved."""
+    """Try the same rung again after a refusal.
+
+    After ``MAX_REFUSALS`` the incident ends as unresolved.
+    """
     incident.refusals += 1
     incident.rung = None
     if incident.refusals >= MAX_REFUSALS:
@@ -53,14 +55,16 @@ def return_to_confirmed(context: TurnContext, incident: Incident, message: str) 
 
 
 def stop_restarting(context: TurnContext, incident: Incident) -> None:
-    """The restart budget is spent: end the incident, and restart nothing until a person resets
-    it."""
+    """End the incident: the restart budget is spent.
+
+    Nothing is restarted until a person resets it.
+    """
     context.state.exhausted = True
     context.end(incident, IncidentPhase.UNRESOLVED, Reason.RESTART_BUDGET_EXHAUSTED, EXHAUSTED)
 
 
 def ended_as_gone(context: TurnContext, incident: Incident) -> bool:
-    """Ends an incident whose suspicion stayed away for a round."""
+    """End an incident whose suspicion stayed away for a round."""
     if incident.escalated or incident.missed < ROUND:
         return False
     returned = max(0, incident.growth_at_trim - context.growth(incident))
@@ -123,7 +127,7 @@ def hold_within_budget(context: TurnContext, incident: Incident) -> None:
 
 
 def release_slot(context: TurnContext) -> None:
-    """Gives back the slot that the state says is held."""
+    """Give back the slot that the state says is held."""
     holder = context.state.slot_holder
     assert holder is not None
     context.state.pending = context.turn.command = Command(
@@ -136,7 +140,10 @@ def release_slot(context: TurnContext) -> None:
 
 
 def give_up_trim(context: TurnContext) -> None:
-    """A trim of an engine that hangs never ends, and a stall's restart does not wait for it."""
+    """Give up a trim of an engine that hangs, which never ends.
+
+    A stall's restart does not wait for it.
+    """
     pending = context.state.pending
     if pending is None or pending.verb is not Verb.TRIM:
         return
@@ -149,7 +156,7 @@ def give_up_trim(context: TurnContext) -> None:
 
 
 def judge_trim(context: TurnContext, incident: Incident) -> None:
-    """A trim did what memory shows a round later, whatever the engine answered."""
+    """Judge a trim by what memory shows a round later, whatever the engine answered."""
     step = next((s for s in incident.timeline if measured_later(s)), None)
     if step is None:
         return

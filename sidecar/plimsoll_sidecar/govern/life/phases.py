@@ -79,8 +79,10 @@ def ended(context: TurnContext, incident: Incident) -> None:
 
 
 def watch(context: TurnContext, incident: Incident) -> None:
-    """Suspected: save diagnostics, then trim if that may help, until growth is confirmed or
-    gone."""
+    """Suspected: save diagnostics, then trim if that may help.
+
+    Until growth is confirmed or gone.
+    """
     if ended_as_gone(context, incident) or incident.seen < ROUND:
         return
     if incident.kind is IncidentKind.STALL:
@@ -169,7 +171,7 @@ def awaiting_slot(context: TurnContext, incident: Incident) -> None:
 
 
 def begin_rung(context: TurnContext, incident: Incident) -> None:
-    """The first disruptive command of a rung; the restart is counted before it is sent."""
+    """Send the first disruptive command of a rung; count the restart before it is sent."""
     assert incident.rung is not None
     assert context.state.epoch is not None
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
@@ -210,7 +212,7 @@ def begin_rung(context: TurnContext, incident: Incident) -> None:
 
 
 def replacing(context: TurnContext, incident: Incident) -> None:
-    """The request stands in the incident; the operator may be away, so that it only waits.
+    """Wait for the request that stands in the incident; the operator may be away.
 
     A slot is not kept for longer than others would wait for it: the disruption budget of the
     eviction holds all the same.

@@ -21,8 +21,10 @@ from plimsoll_sidecar.govern.state import (
 
 
 class Verdict(Enum):
-    """What a restart achieved. ``PARTLY``: some memory came back; ``USELESS``: too little, or no
-    healthy engine in time."""
+    """What a restart achieved.
+
+    ``PARTLY``: some memory came back; ``USELESS``: too little, or no healthy engine in time.
+    """
 
     WAIT = auto()
     CURED = auto()
@@ -64,8 +66,10 @@ def verdict(
 
 
 def _noise(incident: Incident, starts: Starts) -> float:
-    """By how much two starts of the same engine may differ, in bytes. A new worker beside the same
-    frontend is compared with itself, and differs by less."""
+    """By how much two starts of the same engine may differ, in bytes.
+
+    A new worker beside the same frontend is compared with itself, and differs by less.
+    """
     if incident.rung is Action.WORKER_RESTART or incident.baseline_bytes is None:
         return 0.0
     return starts.noise(incident.kind, incident.baseline_bytes)

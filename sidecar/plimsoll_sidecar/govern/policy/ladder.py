@@ -75,7 +75,7 @@ def next_disruptive(
     sweeps: bool = False,
     pod: str | None = None,
 ) -> Action | None:
-    """The lightest disruptive action that is allowed and was not tried yet."""
+    """Return the lightest disruptive action that is allowed and was not tried yet."""
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if action in tried:
             continue

@@ -22,14 +22,16 @@ class Restart(msgspec.Struct, omit_defaults=True):
 
 
 class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One replica's count as it is kept outside of its journal: Unix seconds of its restarts,
-    oldest first, and whether the hard stop holds."""
+    """One replica's count as it is kept outside of its journal.
+
+    Unix seconds of its restarts, oldest first, and whether the hard stop holds.
+    """
 
     at: tuple[float, ...] = ()
     exhausted: bool = False
 
     def within(self, window_s: float, now: float) -> tuple[float, ...]:
-        """The restarts that still count."""
+        """Return the restarts that still count."""
         return tuple(at for at in self.at if now - at < window_s)
 
     def joined(self, other: ReplicaRestarts) -> ReplicaRestarts:
@@ -55,7 +57,7 @@ def remaining(restarts: list[Restart], policy: RestartBudget, now: float) -> int
 
 
 def record(restarts: list[Restart], restart: Restart, policy: RestartBudget) -> None:
-    """Adds an entry, once for each epoch that ended, and forgets those outside the window."""
+    """Add an entry, once for each epoch that ended, and forget those outside the window."""
     if any(known.epoch == restart.epoch for known in restarts):
         return
     restarts.append(restart)
@@ -63,5 +65,5 @@ def record(restarts: list[Restart], restart: Restart, policy: RestartBudget) -> 
 
 
 def withdraw(restarts: list[Restart], epoch: str) -> None:
-    """Takes back the entry of an epoch whose restart was refused before it began."""
+    """Take back the entry of an epoch whose restart was refused before it began."""
     restarts[:] = [known for known in restarts if known.epoch != epoch]

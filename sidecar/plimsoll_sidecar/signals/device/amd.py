@@ -23,7 +23,7 @@ class AmdExporter(Exporter):
     METRICS = tuple(prefix + name for prefix in ("", PREFIX) for name in (USED, TOTAL))
 
     def memory(self, uuid: str) -> DeviceBytes | None:
-        """Used and total bytes; None where the page does not have both for the device."""
+        """Return used and total bytes; None where the page does not have both for the device."""
         found: dict[str, float] = {}
         for row in self._page.rows():
             if _device(row.labels) == uuid:
@@ -35,7 +35,7 @@ class AmdExporter(Exporter):
         return DeviceBytes(used=int(used * MIB), total=int(total * MIB))
 
     def assigned(self) -> list[str]:
-        """The devices that the page says are the pod's."""
+        """Return the devices that the page says are the pod's."""
         if self._pod is None:
             return []
         mine = [row for row in self._page.rows() if self._pod.owns(row.labels)]

@@ -23,7 +23,7 @@ class Dcgm(Exporter):
     METRICS = USED, FREE, RESERVED
 
     def memory(self, uuid: str) -> DeviceBytes | None:
-        """Used and total bytes; None where the page does not have both for the device."""
+        """Return used and total bytes; None where the page does not have both for the device."""
         found: dict[str, float] = {}
         for row in self._page.rows():
             if _device(row.labels) == _plain(uuid):
@@ -36,7 +36,7 @@ class Dcgm(Exporter):
         return DeviceBytes(used=int(used * MIB), total=int(whole * MIB))
 
     def assigned(self) -> list[str]:
-        """The devices that the page says are the pod's; empty where it names no pods."""
+        """Return the devices that the page says are the pod's; empty where it names no pods."""
         if self._pod is None:
             return []
         mine = [r for r in self._page.rows() if r.metric == USED and self._pod.owns(r.labels)]

@@ -31,13 +31,15 @@ class Pod:
 
     @classmethod
     def of_environment(cls, container: str = "") -> Pod | None:
-        """The pod that this process runs in; None outside of one."""
+        """Return the pod that this process runs in; None outside of one."""
         name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
         return cls(namespace, name, container) if name and namespace else None
 
     def owns(self, labels: dict[str, str]) -> bool:
-        """Whether a row is about this pod: its labels name the pod, the namespace and, if any, the
-        container."""
+        """Return whether a row is about this pod.
+
+        Its labels name the pod, the namespace and, if any, the container.
+        """
         if not self.name or labels.get("pod") != self.name:
             return False
         if labels.get("namespace") != self.namespace:
@@ -55,8 +57,10 @@ class Row:
 
 
 class Page:
-    """``names`` are the metrics that are read. A page that cannot be read has no rows: ``error``
-    then says why, for people."""
+    """``names`` are the metrics that are read.
+
+    A page that cannot be read has no rows: ``error`` then says why, for people.
+    """
 
     def __init__(
         self, url: str, names: Iterable[str], clock: Callable[[], float] = time.monotonic
@@ -69,7 +73,7 @@ class Page:
         self.error: str | None = None
 
     def rows(self) -> list[Row]:
-        """The newest samples, asked for once in :data:`SCRAPE_S`."""
+        """Return the newest samples, asked for once in :data:`SCRAPE_S`."""
         now = self._clock()
         if now >= self._next:
             self._next = now + SCRAPE_S
@@ -101,7 +105,7 @@ class Page:
 
 
 def node_url(port: str | None) -> str | None:
-    """The address of the pod's node at ``port``; None where either is unknown."""
+    """Return the address of the pod's node at ``port``; None where either is unknown."""
     host = os.environ.get(NODE_IP)
     if not host or not port:
         return None
@@ -109,8 +113,11 @@ def node_url(port: str | None) -> str | None:
 
 
 class Exporter:
-    """An exporter of device memory on the pod's node. A page that cannot be read leaves all
-    devices unknown. ``pod`` is the pod whose devices are wanted, None for no pod."""
+    """An exporter of device memory on the pod's node.
+
+    A page that cannot be read leaves all devices unknown. ``pod`` is the pod whose devices are
+    wanted, None for no pod.
+    """
 
     PORT: ClassVar[str]
     """Environment variable with the exporter's port."""

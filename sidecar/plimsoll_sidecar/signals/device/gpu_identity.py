@@ -34,8 +34,10 @@ class GpuIdentity:
         self._found: list[str] = []
 
     def devices(self, main: int, pids: Iterable[int]) -> list[DeviceMemory]:
-        """By UUID, their memory unknown; empty where none can be named yet. ``main`` is the process
-        with the container's environment, ``pids`` are all of the engine's."""
+        """By UUID, their memory unknown; empty where none can be named yet.
+
+        ``main`` is the process with the container's environment, ``pids`` are all of the engine's.
+        """
         now = self._clock()
         if now >= self._next:
             names = _named(main) or nvidia_files.devices(pids, self._proc)
@@ -45,6 +47,6 @@ class GpuIdentity:
 
 
 def _named(main: int) -> list[str]:
-    """What the device plugin's variable names; empty for ``all``, ``void`` and none."""
+    """Return what the device plugin's variable names; empty for ``all``, ``void`` and none."""
     names = (environment(main, VARIABLE) or "").split(",")
     return names if all(name.startswith(("GPU-", "MIG-")) for name in names) else []

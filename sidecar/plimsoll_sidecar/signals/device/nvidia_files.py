@@ -26,8 +26,11 @@ FRONTEND_MAJOR = 195
 
 
 def devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
-    """The devices that these processes have open: ``GPU-…``, and for a slice ``MIG-GPU-…/GI/CI``
-    (GPU instance, compute instance). Empty where there are none, or none can be seen."""
+    """Return the devices that these processes have open.
+
+    ``GPU-…``, and for a slice ``MIG-GPU-…/GI/CI`` (GPU instance, compute instance). Empty where
+    there are none, or none can be seen.
+    """
     majors = _majors(proc)
     frontends = {major for major, name in majors.items() if name in FRONTENDS} or {FRONTEND_MAJOR}
     caps = {major for major, name in majors.items() if name == CAPABILITIES}

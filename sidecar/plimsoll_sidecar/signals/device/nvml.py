@@ -12,7 +12,7 @@ from plimsoll_sidecar.signals.device.sources import DeviceBytes
 
 
 def describe() -> str:
-    """What NVML says in this container, for people: its driver, or why there is none."""
+    """Return what NVML says in this container, for people: its driver, or why there is none."""
     nvml = Nvml()
     if not nvml._load():
         return str(nvml.error)
@@ -33,7 +33,7 @@ class Nvml:
         self._handles: dict[str, Any] = {}
 
     def memory(self, uuid: str) -> DeviceBytes | None:
-        """Used and total bytes of the whole device ``uuid`` (``GPU-…`` or ``MIG-…``)."""
+        """Return used and total bytes of the whole device ``uuid`` (``GPU-…`` or ``MIG-…``)."""
         if not self._load():
             return None
         try:

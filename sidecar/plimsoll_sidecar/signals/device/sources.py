@@ -33,7 +33,7 @@ class Assigns(Protocol):
     """A source that also knows which devices the pod has."""
 
     def assigned(self) -> list[str]:
-        """The devices that were given to this pod, in the words that ``memory`` takes."""
+        """Return the devices that were given to this pod, in the words that ``memory`` takes."""
 
 
 NOT_ASKED = {
@@ -51,7 +51,7 @@ def outside(
 
 
 def assigned(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
-    """What the first exporter that names pods says was given to this one."""
+    """Return what the first exporter that names pods says was given to this one."""
     for source in sources:
         names = source.assigned() if isinstance(source, Assigns) else []
         if names:
@@ -62,8 +62,10 @@ def assigned(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
 def reasons(
     sources: Mapping[str, DeviceSource], in_use: str | None, devices: list[str]
 ) -> list[str]:
-    """Why each source that is not in use tells nothing. ``devices`` are the engine's, as far as
-    they could be named."""
+    """Why each source that is not in use tells nothing.
+
+    ``devices`` are the engine's, as far as they could be named.
+    """
     found: list[str] = []
     if not devices and in_use is None:
         found.append("no variable, open file or exporter names a device of the engine")

@@ -129,8 +129,10 @@ def ledger(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
 
 
 def devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
-    """``known`` with torch's figures, summed over the processes that use a device; the devices that
-    the reports name where none is known."""
+    """Return ``known`` with torch's figures, summed over the processes that use a device.
+
+    The devices that the reports name where none is known.
+    """
     sums: dict[str | int, TorchDevice] = {}
     for report in reports:
         for one in report.devices:

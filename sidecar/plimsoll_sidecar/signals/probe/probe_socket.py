@@ -46,8 +46,10 @@ class Exchange:
         return True
 
     def collect(self, waited: Iterable[int], timeout_s: float) -> dict[int, bytes]:
-        """The answers that are complete by now, by process; empty for one that failed. Waits for
-        those of ``waited``, ``timeout_s`` at most."""
+        """Return the answers that are complete by now, by process; empty for one that failed.
+
+        Waits for those of ``waited``, ``timeout_s`` at most.
+        """
         deadline = time.monotonic() + timeout_s
         found: dict[int, bytes] = {}
         with selectors.DefaultSelector() as selector:
@@ -85,7 +87,7 @@ class Exchange:
 def ask_all(
     folder: Path, pids: Iterable[int], request: bytes, timeout_s: float, limit: int = REPORT_BYTES
 ) -> dict[int, bytes]:
-    """The whole answers that came in time, by process; whoever failed is absent.
+    """Return the whole answers that came in time, by process; whoever failed is absent.
 
     Never raises for what a peer does. It takes ``timeout_s`` at most, however many are asked.
     """
@@ -98,7 +100,7 @@ def ask_all(
 
 
 def _connect(path: Path, pid: int) -> socket.socket | None:
-    """A connection to what ``pid`` itself listens on; None where there is none."""
+    """Return a connection to what ``pid`` itself listens on; None where there is none."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Not blocking: a full queue is EAGAIN, and nobody waits.
@@ -115,7 +117,7 @@ def _connect(path: Path, pid: int) -> socket.socket | None:
 
 
 def _send(peer: socket.socket, request: bytes) -> bool:
-    """A request is a few bytes: a socket that does not take them at once is not to be used."""
+    """Send a request, a few bytes: a socket that does not take them at once is not used."""
     try:
         if peer.send(request) == len(request):
             return True
@@ -126,7 +128,10 @@ def _send(peer: socket.socket, request: bytes) -> bool:
 
 
 def _read(peer: socket.socket, data: bytearray, limit: int) -> bool | None:
-    """True at the end of a whole answer, False where it failed, None where more is to come."""
+    """Read on: True at the end of a whole answer, False where it failed, None before.
+
+    None says that more is to come.
+    """
     try:
         piece = peer.recv(PIECE)
     except BlockingIOError:

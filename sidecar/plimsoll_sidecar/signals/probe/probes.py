@@ -42,8 +42,11 @@ REPORT = b'{"do":"report"}\n'
 
 @dataclass
 class _Known:
-    """``at`` is when ``report`` was made; no report is None. Not asked before ``next``. An answer
-    is due since ``asked``, None where none is; ``prompt`` says that the last one came at once."""
+    """``at`` is when ``report`` was made; no report is None.
+
+    Not asked before ``next``. An answer is due since ``asked``, None where none is; ``prompt`` says
+    that the last one came at once.
+    """
 
     report: Report | None = None
     at: float = 0.0
@@ -63,16 +66,20 @@ class _Trim(msgspec.Struct):
 
 
 class Trimmed(msgspec.Struct, frozen=True):
-    """How many processes trimmed themselves, and the bytes that torch gave back on their devices;
-    None where it was not asked to, or is not in use."""
+    """How many processes trimmed themselves, and the bytes that torch gave back.
+
+    They are of their devices; None where it was not asked to, or is not in use.
+    """
 
     processes: int
     device: int | None = None
 
 
 class Probes:
-    """``folder`` holds the sockets; without one nothing is asked. :meth:`complete` belongs to one
-    thread at a time; the other calls may come from another."""
+    """``folder`` holds the sockets; without one nothing is asked.
+
+    :meth:`complete` belongs to one thread at a time; the other calls may come from another.
+    """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
@@ -82,13 +89,15 @@ class Probes:
 
     @classmethod
     def from_environment(cls) -> Probes:
-        """The probes of the pod's shared directory; none where the variable is not set."""
+        """Return the probes of the pod's shared directory; none where the variable is not set."""
         folder = os.environ.get(PROBE_DIR_ENV)
         return cls(Path(folder) if folder else None)
 
     def complete(self, status: Status) -> Status:
-        """``status`` with what the probes of its processes and their descendants say; as it is
-        where none answers."""
+        """Return ``status`` with what the probes of its processes and their descendants say.
+
+        As it is where none answers.
+        """
         if self._folder is None:
             return status
         family = _family(status.processes)
@@ -155,7 +164,7 @@ class Probes:
         return known.prompt
 
     def _take(self, process: ProcessId, known: _Known, answer: bytes | None, now: float) -> None:
-        """What came of the request that is under way; ``answer`` is None while nothing did."""
+        """Take in what came of the request under way; ``answer`` is None while nothing did."""
         assert known.asked is not None
         if answer is None:
             known.prompt = False
@@ -179,7 +188,7 @@ class Probes:
         return self._folder
 
     def texts(self, kind: Diagnostic) -> dict[int, bytes]:
-        """The text of every process that answers."""
+        """Return the text of every process that answers."""
         if kind is Diagnostic.TRACEMALLOC:
             return self._traced()
         return self._texts({"do": kind.value}, STACKS_S if kind is Diagnostic.STACKS else TEXT_S)
@@ -205,7 +214,7 @@ class Probes:
         return found
 
     def trim(self, idle: bool) -> Trimmed | None:
-        """What the probes gave back; None where none did anything."""
+        """Return what the probes gave back; None where none did anything."""
         done, device = 0, None
         for answer in self._ask({"do": "trim", "idle": idle}, TRIM_S).values():
             try:
@@ -228,7 +237,7 @@ class Probes:
 
 
 def _family(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
-    """The living ones of ``processes``, and their descendants, which nobody named yet."""
+    """Return the living ones of ``processes``, and their descendants, which nobody named yet."""
     found: dict[ProcessId, ProcessMemory] = {}
     waiting = list(processes)
     seen = {process.pid for process in waiting}

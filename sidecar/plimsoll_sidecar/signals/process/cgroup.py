@@ -19,8 +19,10 @@ UNLIMITED = 1 << 60
 
 
 class CgroupMemory(msgspec.Struct, frozen=True):
-    """Bytes; ``oom_kills`` counts processes that the kernel killed in the group, ``ooms`` how often
-    it ran out of memory, ``throttled`` how often it was held back above ``memory.high``.
+    """Memory of a control group, in bytes.
+
+    ``oom_kills`` counts processes that the kernel killed in the group, ``ooms`` how often it ran
+    out of memory, ``throttled`` how often it was held back above ``memory.high``.
 
     ``stalled_some_s`` and ``stalled_full_s`` are its pressure stall information: how long some or
     all of its tasks waited for memory, since the group began. Version 1 has none of these three.
@@ -52,7 +54,7 @@ class Cgroup:
 
     @classmethod
     def of(cls, pid: int) -> Cgroup | None:
-        """The group of ``pid``, None where it cannot be found or is the supervisor's own."""
+        """Return the group of ``pid``, None where it cannot be found or is the supervisor's own."""
         theirs, ours = membership(pid), membership(os.getpid())
         if theirs is None:
             return None
@@ -68,12 +70,12 @@ class Cgroup:
         return group if group.read().current is not None else None
 
     def read(self) -> CgroupMemory:
-        """The group's files at this instant; what cannot be read is None."""
+        """Return the group's files at this instant; what cannot be read is None."""
         return _version1(self.folder) if self.version == 1 else _version2(self.folder)
 
 
 def membership(pid: int) -> tuple[int, str] | None:
-    """The version of the memory controller and the path of the process's group in it."""
+    """Return the version of the memory controller and the path of the process's group in it."""
     try:
         lines = os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()).split("\n")
     except OSError:
@@ -143,7 +145,7 @@ def _number(path: Path) -> int | None:
 
 
 def _less(whole: int | None, part: int | None) -> int | None:
-    """A difference of two files that are not read at the same instant is never negative."""
+    """Return a difference, never negative: the two files are not read at the same instant."""
     return None if whole is None or part is None else max(0, whole - part)
 
 

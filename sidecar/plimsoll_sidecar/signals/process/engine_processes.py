@@ -50,9 +50,11 @@ class NoEngine(Exception):
 
 
 class Members(msgspec.Struct, frozen=True):
-    """One engine's processes. ``main`` is the one that the others end with, None where it has
-    ended and left them; ``helpers`` are those that it started. ``container`` is None outside of
-    containers."""
+    """One engine's processes.
+
+    ``main`` is the one that the others end with, None where it has ended and left them; ``helpers``
+    are those that it started. ``container`` is None outside of containers.
+    """
 
     main: ProcessId | None
     everyone: tuple[ProcessId, ...]
@@ -61,8 +63,11 @@ class Members(msgspec.Struct, frozen=True):
 
 
 class EngineFinder:
-    """Finds the engine's processes. What was found once is remembered, so that processes which
-    outlive their engine are known as its own, and are not taken for the next."""
+    """Finds the engine's processes.
+
+    What was found once is remembered, so that processes which outlive their engine are known as its
+    own, and are not taken for the next.
+    """
 
     def __init__(self, port: int, kind: EngineType, container: str = "") -> None:
         self._port, self._kind, self._name = port, kind, container
@@ -70,7 +75,7 @@ class EngineFinder:
         self._marked = False
 
     def find(self) -> Members:
-        """The engine's living processes; :class:`NoEngine` where there is none."""
+        """Return the engine's living processes; :class:`NoEngine` where there is none."""
         tree = parents()
         mine = container_of(os.getpid()) or Container("", None)
         candidates = set(tree) - {1, *ancestors(os.getpid(), tree)}
@@ -102,7 +107,7 @@ class EngineFinder:
         return Members(main, tuple(self._known), container, helpers)
 
     def _signs(self, candidates: set[int], mine: Container) -> set[int]:
-        """The processes that say that they are the engine, by the best sign that there is."""
+        """Return the processes that say that they are the engine, by the best sign there is."""
         if self._name:
             marked = {
                 p
@@ -144,7 +149,7 @@ class EngineFinder:
         tree: dict[int, int],
         container: Container | None,
     ) -> ProcessId | None:
-        """The process to end first; None where only parts of an engine are left."""
+        """Return the process to end first; None where only parts of an engine are left."""
         known = next((p for p, is_main in self._known.items() if is_main), None)
         if known is not None and identities.get(known.pid) == known:
             return known
@@ -163,7 +168,7 @@ class EngineFinder:
 
     @staticmethod
     def _top(pid: int, within: set[int], tree: dict[int, int]) -> int:
-        """The outermost ancestor within the engine that is no shell."""
+        """Return the outermost ancestor within the engine that is no shell."""
         for ancestor in list(ancestors(pid, tree))[1:]:
             if ancestor not in within or command_name(ancestor) in WRAPPERS:
                 break

@@ -65,7 +65,7 @@ def _open(process: Path) -> int | None:
 
 
 def _limit(process: Path) -> int | None:
-    """The soft limit; None where there is none, or it cannot be read."""
+    """Return the soft limit; None where there is none, or it cannot be read."""
     try:
         lines = (process / "limits").read_text("ascii", "replace").splitlines()
         soft = next(line for line in lines if line.startswith(LIMIT)).removeprefix(LIMIT).split()[0]

@@ -19,7 +19,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this PID now; None where there is none, or only a zombie."""
+    """Return the process that has this PID now; None where there is none, or only a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name is in no certain encoding
     except OSError:
@@ -41,8 +41,11 @@ def send(
     number: int,
     allowed: Callable[[ProcessId], bool] = lambda process: True,
 ) -> None:
-    """Send a signal to this process and no other: its descriptor stays its own, whichever process
-    gets its PID. Raises ``ProcessLookupError`` where it has ended."""
+    """Send a signal to this process and no other.
+
+    Its descriptor stays its own, whichever process gets its PID. Raises ``ProcessLookupError``
+    where it has ended.
+    """
     descriptor = os.pidfd_open(process.pid)
     try:
         if identify(process.pid) == process and allowed(process):

@@ -28,8 +28,10 @@ class Container(NamedTuple):
     mounts: int | None
 
     def is_other_than(self, mine: Container) -> bool:
-        """Whether this is another container than ours. Two sessions of one machine have control
-        groups of their own, too, but the same mounts."""
+        """Whether this is another container than ours.
+
+        Two sessions of one machine have control groups of their own, too, but the same mounts.
+        """
         return self.cgroup != mine.cgroup and (self.mounts is None or self.mounts != mine.mounts)
 
     def holds(self, other: Container) -> bool:
@@ -39,7 +41,7 @@ class Container(NamedTuple):
 
 
 def container_of(pid: int) -> Container | None:
-    """The container of a process; None where there is no such process."""
+    """Return the container of a process; None where there is no such process."""
     group = membership(pid)
     if group is None:
         return None
@@ -61,7 +63,7 @@ def is_nested(pid: int) -> bool:
 
 
 def parents() -> dict[int, int]:
-    """The parent of every process that can be seen, from one look at ``/proc``."""
+    """Return the parent of every process that can be seen, from one look at ``/proc``."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -106,7 +108,10 @@ def descendants(pids: set[int], parents: Mapping[int, int]) -> set[int]:
 
 
 def command_line(pid: int) -> list[str]:
-    """The words that the process was started with, or what it made of them; empty where unknown."""
+    """Return the words that the process was started with; empty where unknown.
+
+    Or what it made of them.
+    """
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -115,7 +120,10 @@ def command_line(pid: int) -> list[str]:
 
 
 def environment(pid: int, name: str) -> str | None:
-    """A variable that the process was started with; None where it has none or may not be read."""
+    """Return a variable that the process was started with.
+
+    None where it has none or may not be read.
+    """
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -127,7 +135,7 @@ def environment(pid: int, name: str) -> str | None:
 
 
 def command_name(pid: int) -> str:
-    """The kernel's name of the process, at most 15 characters; empty where it has ended."""
+    """Return the kernel's name of the process, at most 15 characters; empty where it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

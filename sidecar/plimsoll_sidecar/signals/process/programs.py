@@ -17,14 +17,17 @@ from plimsoll_api.supervision import EngineType
 
 @dataclass(frozen=True)
 class Program:
-    """``scripts`` are its executables, ``modules`` what follows ``python -m``, ``titles`` begin the
+    """One kind of engine, by its processes.
+
+    ``scripts`` are its executables, ``modules`` what follows ``python -m``, ``titles`` begin the
     titles of the processes that are only parts of it, and ``port`` is where it serves unless an
     argument says otherwise.
 
     ``main`` is what it calls its main process, which has no title. ``names`` maps what follows
     ``PREFIX::`` in the other titles to the name of such a process; ranks are left out. ``steps``
     names the process that makes the steps, and ``runs`` those that may run the model: the first of
-    them that is there does."""
+    them that is there does.
+    """
 
     scripts: tuple[str, ...]
     modules: tuple[str, ...]
@@ -94,8 +97,10 @@ def is_engine(line: Sequence[str], kind: EngineType) -> bool:
 
 
 def is_part(line: Sequence[str], kind: EngineType) -> bool:
-    """Whether this is a helper process, which an engine has beside its main one. Python's resource
-    tracker is a helper of any."""
+    """Whether this is a helper process, which an engine has beside its main one.
+
+    Python's resource tracker is a helper of any.
+    """
     if any("multiprocessing.resource_tracker" in word for word in line[:5]):
         return True
     return has_title(line, kind)
@@ -108,7 +113,7 @@ def has_title(line: Sequence[str], kind: EngineType) -> bool:
 
 
 def name_of(line: Sequence[str], kind: EngineType) -> str | None:
-    """What the engine calls a helper process with this command line; None where it says nothing."""
+    """Return what the engine calls a helper process with this command line; None for nothing."""
     program = PROGRAMS.get(kind)
     _, separator, title = (line[0] if line else "").partition("::")
     if program is None or not separator:
@@ -119,7 +124,7 @@ def name_of(line: Sequence[str], kind: EngineType) -> str | None:
 def named(
     lines: Iterable[tuple[int, Sequence[str]]], main: int | None, kind: EngineType
 ) -> list[ProcessMemory]:
-    """An engine's processes by PID and command line, with their roles and names."""
+    """Return an engine's processes by PID and command line, with their roles and names."""
     program = PROGRAMS.get(kind)
     names = {pid: name_of(line, kind) for pid, line in lines}
     # Beside servers with a title of their own, the main process only starts and watches them.
@@ -148,8 +153,10 @@ def parts_of(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
 
 
 def may_serve(line: Sequence[str], port: int, otherwise: int | None) -> bool:
-    """Whether the command line asks for ``port``; ``otherwise`` is the port where it names none. A
-    port that is not a number, such as a variable's name, may be any."""
+    """Whether the command line asks for ``port``; ``otherwise`` is the port where it names none.
+
+    A port that is not a number, such as a variable's name, may be any.
+    """
     for at, word in enumerate(line):
         value = None
         if word == "--port" and at + 1 < len(line):
@@ -162,7 +169,9 @@ def may_serve(line: Sequence[str], port: int, otherwise: int | None) -> bool:
 
 
 def default_port(kind: EngineType) -> int | None:
-    """The port that an engine of this kind serves on without an option; None where it is
-    unknown."""
+    """Return the port that an engine of this kind serves on without an option.
+
+    None where it is unknown.
+    """
     program = PROGRAMS.get(kind)
     return program.port if program else None

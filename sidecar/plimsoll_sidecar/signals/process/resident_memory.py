@@ -50,7 +50,7 @@ class Processes:
         self._named: dict[ProcessId, ProcessMemory] = {}
 
     def name(self, processes: Iterable[ProcessMemory]) -> None:
-        """Takes over what the engine says. A PID of our own comes from another PID namespace."""
+        """Take over what the engine says. A PID of our own comes from another PID namespace."""
         own = _ancestors(os.getpid())
         named: dict[ProcessId, ProcessMemory] = {}
         for process in processes:
@@ -73,7 +73,7 @@ class Processes:
         return any(identify(p.pid) == p for p in frontends) if frontends else None
 
     def read(self) -> Host:
-        """Sums over all processes; everything unknown when one of them could not be read."""
+        """Sum over all processes; everything unknown when one of them could not be read."""
         living = self._living()
         if living is None:
             return Host()
@@ -98,12 +98,14 @@ class Processes:
         )
 
     def names(self) -> dict[int, str]:
-        """What the living processes are called, by PID; empty where not all of them are known."""
+        """Return what the living processes are called, by PID; empty where not all are known."""
         return {pid: process.label for pid, process in (self._living() or {}).items()}
 
     def helpers_cpu_s(self) -> float | None:
-        """Processor time of all but the frontend, with that of children that ended; of everything
-        where there is only the frontend. None where it cannot be read."""
+        """Return the processor time of all but the frontend, with that of ended children.
+
+        Of everything where there is only the frontend. None where it cannot be read.
+        """
         living = self._living()
         if living is None:
             return None
@@ -112,7 +114,7 @@ class Processes:
         return sum(s for s in spent if s is not None) if any(spent) else None
 
     def _living(self) -> dict[int, ProcessMemory] | None:
-        """The processes by PID; None where not all of them can be known."""
+        """Return the processes by PID; None where not all of them can be known."""
         named = {p.pid: one for p, one in self._named.items() if identify(p.pid) == p}
         found = dict(named)
         waiting = list(named)
@@ -129,7 +131,7 @@ class Processes:
 
 
 def resident(pid: int) -> Resident | None:
-    """The process's memory now; None where there is no such process, or only a zombie."""
+    """Return the process's memory now; None where there is no such process, or only a zombie."""
     values: dict[bytes, int] = {}
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
@@ -148,7 +150,7 @@ def resident(pid: int) -> Resident | None:
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """The sum, unknown if any part of it is."""
+    """Return the sum, unknown if any part of it is."""
     result = 0
     for size in sizes:
         if size is None:
@@ -167,8 +169,11 @@ def cpu_s(pid: int) -> float | None:
 
 
 def children(pid: int) -> list[int] | None:
-    """Direct children, those that any of the process's threads started. Empty where it has ended,
-    or the kernel does not say; None where its threads changed while they were read."""
+    """Direct children, those that any of the process's threads started.
+
+    Empty where it has ended, or the kernel does not say; None where its threads changed while they
+    were read.
+    """
     folder = f"/proc/{pid}/task"
     for _ in range(TRIES):
         found: list[int] = []

@@ -33,7 +33,7 @@ PY_SPY_S = 10.0
 
 
 def by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
-    """What each process wrote of its stacks, where its probe handles the signal."""
+    """Return what each process wrote of its stacks, where its probe handles the signal."""
     sent: dict[int, int] = {}
     for process in processes:
         size = _size(folder / f"{process.pid}.stacks")
@@ -50,7 +50,7 @@ def by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
 
 
 def by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
-    """What py-spy reads of each process; empty where it is not there or may not."""
+    """Return what py-spy reads of each process; empty where it is not there or may not."""
     program = shutil.which(PY_SPY)
     found: dict[int, bytes] = {}
     deadline = time.monotonic() + PY_SPY_S
@@ -70,7 +70,10 @@ def by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[bytes, int]:
-    """What a program says, at most 1 MiB of it, and its exit status. OSError is an answer, too."""
+    """Return what a program says, at most 1 MiB of it, and its exit status.
+
+    OSError is an answer, too.
+    """
     try:
         running = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -109,7 +112,10 @@ def _size(path: Path) -> int | None:
 
 
 def _read(path: Path, begin: int) -> bytes:
-    """What was appended since. The folder is the engine's: it may be a link or a pipe by now."""
+    """Return what was appended since.
+
+    The folder is the engine's: it may be a link or a pipe by now.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -17,7 +17,7 @@ LABELS = rb'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?'
 
 
 def reader(names: Iterable[str]) -> Callable[[bytes], dict[str, float]]:
-    """A function from a page to the sums of ``names`` over their label sets.
+    """Return a function from a page to the sums of ``names`` over their label sets.
 
     A name is a whole sample name: a histogram's count is named ``…_count``. What the page lacks is
     absent; a value that is no finite number, or none that a count or a size can have, makes its

@@ -1,5 +1,6 @@
-"""Connections of this network whose last word came from the client: requests that wait for the
-first byte of their answer.
+"""Connections of this network whose last word came from the client.
+
+They are requests that wait for the first byte of their answer.
 
 A connection that is only open says nothing: balancers keep them. The kernel knows when data last
 came in and went out on each socket (``tcp_info`` through sock_diag), for any process's sockets and
@@ -28,8 +29,10 @@ MAX_BYTES = 4 << 20
 
 
 def unanswered(port: int) -> int | None:
-    """How many wait at the local ``port`` for half a second or longer; None where the kernel does
-    not tell."""
+    """Return how many wait at the local ``port`` for half a second or longer.
+
+    None where the kernel does not tell.
+    """
     count = 0
     try:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -72,7 +75,7 @@ def _sockets(family: int, port: int) -> list[bytes]:
 
 
 def _take(data: bytes, port: int, found: list[bytes]) -> bool:
-    """Takes one datagram in; True at the end of the list."""
+    """Take one datagram in; True at the end of the list."""
     at = 0
     while at + 16 <= len(data):
         size, kind = struct.unpack_from("=IH", data, at)

@@ -29,8 +29,11 @@ MIN_AGE_S = 60.0
 
 
 class Orphaned(msgspec.Struct, frozen=True):
-    """Bytes; None is unknown. ``earlier`` is the part that was written before the engine's main
-    process started: it is charged to a container that has ended, not to the engine's own group."""
+    """Bytes; None is unknown.
+
+    ``earlier`` is the part that was written before the engine's main process started: it is charged
+    to a container that has ended, not to the engine's own group.
+    """
 
     bytes: int | None = None
     earlier: int | None = None
@@ -62,13 +65,18 @@ class OrphanedMemory:
 
     @classmethod
     def of_pod(cls) -> OrphanedMemory | None:
-        """Of the pod that this process runs in; None outside of one, or where ``/dev/shm`` is
-        the machine's."""
+        """Return that of the pod that this process runs in.
+
+        None outside of one, or where ``/dev/shm`` is the machine's.
+        """
         return cls() if is_pods_own() else None
 
     def read(self, pid: int | None) -> Orphaned:
-        """``pid`` is the engine's main process, None where none lives. Unknown until an engine was
-        seen: its processes must be visible for anything to be said of what they hold."""
+        """``pid`` is the engine's main process, None where none lives.
+
+        Unknown until an engine was seen: its processes must be visible for anything to be said of
+        what they hold.
+        """
         now = self._clock()
         engine = identify(pid) if pid is not None else None
         renewed = engine is not None and engine != self._engine
@@ -123,8 +131,10 @@ def is_pods_own() -> bool:
 
 
 def _same(root: Path, pid: int) -> bool:
-    """Whether the process sees the same tmpfs at ``/dev/shm``. One that may not be asked does not:
-    what it holds could not be read either."""
+    """Whether the process sees the same tmpfs at ``/dev/shm``.
+
+    One that may not be asked does not: what it holds could not be read either.
+    """
     try:
         return os.stat(f"/proc/{pid}/root{SHM}").st_dev == os.stat(root).st_dev
     except OSError:

@@ -39,8 +39,11 @@ class UnknownError(Exception):
 
 
 class SharedFile(msgspec.Struct, frozen=True):
-    """One file of a tmpfs. ``bytes`` are its blocks, swapped ones included; ``written_at`` is Unix
-    seconds. ``private`` says that no other user may open it."""
+    """One file of a tmpfs.
+
+    ``bytes`` are its blocks, swapped ones included; ``written_at`` is Unix seconds. ``private``
+    says that no other user may open it.
+    """
 
     path: str
     id: FileId
@@ -51,8 +54,11 @@ class SharedFile(msgspec.Struct, frozen=True):
 
 
 class Holders(msgspec.Struct, frozen=True):
-    """The files that living processes hold. ``strangers`` says that processes of other users, who
-    could open what is not private, cannot be read."""
+    """The files that living processes hold.
+
+    ``strangers`` says that processes of other users, who could open what is not private, cannot be
+    read.
+    """
 
     files: frozenset[FileId]
     strangers: bool
@@ -81,7 +87,7 @@ def files(root: Path) -> list[SharedFile]:
 
 
 def file_at(path: str) -> SharedFile | None:
-    """The regular file that has this name now; None where there is none."""
+    """Return the regular file that has this name now; None where there is none."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -210,7 +216,7 @@ def _opened(folder: Path, wanted: set[FileId]) -> set[FileId]:
 
 
 def _inode(folder: Path, name: str) -> int | None:
-    """The inode of an open file; None where the kernel, before 5.14, does not say."""
+    """Return the inode of an open file; None where the kernel, before 5.14, does not say."""
     for line in (folder / "fdinfo" / name).read_text().splitlines():
         if line.startswith("ino:"):
             return int(line.split()[1])
@@ -218,8 +224,10 @@ def _inode(folder: Path, name: str) -> int | None:
 
 
 def _stranger(folder: Path) -> int | None:
-    """The owner of a process that may not be read; None for the pod's sandbox, which opens nothing,
-    and for a process that has ended."""
+    """Return the owner of a process that may not be read.
+
+    None for the pod's sandbox, which opens nothing, and for a process that has ended.
+    """
     try:
         if folder.name == "1" and (folder / "comm").read_text().strip() == "pause":
             return None
