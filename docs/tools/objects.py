@@ -54,7 +54,7 @@ def wrong(
         if _WORD.match(word) and word not in _code():
             yield f"{path.name}: `{span}`: no part of ours knows this word"
         if _FIELD.match(word) and not _field(word):
-            yield f"{path.name}: `{span}`: an InferenceService has no such field"
+            yield f"{path.name}: `{span}`: neither an InferenceService nor a SupervisionPolicy has this field"
     for name in _DASHBOARD.findall(" ".join(text.split())):
         if not (ROOT / "dashboards" / f"{name}.json").is_file():
             yield f"{path.name}: there is no {name} dashboard"
@@ -115,15 +115,14 @@ def _code() -> str:
 
 
 def _field(name: str) -> bool:
-    """``supervision.mode`` is in the spec, whether or not the page says so."""
-    versions = generate.inference_service()["spec"]["versions"]
-    schema: Object = versions[0]["schema"]["openAPIV3Schema"]
+    """``supervision.mode`` is in the spec, whether or not the page says so. Some fields are those
+    of a SupervisionPolicy alone."""
     parts = name.split(".")
-    roots = [schema] if parts[0] in ("spec", "status") else [schema["properties"]["spec"]]
-    for root in roots:
-        node = root
-        for part in parts:
-            node = (node.get("properties") or {}).get(part)
-            if node is None:
-                return False
-    return True
+    return any(_in(kind(), parts) for kind in (generate.inference_service, generate.policy))
+
+
+def _in(definition: Object, parts: Sequence[str]) -> bool:
+    node: Object | None = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for part in parts if parts[0] in ("spec", "status") else ("spec", *parts):
+        node = ((node or {}).get("properties") or {}).get(part)
+    return node is not None
