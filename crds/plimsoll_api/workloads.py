@@ -29,7 +29,7 @@ RAY_API, RAY_KIND = "ray.io", "RayCluster"
 RAY_CLUSTER = "ray.io/cluster"
 RAY_NODE = "ray.io/node-type"
 
-_MAX_KIND, _MAX_OWNER = 63, 253
+_MAX_KIND, _MAX_NAME = 63, 253
 _BEHIND_REPLICA_SETS = (
     (TEMPLATE_HASH, APPS, "Deployment"),
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),
@@ -41,7 +41,7 @@ class WorkloadRef(msgspec.Struct, frozen=True):
     """The workload that owns a pod, such as a Deployment."""
 
     kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND)]
-    name: Annotated[str, msgspec.Meta(max_length=_MAX_OWNER)]
+    name: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.name}"
@@ -123,4 +123,4 @@ def replicas_in(text: str) -> list[tuple[str, ...]]:
 
 
 def _ref(kind: str, name: str) -> WorkloadRef:
-    return WorkloadRef(kind[:_MAX_KIND], name[:_MAX_OWNER])
+    return WorkloadRef(kind[:_MAX_KIND], name[:_MAX_NAME])

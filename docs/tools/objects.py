@@ -54,7 +54,7 @@ def wrong(
         if _WORD.match(word) and word not in _code():
             yield f"{path.name}: `{span}`: no part of ours knows this word"
         if _FIELD.match(word) and not _field(word):
-            yield f"{path.name}: `{span}`: neither an InferenceService nor a SupervisionPolicy has this field"
+            yield f"{path.name}: `{span}`: no resource of ours has this field"
     for name in _DASHBOARD.findall(" ".join(text.split())):
         if not (ROOT / "dashboards" / f"{name}.json").is_file():
             yield f"{path.name}: there is no {name} dashboard"
@@ -118,7 +118,8 @@ def _field(name: str) -> bool:
     """``supervision.mode`` is in the spec, whether or not the page says so. Some fields are those
     of a SupervisionPolicy alone."""
     parts = name.split(".")
-    return any(_in(kind(), parts) for kind in (generate.inference_service, generate.policy))
+    kinds = (generate.inference_service, generate.supervision_policy)
+    return any(_in(kind(), parts) for kind in kinds)
 
 
 def _in(definition: Object, parts: Sequence[str]) -> bool:

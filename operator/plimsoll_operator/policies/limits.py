@@ -11,7 +11,7 @@ from plimsoll_operator.status.conditions import Failure
 
 MAX_ACCOUNTS = 100
 """Accounts in one RoleBinding."""
-MAX_NAME = 320
+MAX_SHOWN = 320
 MAX_NAMED = 4
 """Pods, workloads and policies that a message names."""
 
@@ -48,7 +48,7 @@ def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]
 
 def name_of(ref: WorkloadRef | None) -> str:
     """The workload in a message. Whoever creates a pod may write any text as its owner's name."""
-    return clean(str(ref), MAX_NAME) if ref else "pods without an owner"
+    return clean(str(ref), MAX_SHOWN) if ref else "pods without an owner"
 
 
 def named(names: Sequence[str]) -> str:

@@ -79,6 +79,6 @@ def test_what_does_not_exist_is_found(tmp_path: Path, chart: list[dict[str, Any]
         "the chart has no Pod with app=x",
         "no pod of ours has a container main",
         "no part of ours knows this word",
-        "neither an InferenceService nor a SupervisionPolicy has this field",
+        "no resource of ours has this field",
         "page.md: there is no weather dashboard".removeprefix("page.md: "),
     ]
