@@ -100,8 +100,8 @@ class SuspectRevision(ResourceModel):
     replicas: int = Field(description="Number of replicas of this revision.")
     action: Literal["None", "Reported", "Held", "RolledBack"] = Field(
         description="What the operator did about the rollout. `Held` means that it "
-        "paused the rollout, `RolledBack` that it returned to the last good revision, "
-        "`Reported` and `None` that it changed nothing."
+        "paused the rollout, or asks a policy's workload for no restart. `RolledBack` means that "
+        "it returned to the last good revision, `Reported` and `None` that it changed nothing."
     )
     changed: Annotated[
         list[Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=16)

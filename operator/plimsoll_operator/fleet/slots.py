@@ -182,12 +182,17 @@ def holder(lease: Object) -> str:
 
 
 def _is_slot(lease: Object) -> bool:
-    """Whether it has the name of a slot: anybody may put our label on a Lease of their own."""
+    """Whether it has the name of a slot: anybody may put our label on a Lease of their own.
+
+    A policy's slot that is free and that no pod may take has no part in anything.
+    """
     key, name = key_of(lease), lease["metadata"]["name"]
     if key is None:
         return False
     if key.kind != POLICY_KIND:
         return name in key.slots(MAX_SLOTS)
+    if not holder(lease) and not _annotation(lease, SLOT_REPLICAS):
+        return False
     kind, _, workload = _annotation(lease, SLOT_WORKLOAD).partition("/")
     return name in slots_of(key.name, WorkloadRef(kind, workload) if kind else None, MAX_SLOTS)
 

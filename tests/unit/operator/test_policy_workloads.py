@@ -185,6 +185,19 @@ def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> Non
     assert turns(both, [asking("anybody")], 1).take == []
 
 
+def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
+    """The policy's own slot, which no pod may take, is nobody to share with."""
+    (vllm,) = grouped(pods(VLLM, "vllm-a"))
+    slots = list(leases(vllm, maxUnavailable=4).values())
+    for number, one in enumerate(slots):
+        one["metadata"]["uid"] = str(number)
+    assert len(slots) == 8
+    assert turns(slots, [asking("vllm-a")], 4).take == []
+    shut = next(one for one in slots if one["metadata"]["annotations"][SLOT_REPLICAS] == "")
+    shut["spec"] = {"holderIdentity": "plimsoll-operator"}
+    assert turns(slots, [asking("vllm-a")], 4).give == [shut], "what was shut is given back"
+
+
 def test_a_lease_that_only_looks_like_a_workloads_slot_counts_for_nobody() -> None:
     (vllm,) = grouped(pods(VLLM, "vllm-a"))
     forged = breaker_lease(vllm, "anybody")
