@@ -152,6 +152,29 @@ def _operator() -> list[dict[str, Any]]:
             dashboard="operator",
         ),
         _alert(
+            "PlimsollAdmissionFailing",
+            # The API server counts the reviews that the webhook did not answer at all.
+            'sum (increase(plimsoll_operator_admissions_total{result="failed"}[15m])) > 0\n'
+            "or sum (increase(apiserver_admission_webhook_fail_open_count\n"
+            '  {name=~".+[.]pods[.]plimsoll[.]dev"}[15m])) > 0',
+            "warning",
+            "Pods start without the supervisor that a SupervisionPolicy selects for them",
+            "The webhook failed or did not answer for {{ $value | humanize }} pods in 15 minutes."
+            " They get a supervisor when they are recreated.",
+            dashboard="operator",
+        ),
+        _alert(
+            "PlimsollWebhookCertificateExpiring",
+            "min by (secret) (plimsoll_operator_webhook_certificate_expiry_timestamp_seconds)"
+            " - time() < 604800",
+            "warning",
+            "The webhook's certificate expires soon: Secret {{ $labels.secret }}",
+            "It expires in {{ $value | humanizeDuration }} and was not renewed. After that, new"
+            " pods of SupervisionPolicies start without a supervisor.",
+            wait="15m",
+            dashboard="operator",
+        ),
+        _alert(
             "PlimsollSuspectRevision",
             "max by (inferenceservice, supervisionpolicy, workload)"
             " (plimsoll_operator_suspect_revisions) == 1",

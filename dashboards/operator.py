@@ -58,6 +58,12 @@ def operator() -> Dashboard:
         .with_panel(lines("Failures of background tasks", RATE, "Each task restarts after a delay.",
                           ("sum by (part) (rate(plimsoll_operator_part_failures_total"
                            "[$__rate_interval])) or vector(0)", "{{part}}")))
+        .with_panel(lines("Admission", RATE, "Pods that the webhook was asked about, by result.",
+                          ("sum by (result) (rate(plimsoll_operator_admissions_total"
+                           "[$__rate_interval])) or vector(0)", "{{result}}")))
+        .with_panel(lines("Webhook certificate", SECONDS, "Time until it expires.",
+                          ("min by (secret) (plimsoll_operator_webhook_certificate_expiry_timestamp"
+                           "_seconds) - time()", "{{secret}}")))
         .with_panel(lines("Last event by kind", SECONDS, "Time since the last event of each watch.",
                           ("max by (kind) (plimsoll_operator_watch_kind_age_seconds)", "{{kind}}")))
     )  # fmt: skip

@@ -86,7 +86,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             # Only here: its certificates need 9 MiB, and most operators have no webhook.
             from plimsoll_operator.admission.server import Admission
 
-            admission = Admission(api, config, config.webhook, leading.is_set, metrics.admitted)
+            admission = Admission(api, config, config.webhook, leading.is_set, metrics)
             _freeze()
             admission.start(background)
         if election:

@@ -58,9 +58,22 @@ class Metrics:
             registry=self.registry,
         )
 
-    def admitted(self, result: str) -> None:
-        """Called for each admission review."""
-        self._admissions.labels(result).inc()
+        self._certificate = Gauge(
+            f"{METRIC_PREFIX}webhook_certificate_expiry_timestamp_seconds",
+            "Time at which the webhook's certificate expires, by its Secret. Absent while the "
+            "webhook serves none.",
+            ("secret",),
+            registry=self.registry,
+        )
+
+    def admitted(self, result: str, count: int = 1) -> None:
+        """Called for each admission review; with 0 once for each result, so that the first one of
+        a kind is an increase."""
+        self._admissions.labels(result).inc(count)
+
+    def certificate(self, secret: str, expires_s: float) -> None:
+        """Called when the webhook serves a certificate; ``expires_s`` is Unix seconds."""
+        self._certificate.labels(secret).set(expires_s)
 
     def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
         """Called at the end of each reconcile."""

@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import kopf
 
 from plimsoll_operator.admission.configuration import Address
 from plimsoll_operator.admission.policies import Policies
-from plimsoll_operator.admission.review import Reviewer
+from plimsoll_operator.admission.review import RESULTS, Reviewer
 from plimsoll_operator.admission.upkeep import Upkeep
 from plimsoll_operator.config import Config, Webhook
 from plimsoll_operator.runtime.background import Background
@@ -28,6 +28,16 @@ NEVER_S = 10 * 365 * 86_400.0
 request finds the port closed."""
 
 
+class Tally(Protocol):
+    """What is counted of the webhook."""
+
+    def admitted(self, result: str, count: int = 1) -> None:
+        """``count`` reviews ended with ``result``."""
+
+    def certificate(self, secret: str, expires_s: float) -> None:
+        """The certificate of ``secret`` is served until ``expires_s``, Unix seconds."""
+
+
 class Admission:
     """``start`` it before the election; ``stop`` it at the end."""
 
@@ -37,12 +47,14 @@ class Admission:
         config: Config,
         webhook: Webhook,
         leading: Callable[[], bool],
-        count: Callable[[str], None],
+        tally: Tally,
     ) -> None:
         policies = Policies()
+        for result in RESULTS:
+            tally.admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
         self._port = webhook.port
-        self._review = Reviewer(policies, config.images, count)
+        self._review = Reviewer(policies, config.images, tally.admitted)
         self._upkeep = Upkeep(
             api,
             policies,
@@ -52,6 +64,7 @@ class Admission:
             leading,
             self._folder,
             webhook.provided,
+            partial(tally.certificate, f"{webhook.namespace}/{webhook.name}"),
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -58,13 +58,15 @@ class Upkeep:
         leading: Callable[[], bool],
         folder: Path,
         provided: bool = False,
+        served: Callable[[float], None] = lambda _: None,
         now: Callable[[], datetime.datetime] = _now,
     ) -> None:
         """``folder`` is for the certificate that is served. With ``provided``, somebody else, such
-        as cert-manager, writes the Secret."""
+        as cert-manager, writes the Secret. ``served`` is told when a certificate that is served
+        from now on expires, in Unix seconds."""
         self._api, self._policies, self._address, self._name = api, policies, address, name
         self._namespaces, self._leading = namespaces, leading
-        self._provided, self._now = provided, now
+        self._provided, self._served, self._now = provided, served, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
@@ -156,4 +158,5 @@ class Upkeep:
             log.error("Secret %s: certificate and key do not fit: %s", self._name, error)
             return
         self._current = found
+        self._served(found.expires.timestamp())
         self.serving.set()

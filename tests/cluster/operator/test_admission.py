@@ -111,6 +111,9 @@ def put(kubectl: Any, namespace: str, found: Certificate) -> None:
     kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
 
 
+EXPIRY = "plimsoll_operator_webhook_certificate_expiry_timestamp_seconds"
+
+
 def injects(kubectl: Any) -> bool:
     """Whether a pod is injected by now: API servers take a moment to see a webhook."""
     return supervised(created(kubectl, pod()))
@@ -178,13 +181,26 @@ def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
     operator = start(*flags, "--webhook-certificate-provided")
     eventually(lambda: webhooks(kubectl), 60)
     assert not supervised(created(kubectl, pod())), "the API server does not trust it"
+    assert operator.metric(EXPIRY) == expired.expires.timestamp()
     assert operator.stop() == 0
 
-    start(*flags)
+    operator = start(*flags)
     eventually(lambda: injects(kubectl), 60)
-    text = kubectl("get", "secret", NAME, "-n", NAMESPACE, "-o", "jsonpath={.data.tls\\.crt}")
-    renewed = Certificate(base64.b64decode(text), b"", b"")
+    renewed = served(kubectl)
     assert renewed.expires > datetime.datetime.now(datetime.UTC)
+    assert operator.metric(EXPIRY) == renewed.expires.timestamp()
+
+    # As the runbook of PlimsollWebhookCertificateExpiring says.
+    empty = json.dumps({"data": None})
+    kubectl("patch", "secret", NAME, "-n", NAMESPACE, "--type=merge", "-p", empty)
+    eventually(lambda: served(kubectl).certificate not in (b"", renewed.certificate), 60)
+    eventually(lambda: injects(kubectl), 60)
+
+
+def served(kubectl: Any) -> Certificate:
+    """The certificate in the webhook's Secret; without a text where it has none."""
+    text = kubectl("get", "secret", NAME, "-n", NAMESPACE, "-o", "jsonpath={.data.tls\\.crt}")
+    return Certificate(base64.b64decode(text), b"", b"")
 
 
 def test_a_webhook_that_never_answers_costs_its_timeout(
