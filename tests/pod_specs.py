@@ -154,6 +154,7 @@ def pods(draw: st.DrawFn) -> Object:
                 **{
                     "plimsoll.dev/policy": st.sampled_from(("fuzz", "other")),
                     "leaderworkerset.sigs.k8s.io/worker-index": st.sampled_from(("0", "1")),
+                    "leaderworkerset.sigs.k8s.io/group-index": st.sampled_from(("0", "x" * 63)),
                 },
             )
         )
@@ -162,7 +163,15 @@ def pods(draw: st.DrawFn) -> Object:
     )
     metadata: Object = {"name": "fuzz", "namespace": "default", "labels": labels}
     metadata |= draw(
-        optional(annotations=st.sampled_from(({"a": "b"}, {"plimsoll.dev/not-supervised": "x"})))
+        optional(
+            annotations=st.sampled_from(
+                (
+                    {"a": "b"},
+                    {"plimsoll.dev/not-supervised": "x"},
+                    {"plimsoll.dev/allow-group-restarts": "true"},
+                )
+            )
+        )
     )
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 

@@ -334,6 +334,19 @@ def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
     end(third)
 
 
+@pytest.mark.parametrize("holder", ["qwen-0", "qwen-1"])
+def test_a_slot_of_the_pod_before_is_given_back(rig: Rig, tmp_path: Path, holder: str) -> None:
+    """A StatefulSet gives the next pod the same name, and its journal is empty."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    assert rig.slots(holder, uid="before").take(f"{holder}-0000000f", POLICY, 1.0) is None
+    successor = settled(supervisor(rig, folder))
+    _eventually(lambda: _check(successor._actuator._given_back))
+    kept = "" if holder == "qwen-0" else holder
+    assert rig.lease()["spec"]["holderIdentity"] == kept
+    end(successor)
+
+
 def test_a_resume_clears_the_service_on_purpose_only(rig: Rig) -> None:
     spend(rig, "qwen-0", "uid-0")
     spend(rig, "qwen-1", "uid-1")
