@@ -1,4 +1,7 @@
-"""Why a container is not ready, and whether it ends again and again: by what kubelets write."""
+"""Why a container is not ready, and whether it ends again and again: by what kubelets write.
+
+Tests ``status/causes.py`` and ``status/crashes.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decisions over many replicas: bad revisions, roll-outs, the circuit breaker, pods' stories."""
+"""Decisions over many replicas: bad revisions, roll-outs, the circuit breaker, pods' stories.
+
+Tests ``fleet/revisions.py``, ``fleet/slots.py`` and ``fleet/pod_incidents.py``.
+"""
 
 from __future__ import annotations
 

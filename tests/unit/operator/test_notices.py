@@ -1,4 +1,7 @@
-"""Events: one for each change, none at rest, and a repeated one is counted."""
+"""Events: one for each change, none at rest, and a repeated one is counted.
+
+Tests ``status/notices.py`` and ``handlers/event.py``.
+"""
 
 from __future__ import annotations
 

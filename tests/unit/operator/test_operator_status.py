@@ -1,4 +1,7 @@
-"""Status and decisions, from observed objects alone."""
+"""Status and decisions, from observed objects alone.
+
+Tests ``status/service_status.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""From a manifest to objects."""
+"""From a manifest to objects.
+
+Tests ``render/deployment.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a manifest may ask for: each object is there when it is asked for, and only then."""
+"""What a manifest may ask for: each object is there when it is asked for, and only then.
+
+Tests ``render/deployment.py`` and ``render/pod.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whatever a pod answers to a scrape becomes figures within bounds, or unknown."""
+"""Whatever a pod answers to a scrape becomes figures within bounds, or unknown.
+
+Tests ``plimsoll_operator/scraper.py`` and ``status/figures.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The supervisor's side of the probe: what it takes from untrusted peers, and makes of it."""
+"""The supervisor's side of the probe: what it takes from untrusted peers, and makes of it.
+
+Tests ``signals/probe/probes.py`` and ``signals/probe/probe_report.py``.
+"""
 
 from __future__ import annotations
 
