@@ -60,7 +60,7 @@ def test_a_roll_back_for_a_leak_is_a_warning_and_one_on_request_is_not() -> None
     assert [applied(NEW, OLD, one)[0].type for one in (BACK, asked)] == ["Warning", "Normal"]
 
 
-def test_the_end_of_a_roll_out_is_told_once() -> None:
+def test_the_end_of_a_roll_out_is_one_event() -> None:
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new"}}
     assert [one.reason for one in finished(under_way, done)] == ["RolloutFinished"]

@@ -107,7 +107,7 @@ def test_the_longest_page_takes_milliseconds(unit: bytes) -> None:
         (None, None),
     ],
 )
-def test_only_a_pods_own_address_is_asked(address: Any, asked: str | None) -> None:
+def test_only_a_pods_own_address_is_scraped(address: Any, asked: str | None) -> None:
     assert address_of({"status": {"phase": "Running", "podIP": address}}) == asked
     assert address_of({"status": {"phase": "Pending", "podIP": address}}) is None
     assert address_of({}) is None
