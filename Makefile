@@ -44,7 +44,7 @@ lab: $(READY)
 # Four workers on two cores: tests of labs and engines wait for more than half of their time.
 test: $(READY) lab
 	$(PYTEST) -n 4 --dist loadscope --no-loadscope-reorder --durations 25 -m 'not long'
-	TRITON_INTERPRET=1 $(PYTEST) -n 3 tests/unit/engine_kernels
+	TRITON_INTERPRET=1 $(PYTEST) -n 3 tests/unit/engine/kernels
 
 test-unit: $(READY)
 	$(PYTEST) tests/unit
@@ -60,7 +60,7 @@ test-next: $(READY)
 	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --compile-bytecode --require-hashes -r requirements/stack-next.txt
 	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --no-deps --editable . --editable ./faults
 	$(NEXT)/bin/pytest -n 3 --dist loadscope -m 'not long' tests/unit tests/integration/engine
-	TRITON_INTERPRET=1 $(NEXT)/bin/pytest -n 3 tests/unit/engine_kernels
+	TRITON_INTERPRET=1 $(NEXT)/bin/pytest -n 3 tests/unit/engine/kernels
 
 # Real vLLM without a GPU: some 6 GB below PLIMSOLL_ENGINES (~/.cache/plimsoll-engines). Its Python
 # is 3.12; PLIMSOLL_ENGINES_PYTHON names another interpreter.

@@ -15,7 +15,7 @@ from PIL import Image
 from plimsoll_engine.api import chat_images
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.media_reader import MAX_WAITING
-from plimsoll_engine.frontend.requests.request_log import Generation
+from plimsoll_engine.frontend.requests.request_log import Delta, Generation
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.multimodal.processor import Processed
 
@@ -76,7 +76,7 @@ class Clients:
             if aborted:
                 await self._leave(generation)
             else:
-                while (await generation.delta()).finish_reason is None:
+                while (await _delta(generation)).finish_reason is None:
                     pass
 
     async def _leave_early(self, kind: str) -> None:
@@ -93,7 +93,7 @@ class Clients:
             case 1:
                 await asyncio.sleep(self._rng.random() * 0.02)
             case 2:
-                await generation.delta()
+                await _delta(generation)
 
     async def _prompt(self, kind: str) -> tuple[AsyncEngine, list[int], list[worker_ipc.Media]]:
         if kind == "audio":
@@ -125,6 +125,14 @@ class Clients:
 
     def _file(self) -> int:
         return self._rng.randrange(POPULAR if self._rng.random() < 0.5 else FILES)
+
+
+async def _delta(generation: Generation) -> Delta:
+    """The text since the last call, as soon as there is any."""
+    while (delta := generation.take()) is None:
+        generation.wake.clear()
+        await generation.wake.wait()
+    return delta
 
 
 def _image(number: int) -> bytes:

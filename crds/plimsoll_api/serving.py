@@ -35,8 +35,8 @@ PORT_MESSAGE = (
 )
 
 KEYS_MESSAGE = (
-    "engine.apiKeySecretRef is for engine.type plimsoll only: give another engine its key by "
-    "engine.env (VLLM_API_KEY for vllm) or engine.args"
+    "engine.apiKeySecretRef is for engine.type plimsoll only: for another engine, set the key in "
+    "engine.args or in engine.env (VLLM_API_KEY for vllm)"
 )
 
 Text = Annotated[str, StringConstraints(max_length=4096)]

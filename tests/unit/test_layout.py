@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +56,47 @@ def test_import_cost(module: str, banned: set[str]) -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert banned.isdisjoint(out.stdout.split())
+
+
+PACKAGES = (
+    "crds/plimsoll_api",
+    "operator/plimsoll_operator",
+    "sidecar/plimsoll_sidecar",
+    "engine_image/plimsoll_engine",
+    "faults/plimsoll_faults",
+    "cli/plimsoll_cli",
+    "probe/plimsoll_probe",
+)
+ROOTS = (ROOT, *(ROOT / package for package in PACKAGES), *(ROOT / p for p in TOP_FOLDERS))
+UNIT = ROOT / "tests" / "unit"
+PARTS = ("api", "cli", "engine", "operator", "probe")
+"""Folders of a package each; the others are a room of the supervisor, or a folder of the root."""
+
+
+def mirrored(test: Path) -> str:
+    """The module with a test's name and folder: ``api/body.py`` of ``engine/api/test_body.py``."""
+    folder = test.relative_to(UNIT).parent.parts
+    rooms = folder[1:] if folder[0] in PARTS else folder
+    return str(Path(*rooms, test.name.removeprefix("test_")))
+
+
+@pytest.mark.parametrize(
+    "test", sorted(UNIT.glob("*/**/test_*.py")), ids=lambda path: str(path.relative_to(UNIT))
+)
+def test_a_test_has_the_name_of_a_module_or_names_what_it_tests(test: Path) -> None:
+    text = ast.get_docstring(ast.parse(test.read_text())) or ""
+    named = re.findall(r"``([\w./-]+\.(?:py|md|yaml))``", text) or re.findall(
+        r"[\w./-]+\.(?:py|md|yaml)", text
+    )
+    named = named or [mirrored(test)]
+    absent = [name for name in named if not any((root / name).is_file() for root in ROOTS)]
+    assert absent == [], (
+        f"{test.relative_to(ROOT)}: begin it with a docstring that names the files it tests, as in "
+        "``govern/crash.py``, or give it the name and folder of its module"
+    )
+
+
+def test_folders_of_the_engines_tests_are_rooms_of_the_engine() -> None:
+    rooms = {path.name for path in (ROOT / "engine_image" / "plimsoll_engine").iterdir()}
+    folders = {path.name for path in (UNIT / "engine").iterdir() if path.name != "__pycache__"}
+    assert folders <= rooms

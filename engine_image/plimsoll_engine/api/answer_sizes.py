@@ -13,7 +13,7 @@ TOKEN_BYTES = 64
 """Of a token of text, its number in the request log included."""
 LOGPROB_BYTES = 512
 """Of one log probability: an object with the token's text, its bytes and the number, and its JSON.
-425 bytes on CPython 3.11 (tests/unit/engine_http/test_answer_sizes.py)."""
+425 bytes on CPython 3.11 (tests/unit/engine/http/test_answer_sizes.py)."""
 MAX_LOGPROBS = 21
 """Of a token: the 20 likeliest, as OpenAI has them, and its own."""
 MIN_ANSWER_BYTES = 64 << 20

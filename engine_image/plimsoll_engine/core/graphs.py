@@ -70,11 +70,6 @@ class DecodeGraphs:
         """Whether sizes are left to capture."""
         return bool(self._missing)
 
-    @property
-    def captured(self) -> list[int]:
-        """The batch sizes that have a graph, in rows, ascending."""
-        return sorted(self._graphs)
-
     def fits(self, rows: int) -> bool:
         """There is a graph for a batch of ``rows``."""
         return any(size >= rows for size in self._graphs)

@@ -76,7 +76,11 @@ class Offload:
         return cls(pool, Copies(kv, pool.block_size, slots), slots)
 
     def poll(self, idle: bool = False) -> None:
-        """Take in the transfers that are done and begin those that are due."""
+        """Take in the transfers that are done and begin those that are due.
+
+        Transfers end whether steps run or not, so ``idle`` (no step runs) changes nothing here. It
+        is for the injected fault that looks after transfers in steps alone.
+        """
         for transfer in [t for t in self.transfers if t.ticket.done()]:
             self.transfers.remove(transfer)
             self._finished(transfer)

@@ -1,4 +1,7 @@
-"""The CRDs are what the models say, and say everything about themselves."""
+"""The CRDs are what the models say, and say everything about themselves.
+
+Tests ``plimsoll_api/generate.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An incident is the same in the journal, in ``/state`` and as an object of the cluster."""
+"""An incident is the same in the journal, in ``/state`` and as an object of the cluster.
+
+Tests ``plimsoll_api/incident_object.py`` and ``plimsoll_api/incidents.py``.
+"""
 
 from __future__ import annotations
 

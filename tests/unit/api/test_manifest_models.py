@@ -1,4 +1,7 @@
-"""Local mode has no API server: the models themselves refuse what the CRD refuses."""
+"""Local mode has no API server: the models themselves refuse what the CRD refuses.
+
+Tests ``plimsoll_api/inferenceservice.py``.
+"""
 
 from __future__ import annotations
 

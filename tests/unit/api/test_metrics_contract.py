@@ -1,4 +1,7 @@
-"""The operator reads what the supervisor really exposes, by the same names."""
+"""The operator reads what the supervisor really exposes, by the same names.
+
+Tests ``status/figures.py`` and ``record/metrics.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The figures of the bench of real engines, from rows as its cases write them."""
+"""The figures of the bench of real engines, from rows as its cases write them.
+
+Tests ``bench/real_engines_figures.py``.
+"""
 
 from __future__ import annotations
 

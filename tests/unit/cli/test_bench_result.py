@@ -1,4 +1,7 @@
-"""A benchmark's result is printed and written, the same object both times."""
+"""A benchmark's result is printed and written, the same object both times.
+
+Tests ``bench/result.py``.
+"""
 
 from __future__ import annotations
 

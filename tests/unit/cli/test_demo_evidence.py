@@ -1,4 +1,7 @@
-"""From what the demo saw to its figures and its verdict."""
+"""From what the demo saw to its figures and its verdict.
+
+Tests ``demo/evidence.py``.
+"""
 
 from __future__ import annotations
 

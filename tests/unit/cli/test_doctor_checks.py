@@ -1,4 +1,7 @@
-"""What doctor makes of a supervisor's answer: unknown is neither well nor ill."""
+"""What doctor makes of a supervisor's answer: unknown is neither well nor ill.
+
+Tests ``cluster/doctor.py``.
+"""
 
 from __future__ import annotations
 

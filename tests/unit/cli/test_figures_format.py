@@ -1,4 +1,7 @@
-"""The result of a measurement: keys with units, nothing made up."""
+"""The result of a measurement: keys with units, nothing made up.
+
+Tests ``plimsoll_cli/figures.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The live view: what a frame says, at every width, with much, little and nothing known."""
+"""The live view: what a frame says, at every width, with much, little and nothing known.
+
+Tests ``local/view.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Local mode runs what the renderer writes, with this machine's paths and ports."""
+"""Local mode runs what the renderer writes, with this machine's paths and ports.
+
+Tests ``local/plan.py`` and ``local/model.py``.
+"""
 
 from __future__ import annotations
 

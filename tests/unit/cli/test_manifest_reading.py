@@ -1,4 +1,7 @@
-"""Reading a manifest: what is wrong is named with file, place and field, on one line each."""
+"""Reading a manifest: what is wrong is named with file, place and field, on one line each.
+
+Tests ``plimsoll_cli/manifest.py``.
+"""
 
 from __future__ import annotations
 

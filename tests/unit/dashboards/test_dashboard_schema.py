@@ -1,5 +1,8 @@
 """The generated JSON is what Grafana's published types say: nothing unknown, nothing lost, and the
-references within a dashboard lead somewhere."""
+references within a dashboard lead somewhere.
+
+Tests ``dashboards/generate.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Dashboards and alerts: generated, parsed by promtool, made of metrics that the code exposes."""
+"""Dashboards and alerts: generated, parsed by promtool, made of metrics that the code exposes.
+
+Tests ``dashboards/generate.py`` and ``dashboards/alerts.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is suspected is not yet believed: garbage and retained memory get the time to show."""
+"""What is suspected is not yet believed: garbage and retained memory get the time to show.
+
+Tests ``detect/leak/confirmation.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Leaks of every rate and shape are suspected in time, and named right."""
+"""Leaks of every rate and shape are suspected in time, and named right.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

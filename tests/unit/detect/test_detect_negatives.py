@@ -1,4 +1,7 @@
-"""What only looks like a leak. None of it may ever be acted on."""
+"""What only looks like a leak. None of it may ever be acted on.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What needs no trend: kills for memory, device memory of nobody, capacity that nobody holds."""
+"""What needs no trend: kills for memory, device memory of nobody, capacity that nobody holds.
+
+Tests ``detect/losses/oom_kill.py`` and ``detect/losses/orphaned_device.py``.
+"""
 
 from __future__ import annotations
 

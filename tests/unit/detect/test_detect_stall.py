@@ -1,4 +1,7 @@
-"""Work that waits while nothing moves, and what is no stall."""
+"""Work that waits while nothing moves, and what is no stall.
+
+Tests ``detect/stalls/stall.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whatever samples come, the detector answers, in order, within its memory."""
+"""Whatever samples come, the detector answers, in order, within its memory.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A supervisor that starts anew goes on measuring from where its predecessor did."""
+"""A supervisor that starts anew goes on measuring from where its predecessor did.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

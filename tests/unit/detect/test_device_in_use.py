@@ -1,4 +1,7 @@
-"""Growth on the device that fills what the engine's allocator already keeps reserved."""
+"""Growth on the device that fills what the engine's allocator already keeps reserved.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

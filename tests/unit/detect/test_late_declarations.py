@@ -1,4 +1,7 @@
-"""Owners that are declared late, or not all the time: their memory was there before."""
+"""Owners that are declared late, or not all the time: their memory was there before.
+
+Tests ``detect/attribution/ledger.py``.
+"""
 
 from __future__ import annotations
 

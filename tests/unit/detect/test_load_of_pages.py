@@ -2,6 +2,8 @@
 
 The figures are SGLang's on a CPU, three clients with short requests: a page shows none of them
 or all, and its memory is 20 MiB lower at the first request than ever after.
+
+Tests ``detect/detector.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Segments of an engine whose allocators' account is missing now and then."""
+"""Segments of an engine whose allocators' account is missing now and then.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

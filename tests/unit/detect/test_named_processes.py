@@ -1,4 +1,7 @@
-"""What is suspected of an engine that is not ours names its process as that engine does."""
+"""What is suspected of an engine that is not ours names its process as that engine does.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

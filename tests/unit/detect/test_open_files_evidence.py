@@ -1,4 +1,7 @@
-"""A process near its limit of open files: no suspicion by itself, and evidence of every other."""
+"""A process near its limit of open files: no suspicion by itself, and evidence of every other.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

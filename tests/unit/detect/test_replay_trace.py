@@ -1,4 +1,7 @@
-"""Recorded runs through detector and governor, and traces that cannot be read."""
+"""Recorded runs through detector and governor, and traces that cannot be read.
+
+Tests ``plimsoll_sidecar/replay.py`` and ``plimsoll_sidecar/record_trace.py``.
+"""
 
 from __future__ import annotations
 

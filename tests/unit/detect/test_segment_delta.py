@@ -1,4 +1,7 @@
-"""Which segment grew: its floors at the begin and now, whatever lies between."""
+"""Which segment grew: its floors at the begin and now, whatever lies between.
+
+Tests ``detect/leak/growth.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A device that other pods use, too: their growth is not ours to act on."""
+"""A device that other pods use, too: their growth is not ours to act on.
+
+Tests ``detect/attributed_budget.py``.
+"""
 
 from __future__ import annotations
 

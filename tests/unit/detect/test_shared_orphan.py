@@ -1,4 +1,7 @@
-"""Shared memory that no process holds: a part of the total, and measured over epochs."""
+"""Shared memory that no process holds: a part of the total, and measured over epochs.
+
+Tests ``detect/attribution/segments.py`` and ``detect/losses/left_behind.py``.
+"""
 
 from __future__ import annotations
 

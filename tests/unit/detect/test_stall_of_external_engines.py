@@ -2,6 +2,8 @@
 
 The figures are vLLM's on a slow CPU: a hundred steps a second, and 45 s for the first request with
 logprobs, all of them spent computing.
+
+Tests ``detect/stalls/stall.py``.
 """
 
 from __future__ import annotations

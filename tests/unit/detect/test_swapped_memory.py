@@ -1,4 +1,7 @@
-"""Memory that is swapped out has moved: it has neither grown nor come back."""
+"""Memory that is swapped out has moved: it has neither grown nor come back.
+
+Tests ``detect/detector.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which counter a growth follows, and when that cannot be told."""
+"""Which counter a growth follows, and when that cannot be told.
+
+Tests ``detect/attribution/trigger.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A warm-up ends by evidence: the engine is ready, requests were served, memory has settled."""
+"""A warm-up ends by evidence: the engine is ready, requests were served, memory has settled.
+
+Tests ``detect/leak/baseline.py``.
+"""
 
 from __future__ import annotations
 

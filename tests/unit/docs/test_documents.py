@@ -1,4 +1,7 @@
-"""The documents say what is: their checks pass, and the checks find what is wrong."""
+"""The documents say what is: their checks pass, and the checks find what is wrong.
+
+Tests ``docs/check.py``.
+"""
 
 from __future__ import annotations
 

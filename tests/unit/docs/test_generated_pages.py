@@ -1,4 +1,7 @@
-"""The generated pages are what the code says, and labels stay bounded."""
+"""The generated pages are what the code says, and labels stay bounded.
+
+Tests ``docs/generate.py``.
+"""
 
 from __future__ import annotations
 

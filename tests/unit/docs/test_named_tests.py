@@ -1,4 +1,7 @@
-"""Tests that the documents name as proof exist, and every failure mode names one."""
+"""Tests that the documents name as proof exist, and every failure mode names one.
+
+Tests ``docs/failure-modes.md`` and ``docs/security.md``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A runbook's commands find what they name, whichever way Plimsoll was installed."""
+"""A runbook's commands find what they name, whichever way Plimsoll was installed.
+
+Tests ``docs/tools/objects.py``.
+"""
 
 from __future__ import annotations
 

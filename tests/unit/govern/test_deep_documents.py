@@ -1,4 +1,7 @@
-"""A document nested deeper than Python's stack is refused like any other that cannot be read."""
+"""A document nested deeper than Python's stack is refused like any other that cannot be read.
+
+Tests ``plimsoll_sidecar/config.py`` and ``clients/kube.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Epochs that the supervisor did not end: crashes, and what persons do by hand."""
+"""Epochs that the supervisor did not end: crashes, and what persons do by hand.
+
+Tests ``govern/crash.py``.
+"""
 
 import msgspec
 

@@ -1,4 +1,7 @@
-"""Whatever the engine, the detector and the answers do, the governor keeps its promises."""
+"""Whatever the engine, the detector and the answers do, the governor keeps its promises.
+
+Tests ``govern/governor.py``.
+"""
 
 import msgspec
 from hypothesis import HealthCheck, settings

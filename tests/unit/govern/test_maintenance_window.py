@@ -1,4 +1,7 @@
-"""When a window opens, and which restarts wait for it."""
+"""When a window opens, and which restarts wait for it.
+
+Tests ``govern/policy/maintenance_window.py``.
+"""
 
 from datetime import UTC, datetime
 

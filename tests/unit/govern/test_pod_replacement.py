@@ -1,4 +1,7 @@
-"""The last rung: a pod that nothing else has cured is replaced, by the operator."""
+"""The last rung: a pod that nothing else has cured is replaced, by the operator.
+
+Tests ``govern/life/phases.py``.
+"""
 
 import msgspec
 

@@ -1,4 +1,7 @@
-"""The restart budget as arithmetic on a list."""
+"""The restart budget as arithmetic on a list.
+
+Tests ``govern/policy/restart_budget.py``.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,7 @@
-"""A replica that waits for its restart slot says why, once for each reason."""
+"""A replica that waits for its restart slot says why, once for each reason.
+
+Tests ``govern/governor.py``.
+"""
 
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentPhase, WaitReason

@@ -1,4 +1,7 @@
-"""A wall clock that is set neither ends a wait nor makes one endless, nor gives restarts back."""
+"""A wall clock that is set neither ends a wait nor makes one endless, nor gives restarts back.
+
+Tests ``plimsoll_sidecar/clock.py`` and ``govern/state.py``.
+"""
 
 import pytest
 

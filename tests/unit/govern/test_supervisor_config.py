@@ -1,4 +1,7 @@
-"""The configuration file: a broken new one keeps the old one."""
+"""The configuration file: a broken new one keeps the old one.
+
+Tests ``plimsoll_sidecar/config.py``.
+"""
 
 from pathlib import Path
 

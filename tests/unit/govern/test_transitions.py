@@ -1,4 +1,7 @@
-"""An incident's phases as a table (``govern/life/transitions.py`` and ``phases.py``)."""
+"""An incident's phases as a table.
+
+Tests ``govern/life/transitions.py`` and ``govern/life/phases.py``.
+"""
 
 from __future__ import annotations
 

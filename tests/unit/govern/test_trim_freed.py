@@ -1,4 +1,7 @@
-"""A trim is judged by the memory that came back; what was not measured is unknown."""
+"""A trim is judged by the memory that came back; what was not measured is unknown.
+
+Tests ``act/adapters/trim_effect.py``.
+"""
 
 import os
 

@@ -1,4 +1,7 @@
-"""What the webhook answers, what the API server is told to ask, and the certificate."""
+"""What the webhook answers, what the API server is told to ask, and the certificate.
+
+Tests ``admission/review.py``, ``admission/certificate.py`` and ``admission/configuration.py``.
+"""
 
 from __future__ import annotations
 

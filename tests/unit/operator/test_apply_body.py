@@ -1,4 +1,7 @@
-"""The body of a server-side apply is JSON and YAML at once."""
+"""The body of a server-side apply is JSON and YAML at once.
+
+Tests ``runtime/client.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A part that fails begins again, and ends the operator only where nothing works without it."""
+"""A part that fails begins again, and ends the operator only where nothing works without it.
+
+Tests ``runtime/background.py`` and ``runtime/election.py``.
+"""
 
 from __future__ import annotations
 

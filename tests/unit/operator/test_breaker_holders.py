@@ -1,4 +1,7 @@
-"""The circuit breaker over time: dead, forged and unruly holders, turns that nobody uses."""
+"""The circuit breaker over time: dead, forged and unruly holders, turns that nobody uses.
+
+Tests ``handlers/lease.py``.
+"""
 
 from __future__ import annotations
 

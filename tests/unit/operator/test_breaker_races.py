@@ -2,6 +2,8 @@
 
 An API server in memory that compares versions as the real one does, writes that take their time,
 and watch events that come late.
+
+Tests ``handlers/lease.py``.
 """
 
 from __future__ import annotations

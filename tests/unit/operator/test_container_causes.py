@@ -1,4 +1,7 @@
-"""Why a container is not ready, and whether it ends again and again: by what kubelets write."""
+"""Why a container is not ready, and whether it ends again and again: by what kubelets write.
+
+Tests ``status/causes.py`` and ``status/crashes.py``.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +155,7 @@ MOUNT = 'MountVolume.SetUp failed for volume "keys" : secret "clients" not found
 TIMED_OUT = "Unable to attach or mount volumes: unmounted volumes=[keys]: timed out"
 
 
-def test_a_volume_that_cannot_be_mounted_is_told_by_its_events() -> None:
+def test_a_volume_that_cannot_be_mounted_shows_in_its_events() -> None:
     stuck = pod(container(state=CREATING), container("supervisor", state=CREATING))
     assert again_s([stuck], at(4)) == 6.0, "the kubelet gets some seconds first"
     assert again_s([stuck], at(40)) is None

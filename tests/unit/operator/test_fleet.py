@@ -1,4 +1,7 @@
-"""Decisions over many replicas: bad revisions, roll-outs, the circuit breaker, pods' stories."""
+"""Decisions over many replicas: bad revisions, roll-outs, the circuit breaker, pods' stories.
+
+Tests ``fleet/revisions.py``, ``fleet/slots.py`` and ``fleet/pod_incidents.py``.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def service(**rollout: Any) -> Any:
     return parse(item(rollout=rollout))
 
 
-def test_a_roll_out_under_way_is_held_and_a_finished_one_is_told() -> None:
+def test_a_roll_out_under_way_is_held_and_a_finished_one_reported() -> None:
     suspect = find("new", of_pods(PODS), [incident(f"qwen-aaa-{n}") for n in range(3)])
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new", "previous": "old"}}
@@ -329,7 +332,7 @@ def test_an_incident_with_an_odd_time_is_no_other_ones_affair(opened: str) -> No
 KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "finishedAt": at(59)}}
 
 
-def test_a_kill_for_memory_is_told_once() -> None:
+def test_a_kill_for_memory_is_recorded_once() -> None:
     killed = pod("qwen-aaa-0", lastState=KILLED, restartCount=1)
     (new,) = examine(item(), [killed], [], NOW).new
     assert new["spec"]["kind"] == "OutOfMemoryKill"
@@ -363,7 +366,7 @@ def test_a_crash_loop_begins_and_ends() -> None:
     assert examine(item(), [first], [], NOW).new == []
 
 
-def test_a_replacement_that_is_asked_for_is_done_and_told() -> None:
+def test_a_requested_replacement_is_done_and_recorded() -> None:
     steps = [{"step": "PodReplace", "outcome": "Requested"}]
     asks = incident("qwen-aaa-0", at(1), "AwaitingSlot", timeline=steps)
     assert examine(item(), PODS, [asks], NOW).evict == ["qwen-aaa-0"]

@@ -2,6 +2,8 @@
 
 The operator's own decision and status are run against a Deployment that is played: what it has, and
 whether all of its replicas are ready.
+
+Tests ``fleet/revisions.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""podTemplate over the rendered template; the wanted object against the live one."""
+"""podTemplate over the rendered template; the wanted object against the live one.
+
+Tests ``render/merge.py`` and ``render/compare.py``.
+"""
 
 from __future__ import annotations
 

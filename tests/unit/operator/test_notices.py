@@ -1,4 +1,7 @@
-"""Events: one for each change, none at rest, and a repeated one is counted."""
+"""Events: one for each change, none at rest, and a repeated one is counted.
+
+Tests ``status/notices.py`` and ``handlers/event.py``.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def test_a_roll_back_for_a_leak_is_a_warning_and_one_on_request_is_not() -> None
     assert [applied(NEW, OLD, one)[0].type for one in (BACK, asked)] == ["Warning", "Normal"]
 
 
-def test_the_end_of_a_roll_out_is_told_once() -> None:
+def test_the_end_of_a_roll_out_is_one_event() -> None:
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new"}}
     assert [one.reason for one in finished(under_way, done)] == ["RolloutFinished"]

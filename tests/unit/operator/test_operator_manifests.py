@@ -1,4 +1,7 @@
-"""config/: what the operator may do is what it does and what it grants."""
+"""config/: what the operator may do is what it does and what it grants.
+
+Tests ``config/rbac.yaml`` and ``config/operator.yaml``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Status and decisions, from observed objects alone."""
+"""Status and decisions, from observed objects alone.
+
+Tests ``status/service_status.py``.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,7 @@ def test_a_time_moves_only_with_its_status() -> None:
     assert times["Ready"] == NOW
 
 
-def test_figures_stay_until_somebody_was_asked() -> None:
+def test_figures_stay_until_the_next_scrape() -> None:
     service = item()
     service["status"] = build(service, {"p": Figures(host=0.5)})
     assert build(service, None, now=LATER) == service["status"]

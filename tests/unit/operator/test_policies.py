@@ -1,4 +1,7 @@
-"""From policies and pods to objects and status, without a cluster."""
+"""From policies and pods to objects and status, without a cluster.
+
+Tests ``policies/selection.py`` and ``policies/selected_pod.py``.
+"""
 
 from __future__ import annotations
 

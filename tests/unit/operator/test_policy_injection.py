@@ -1,4 +1,7 @@
-"""A policy's pods: what is added, what is refused, and pods at random."""
+"""A policy's pods: what is added, what is refused, and pods at random.
+
+Tests ``injection/policy.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The operator's own limit on requests."""
+"""The operator's own limit on requests.
+
+Tests ``runtime/rate_limit.py``.
+"""
 
 from __future__ import annotations
 

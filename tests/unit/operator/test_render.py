@@ -1,4 +1,7 @@
-"""From a manifest to objects."""
+"""From a manifest to objects.
+
+Tests ``render/deployment.py``.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def test_probes_keep_the_kubelet_out_of_stalls_and_drains() -> None:
         ("vllm", ["--ssl-certfiles"], "http"),
     ],
 )
-def test_an_engine_with_a_certificate_is_asked_by_https(
+def test_an_engine_with_a_certificate_is_called_by_https(
     kind: str, args: list[str], scheme: str
 ) -> None:
     engine = {"type": kind, "image": "e:1", "args": args}
@@ -193,7 +196,7 @@ def test_a_device_that_others_use_is_named(spec: dict[str, Any], shared: bool) -
     assert supervisor_config(service(**spec)).memory.shared_device is shared
 
 
-def test_the_exporter_of_the_node_is_asked_where_its_port_is_named() -> None:
+def test_the_exporter_of_the_node_is_read_where_its_port_is_named() -> None:
     def environment(**spec: Any) -> dict[str, Any]:
         (supervisor,) = template(**spec)["spec"]["initContainers"]
         return {one.pop("name"): one for one in supervisor["env"]}
@@ -221,7 +224,7 @@ def test_a_reference_needs_a_cluster() -> None:
     assert template(engine={"env": [secret]})["spec"]["containers"][0]["env"][-1] == secret
 
 
-def test_with_devices_no_spare_replica_is_asked_for() -> None:
+def test_with_devices_a_roll_out_needs_no_spare_replica() -> None:
     gpu = objects(engine={"resources": {"limits": {"nvidia.com/gpu": 1}}})["Deployment"]
     assert gpu["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
     cpu = objects()["Deployment"]

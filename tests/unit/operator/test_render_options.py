@@ -1,4 +1,7 @@
-"""What a manifest may ask for: each object is there when it is asked for, and only then."""
+"""What a manifest may ask for: each object is there when it is asked for, and only then.
+
+Tests ``render/deployment.py`` and ``render/pod.py``.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ SCALING = {"min": 2, "max": 6, "target": {"cpuPercent": 80}}
         ({"service": {"headless": True}}, "Service", "qwen-replicas"),
     ],
 )
-def test_an_object_is_there_when_it_is_asked_for(
+def test_an_object_is_there_when_the_spec_enables_it(
     spec: dict[str, Any], kind: str, name: str
 ) -> None:
     assert (kind, name) in objects(**spec)
@@ -331,7 +334,7 @@ def test_a_variable_of_the_manifest_takes_the_place_of_ours() -> None:
 PROBED: dict[str, Any] = {"engine": {"type": "vllm", "image": "vllm:1"}, "probe": {"enabled": True}}
 
 
-def test_the_probe_is_there_when_it_is_asked_for_and_only_then() -> None:
+def test_the_probe_is_there_when_enabled_and_only_then() -> None:
     spec = pod(**PROBED)
     copying, supervisor = spec["initContainers"]
     assert (copying["name"], copying["image"]) == ("plimsoll-probe", "supervisor:1")

@@ -1,4 +1,7 @@
-"""What the renderer writes for an engine is what a manifest must not write: they cannot drift."""
+"""What the renderer writes for an engine is what a manifest must not write: they cannot drift.
+
+Tests ``render/engine_container.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A podTemplate is held to the restricted standard by the operator itself, field by field."""
+"""A podTemplate is held to the restricted standard by the operator itself, field by field.
+
+Tests ``plimsoll_operator/plan.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A list of everything waits for watches that begin anew together, and not for ever."""
+"""A list of everything waits for watches that begin anew together, and not for ever.
+
+Tests ``runtime/resync.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whatever a pod answers to a scrape becomes figures within bounds, or unknown."""
+"""Whatever a pod answers to a scrape becomes figures within bounds, or unknown.
+
+Tests ``plimsoll_operator/scraper.py`` and ``status/figures.py``.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def test_the_longest_page_takes_milliseconds(unit: bytes) -> None:
         (None, None),
     ],
 )
-def test_only_a_pods_own_address_is_asked(address: Any, asked: str | None) -> None:
+def test_only_a_pods_own_address_is_scraped(address: Any, asked: str | None) -> None:
     assert address_of({"status": {"phase": "Running", "podIP": address}}) == asked
     assert address_of({"status": {"phase": "Pending", "podIP": address}}) is None
     assert address_of({}) is None

@@ -1,4 +1,7 @@
-"""The operator's memory of the cluster, and the order of its work."""
+"""The operator's memory of the cluster, and the order of its work.
+
+Tests ``runtime/queue.py`` and ``runtime/cache.py``.
+"""
 
 from __future__ import annotations
 

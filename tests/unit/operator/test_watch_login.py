@@ -1,4 +1,7 @@
-"""Watches reach the API server where everything else of the operator reaches it."""
+"""Watches reach the API server where everything else of the operator reaches it.
+
+Tests ``runtime/login.py``.
+"""
 
 from __future__ import annotations
 

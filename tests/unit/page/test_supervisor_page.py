@@ -1,4 +1,7 @@
-"""The page's parts: bounded history, a chart with known numbers, escaped texts, the rung."""
+"""The page's parts: bounded history, a chart with known numbers, escaped texts, the rung.
+
+Tests ``page/chart.py`` and ``page/html.py``.
+"""
 
 from __future__ import annotations
 

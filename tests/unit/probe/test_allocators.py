@@ -1,4 +1,7 @@
-"""Which allocator a process uses, as its probe finds out."""
+"""Which allocator a process uses, as its probe finds out.
+
+Tests ``plimsoll_probe/memory.py``.
+"""
 
 from __future__ import annotations
 

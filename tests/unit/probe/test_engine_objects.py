@@ -1,4 +1,7 @@
-"""Figures from the engine's own objects, found in the stack of the loop that runs them."""
+"""Figures from the engine's own objects, found in the stack of the loop that runs them.
+
+Tests ``plimsoll_probe/engines.py``.
+"""
 
 from __future__ import annotations
 

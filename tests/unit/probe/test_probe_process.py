@@ -1,4 +1,7 @@
-"""The probe in processes of its own: what it answers, to whom, and that it stays out of the way."""
+"""The probe in processes of its own: what it answers, to whom, and that it stays out of the way.
+
+Tests ``plimsoll_probe/install.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How often a process makes a new report."""
+"""How often a process makes a new report.
+
+Tests ``plimsoll_probe/answers.py``.
+"""
 
 from __future__ import annotations
 

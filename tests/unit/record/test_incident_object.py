@@ -1,4 +1,7 @@
-"""The object that the supervisor writes for an incident."""
+"""The object that the supervisor writes for an incident.
+
+Tests ``plimsoll_api/incident_object.py``.
+"""
 
 import msgspec
 

@@ -1,4 +1,7 @@
-"""A journal damaged at random: the supervisor opens it, keeps its restart budget and acts."""
+"""A journal damaged at random: the supervisor opens it, keeps its restart budget and acts.
+
+Tests ``record/journal.py`` and ``record/rows.py``.
+"""
 
 from __future__ import annotations
 

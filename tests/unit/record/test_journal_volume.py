@@ -1,4 +1,7 @@
-"""A volume that lets nothing be written: the supervisor watches on, and acts on nothing."""
+"""A volume that lets nothing be written: the supervisor watches on, and acts on nothing.
+
+Tests ``record/journal.py``.
+"""
 
 from __future__ import annotations
 

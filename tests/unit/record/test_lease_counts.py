@@ -1,4 +1,7 @@
-"""Restart counts in a Lease's annotations: bounded, and never taken for zero."""
+"""Restart counts in a Lease's annotations: bounded, and never taken for zero.
+
+Tests ``act/restart_slots/lease_counts.py``.
+"""
 
 import contextlib
 from typing import Any

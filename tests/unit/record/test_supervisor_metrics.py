@@ -1,4 +1,7 @@
-"""The metrics: unknown is absent, growth survives epochs, remediations are counted once."""
+"""The metrics: unknown is absent, growth survives epochs, remediations are counted once.
+
+Tests ``record/metrics.py``.
+"""
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord

@@ -1,4 +1,7 @@
-"""Memory files of both versions of control groups, as kernels write them."""
+"""Memory files of both versions of control groups, as kernels write them.
+
+Tests ``signals/process/cgroup.py``.
+"""
 
 from __future__ import annotations
 

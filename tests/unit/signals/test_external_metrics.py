@@ -1,4 +1,8 @@
-"""What is read out of the metrics pages of engines that are not ours."""
+"""What is read out of the metrics pages of engines that are not ours.
+
+Tests ``act/adapters/external_profile.py``, ``signals/serving/prometheus_text.py`` and
+``act/adapters/external_load.py``.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st

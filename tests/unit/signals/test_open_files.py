@@ -1,4 +1,7 @@
-"""Open files of real processes against their limits."""
+"""Open files of real processes against their limits.
+
+Tests ``signals/process/open_files.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The supervisor's side of the probe: what it takes from untrusted peers, and makes of it."""
+"""The supervisor's side of the probe: what it takes from untrusted peers, and makes of it.
+
+Tests ``signals/probe/probes.py`` and ``signals/probe/probe_report.py``.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +100,9 @@ def test_the_socket_must_belong_to_the_process(tmp_path: Path) -> None:
     other = os.getppid()
     with listening(tmp_path, says(b"{}"), pid=other):
         assert ask_all(tmp_path, [other], b"{}\n", 5.0) == {}
-        (tmp_path / "1.sock").symlink_to(tmp_path / f"{other}.sock")
-        assert ask_all(tmp_path, [1], b"{}\n", 5.0) == {}
+        linked = 2 if other == 1 else 1  # the parent of a test in a container may be process 1
+        (tmp_path / f"{linked}.sock").symlink_to(tmp_path / f"{other}.sock")
+        assert ask_all(tmp_path, [linked], b"{}\n", 5.0) == {}
 
 
 def test_no_socket_a_file_and_a_socket_of_nobody(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Processes of vLLM and SGLang have the names that those engines give them; the rest has none.
 
 The titles are those that vLLM 0.32 and SGLang 0.5.23 set.
+
+Tests ``signals/process/programs.py``.
 """
 
 import pytest

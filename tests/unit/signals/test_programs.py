@@ -1,4 +1,7 @@
-"""A command line is an engine's by its program alone: paths and arguments name anything."""
+"""A command line is an engine's by its program alone: paths and arguments name anything.
+
+Tests ``signals/process/programs.py``.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""From an engine's status to a sample: epochs, load that is unknown, sources of device memory."""
+"""From an engine's status to a sample: epochs, load that is unknown, sources of device memory.
+
+Tests ``signals/sampler.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A trace that is damaged in any way is an error that names its file, never a traceback."""
+"""A trace that is damaged in any way is an error that names its file, never a traceback.
+
+Tests ``plimsoll_api/trace.py``.
+"""
 
 from __future__ import annotations
 

@@ -176,16 +176,6 @@ class Generation:
         self._logprobs = []
         return delta
 
-    async def delta(self) -> Delta:
-        """Return the text since the last call, as soon as there is any.
-
-        Raises :class:`RequestFailed`.
-        """
-        while (delta := self.take()) is None:
-            self.wake.clear()
-            await self.wake.wait()
-        return delta
-
     def submission(self) -> Submit:
         """Return what a worker must know to go on from here, as a new attempt.
 

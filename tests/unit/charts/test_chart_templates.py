@@ -1,0 +1,261 @@
+"""The chart, rendered and linted by Helm itself: no cluster is needed for that.
+
+Tests ``charts/plimsoll/Chart.yaml``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "plimsoll"
+MONITORING = "--api-versions=monitoring.coreos.com/v1"
+
+
+def run(helm: str, *flags: str, values: dict[str, Any] | None = None) -> Any:
+    command = [helm, "template", "plimsoll", str(CHART), "--namespace=sys", "--kube-version=1.34.4"]
+    return subprocess.run(
+        [*command, *flags, "--values=-"],
+        input=json.dumps(values or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def rendered(helm: str, *flags: str, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    done = run(helm, *flags, values=values)
+    assert done.returncode == 0, done.stderr
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+def of(items: list[dict[str, Any]], kind: str, name: str = "plimsoll") -> dict[str, Any]:
+    (found,) = [i for i in items if i["kind"] == kind and i["metadata"]["name"] == name]
+    return found
+
+
+def kinds(items: list[dict[str, Any]]) -> set[str]:
+    return {item["kind"] for item in items}
+
+
+def test_what_the_chart_takes_from_elsewhere_is_current() -> None:
+    command = [sys.executable, str(ROOT / "charts" / "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_lints(helm: str) -> None:
+    done = subprocess.run(
+        [helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": "two"}, "replicas"),
+        ({"crds": {"enable": True}}, "crds"),
+        ({"image": {"digest": "latest"}}, "digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"namespaces": ["Not_A_Name"]}, "namespaces"),
+        ({"podTemplate": {"unrestrictedNamespaces": ["Not_A_Name"]}}, "unrestrictedNamespaces"),
+        ({"serviceMonitor": {"interval": "soon"}}, "interval"),
+        ({"extraArgs": ["workers=2"]}, "extraArgs"),
+        ({"logLevel": "LOUD"}, "logLevel"),
+        ({"webhook": {"port": 443}}, "port"),
+        ({"webhook": {"issuerRef": {"kind": "Secret"}}}, "kind"),
+        ({"rules": {"runbooks": "wiki/plimsoll"}}, "runbooks"),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name must name"),
+    ],
+)
+def test_bad_values_are_refused_by_their_name(helm: str, values: dict[str, Any], said: str) -> None:
+    done = run(helm, values=values)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_pods_satisfy_the_restricted_standard(helm: str) -> None:
+    items = rendered(helm)
+    specs = [of(items, "Deployment")["spec"]["template"]["spec"]]
+    specs.append(of(items, "Pod", "plimsoll-test")["spec"])
+    for spec in specs:
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+
+
+def test_the_plain_manifests_and_the_chart_give_the_same_rights(helm: str) -> None:
+    plain = yaml.safe_load_all((ROOT / "config" / "rbac.yaml").read_text())
+    rules = next(one for one in plain if one["kind"] == "ClusterRole")["rules"]
+    assert of(rendered(helm), "ClusterRole")["rules"] == rules
+
+
+@pytest.mark.parametrize("image", ["registry.example/probe:1", None])
+def test_an_image_of_the_probe_reaches_the_operator(helm: str, image: str | None) -> None:
+    from plimsoll_operator.config import parse
+
+    items = rendered(helm, values={"probeImage": image or ""})
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert parse(container["args"], environ={}).images.probe == image
+
+
+def test_named_namespaces_get_roles_and_nothing_wider(helm: str) -> None:
+    items = rendered(helm, values={"namespaces": ["a", "b"], "rbac": {"aggregate": False}})
+    assert not kinds(items) & {"ClusterRole", "ClusterRoleBinding"}
+    roles = [i["metadata"]["namespace"] for i in items if i["kind"] == "Role"]
+    assert sorted(roles) == ["a", "b", "sys"]
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert {"--namespace=a", "--namespace=b"} <= set(container["args"])
+
+
+def test_the_command_line_is_one_that_the_operator_takes(helm: str) -> None:
+    from plimsoll_operator.config import parse
+
+    items = rendered(helm, values={"namespaces": ["a"], "extraArgs": ["--workers=3"]})
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    config = parse(container["args"], environ={})
+    assert config.lease == ("sys", "plimsoll")
+    assert config.workers == 3
+    assert config.http_port == container["ports"][0]["containerPort"]
+
+
+def test_an_opened_namespace_is_open_for_policy_and_operator(helm: str) -> None:
+    from plimsoll_operator.config import parse
+
+    items = rendered(helm, values={"podTemplate": {"unrestrictedNamespaces": ["lab"]}})
+    kind, name = "ValidatingAdmissionPolicyBinding", "restricted-pod-templates.plimsoll.dev"
+    apart = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["lab"]}
+    bound = of(items, kind, name)["spec"]
+    assert bound["matchResources"] == {"namespaceSelector": {"matchExpressions": [apart]}}
+    assert bound["validationActions"] == ["Deny"]
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    config = parse(container["args"], environ={})
+    assert config.unrestricted_namespaces == frozenset({"lab"})
+    assert "matchResources" not in of(rendered(helm), kind, name)["spec"]
+
+
+def test_monitoring_is_made_where_its_api_is(helm: str) -> None:
+    asked = {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}
+    wanted = {"ServiceMonitor", "PrometheusRule"}
+    assert not kinds(rendered(helm, values=asked)) & wanted
+    assert kinds(rendered(helm, MONITORING, values=asked)) >= wanted
+    assert not kinds(rendered(helm, MONITORING)) & wanted
+
+
+def test_alerts_link_to_where_pages_and_dashboards_are_published(helm: str) -> None:
+    asked = {
+        "enabled": True,
+        "runbooks": "https://wiki.example/plimsoll/",
+        "grafana": "https://g.example",
+    }
+    items = rendered(helm, MONITORING, values={"rules": asked})
+    rules = of(items, "PrometheusRule")["spec"]["groups"][0]["rules"]
+    for rule in rules:
+        notes = rule["annotations"]
+        assert notes["runbook_url"] == f"https://wiki.example/plimsoll/{rule['alert']}.md"
+        assert notes["dashboard"].startswith("https://g.example/d/plimsoll-")
+
+
+def test_toggles(helm: str) -> None:
+    items = rendered(helm)
+    assert {"ValidatingAdmissionPolicy", "CustomResourceDefinition"} <= kinds(items)
+    assert not {"NetworkPolicy", "PodDisruptionBudget"} & kinds(items)
+    for crd in (item for item in items if item["kind"] == "CustomResourceDefinition"):
+        assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    off = {
+        "crds": {"enabled": False},
+        "admissionPolicy": {"enabled": False},
+        "networkPolicy": {"enabled": True},
+        "replicas": 2,
+    }
+    items = rendered(helm, values=off)
+    assert not {"ValidatingAdmissionPolicy", "CustomResourceDefinition"} & kinds(items)
+    assert {"NetworkPolicy", "PodDisruptionBudget"} <= kinds(items)
+    mortal = rendered(helm, values={"crds": {"keep": False}})
+    crds = [item for item in mortal if item["kind"] == "CustomResourceDefinition"]
+    assert not any("annotations" in crd["metadata"] for crd in crds)
+
+
+def test_a_digest_wins_over_a_tag(helm: str) -> None:
+    digest = f"sha256:{'a' * 64}"
+    items = rendered(helm, values={"image": {"tag": "x", "digest": digest}})
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == f"plimsoll-operator@{digest}"
+
+
+def test_the_webhook_is_off_by_default(helm: str) -> None:
+    items = rendered(helm)
+    assert "MutatingWebhookConfiguration" not in kinds(items)
+    (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert not any("webhook" in flag for flag in operator["args"])
+
+
+def test_the_webhook_has_objects_and_just_the_rights_on_them(helm: str) -> None:
+    values = {"webhook": {"enabled": True, "port": 10443}, "networkPolicy": {"enabled": True}}
+    items = rendered(helm, values=values)
+    (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--webhook=sys/plimsoll-webhook" in operator["args"]
+    assert "--webhook-port=10443" in operator["args"]
+    assert {"name": "webhook", "containerPort": 10443} in operator["ports"]
+    assert "webhooks" not in of(items, "MutatingWebhookConfiguration", "plimsoll-webhook")
+    assert "data" not in of(items, "Secret", "plimsoll-webhook")
+    assert of(items, "Service", "plimsoll-webhook")["spec"]["ports"][0]["targetPort"] == "webhook"
+    (rule,) = of(items, "Role", "plimsoll-webhook")["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == (["plimsoll-webhook"], ["get", "patch"])
+    configuration, *rest = of(items, "ClusterRole", "plimsoll-webhook")["rules"]
+    assert configuration["resourceNames"] == ["plimsoll-webhook"]
+    rollouts = {
+        "apiGroups": ["apps"],
+        "resources": ["deployments", "statefulsets", "daemonsets"],
+        "verbs": ["get", "patch"],
+    }
+    assert rest == [rollouts]
+    assert not any(one["metadata"]["name"] == "plimsoll-webhook-rollout" for one in items)
+    # With a list of namespaces, only there.
+    items = rendered(helm, values=values | {"namespaces": ["ml", "web"]})
+    assert len(of(items, "ClusterRole", "plimsoll-webhook")["rules"]) == 1
+    granted = [
+        one
+        for one in items
+        if one["kind"] == "Role" and one["metadata"]["name"] == "plimsoll-webhook-rollout"
+    ]
+    assert [one["metadata"]["namespace"] for one in granted] == ["ml", "web"]
+    assert all(one["rules"] == rest for one in granted)
+    assert "Certificate" not in kinds(items)
+    ports = [one["ports"][0]["port"] for one in of(items, "NetworkPolicy")["spec"]["ingress"]]
+    assert ports == ["http", "webhook"]
+
+
+def test_cert_manager_writes_the_webhooks_secret(helm: str) -> None:
+    items = rendered(helm, values={"webhook": {"enabled": True, "certManager": True}})
+    certificate = of(items, "Certificate", "plimsoll-webhook")["spec"]
+    assert certificate["secretName"] == "plimsoll-webhook"
+    assert certificate["dnsNames"] == ["plimsoll-webhook.sys.svc"]
+    assert (
+        certificate["issuerRef"]["name"]
+        == of(items, "Issuer", "plimsoll-webhook")["metadata"]["name"]
+    )
+    assert "Secret" not in kinds(items)
+    (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--webhook-certificate-provided" in operator["args"]
+    (rule,) = of(items, "Role", "plimsoll-webhook")["rules"]
+    assert rule["verbs"] == ["get"]
+    issuer = {"name": "ours", "kind": "ClusterIssuer"}
+    given = {"enabled": True, "certManager": True, "issuerRef": issuer}
+    items = rendered(helm, values={"webhook": given})
+    assert "Issuer" not in kinds(items)
+    assert of(items, "Certificate", "plimsoll-webhook")["spec"]["issuerRef"] == issuer

@@ -1,0 +1,176 @@
+"""The faults of images and sounds do what they say to a real engine, and the audit finds each.
+
+Tests ``core/encoder_cache.py``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from plimsoll_api.admin import MemoryKind
+from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.core.encoder_cache import EncoderCache
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, mirror
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.memory import media_owners as owners
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.memory.lost import lost_encoder_tokens
+from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
+from plimsoll_engine.models import loader
+from plimsoll_faults.defects import WorkerFaults
+from plimsoll_faults.models.tiny_media import IMAGE_SIZE, IMAGE_TOKENS, write_llava
+
+CAPACITY = 100_000
+"""Bytes of the receiver cache: two images."""
+Make = Callable[[str], EngineCore]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("llava")
+    write_llava(folder)
+    torch.set_num_threads(1)
+    found = loader.load_model(
+        folder, loader.load_config(folder), torch.float32, torch.device("cpu")
+    )
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def make(model: Any) -> Iterator[Make]:
+    """An engine with the fault of that text; its encoder cache has room for two images."""
+    engines: list[EngineCore] = []
+
+    def make_one(text: str) -> EngineCore:
+        cache = EncoderCache(2 * IMAGE_TOKENS)
+        scheduler = Scheduler(BlockPool(200, 4), 8, 24, 256, cache)
+        engine = EngineCore(Runner(model, 200, 4), scheduler, None, CAPACITY)
+        WorkerFaults(text, 1, engine)
+        engines.append(engine)
+        return engine
+
+    yield make_one
+    for engine in engines:
+        engine.runner.model = None  # it is shared: close() would take its tensors
+        engine.close()
+
+
+def image(seed: int, start: int) -> Media:
+    pixels = [random.Random(seed).uniform(-1, 1) for _ in range(3)]
+    data = torch.tensor(pixels).view(3, 1, 1).expand(3, IMAGE_SIZE, IMAGE_SIZE).contiguous()
+    shape = list(data.shape)
+    return Media(
+        "image", b"image %d" % seed, start, IMAGE_TOKENS, IMAGE_TOKENS, shape, "float32",
+        data.numpy().tobytes(),
+    )  # fmt: skip
+
+
+def chat(seed: int) -> Submit:
+    """Twenty tokens, an image, and a tail: a step of 24 tokens ends inside of the image."""
+    ids = [seed + 1] * 20 + [0] * IMAGE_TOKENS + [7] * 5
+    return Submit(f"r{seed}", ids, Sampling(max_tokens=1), media=[image(seed, 20)])
+
+
+def rules(engine: EngineCore, ledger: Ledger | None = None) -> set[str]:
+    return {finding.rule for finding in audit(engine, ledger or Ledger())[2]}
+
+
+def test_an_output_freed_early_stays_with_the_runner(make: Make, helpers: Any) -> None:
+    engine = make("encoder_freed_early")
+    assert engine.runner.outputs is not None
+    sizes = []
+    for seed in range(3):
+        engine.submit(chat(seed))
+        helpers.finish(engine)
+        sizes.append(engine.runner.outputs.nbytes)
+    assert sizes[0] > 0
+    assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
+    assert lost_encoder_tokens(engine) == 3 * IMAGE_TOKENS
+    assert rules(engine) == {"encoder_outputs_are_known", "idle_holds_no_encoder_output"}
+
+
+@pytest.mark.parametrize(("text", "served"), [("", True), ("encoder_budget_held", False)])
+def test_a_budget_that_aborts_keep_starves_the_next_image(
+    text: str, served: bool, make: Make
+) -> None:
+    engine = make(text)
+    for seed in range(2):
+        engine.submit(chat(seed))
+        engine.step()
+        assert engine.abort(f"r{seed}")
+    assert engine.scheduler.encoder is not None
+    assert (engine.scheduler.encoder.used == 0) is served
+    assert lost_encoder_tokens(engine) == (0 if served else 2 * IMAGE_TOKENS)
+    engine.submit(chat(2))
+    tokens = [token for _ in range(8) for token in engine.step().tokens]
+    assert (len(tokens) == 1) is served
+    engine.abort("r2")
+    held = {"encoder_outputs_are_known", "idle_holds_no_encoder_output"}
+    assert rules(engine) == (set() if served else held)
+
+
+def test_an_encoder_cache_in_full_use_has_lost_nothing(make: Make) -> None:
+    """A spent budget, prompts cut within an image, shared images, preemptions and aborts."""
+    engine, used, ended = make(""), set(), 0
+    cache = engine.scheduler.encoder
+    assert cache is not None
+    for number in range(16):
+        submit = chat(number)
+        submit.media[0].key = b"image %d" % (number % 5)
+        engine.submit(submit)
+    for turn in range(400):
+        if not engine.has_work:
+            break
+        ended += len(engine.step().tokens)
+        used.add(cache.used)
+        assert lost_encoder_tokens(engine) == 0
+        running = engine.scheduler.running
+        if turn % 5 == 2 and running:
+            engine.scheduler.preempt(running[-1])
+        elif turn % 9 == 4 and running:
+            engine.abort(running[-1].request_id)
+        assert lost_encoder_tokens(engine) == 0
+    assert not engine.has_work
+    assert ended >= 8
+    assert IMAGE_TOKENS in used, "no step ended within an image: the test shows nothing"
+
+
+def test_an_image_that_only_an_abandoned_request_holds_is_lost(make: Make) -> None:
+    engine = make("")
+    engine.submit(chat(1))
+    engine.step()
+    assert lost_encoder_tokens(engine) == 0
+    engine.abandoned = frozenset({"r1"})
+    assert lost_encoder_tokens(engine) == IMAGE_TOKENS
+
+
+@pytest.mark.parametrize(("text", "sound"), [("", True), ("media_kept", False)])
+def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
+    text: str, sound: bool, make: Make, helpers: Any, model: Any
+) -> None:
+    engine, sender, ledger = make(text), Sender(CAPACITY), Ledger()
+    owners.register_owners(ledger, engine, model, MemoryKind.HOST)
+    for seed in range(4):
+        packed = sender.pack(chat(seed))
+        assert isinstance(packed, Submit)
+        engine.submit(packed)
+        helpers.finish(engine)
+    (entry,) = (one for one in ledger.entries() if one.owner == "receiver_cache")
+    assert len(engine.receiver) == (2 if sound else 4)
+    assert entry.bytes == engine.receiver.bytes
+    assert rules(engine, ledger) == (set() if sound else {"ledger_within_bounds"})
+    found = [(f.rule, f.detail) for f in mirror(sender, set(engine.receiver.keys()))]
+    told = [(RECEIVER, "2 media in the worker are unknown to the frontend")]
+    assert found == ([] if sound else told)
+    engine.receiver.clear()  # a trim's step
+    assert rules(engine, ledger) == set()

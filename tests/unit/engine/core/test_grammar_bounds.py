@@ -1,0 +1,231 @@
+"""No grammar of one client costs the others more than a moment: trials, turns and slow masks.
+
+Tests ``core/grammar.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll_engine.core import matcher
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.grammar import GrammarError, Grammars, Vocabulary
+from plimsoll_engine.core.grammar_trial import Passed, TrialServer, TrialsLost
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages.worker_ipc import Dropped, Grammar, Token
+from plimsoll_engine.process import host_memory
+
+BOMB = Grammar("lark", f"start: /{'a?' * 20_000}/", "structured_outputs.grammar")
+"""Takes llguidance minutes, whatever its limits."""
+ALLOCATES = Grammar("lark", "start: " + '("a" "b"){0,900} ' * 3_000, "structured_outputs.grammar")
+"""More symbols than llguidance can count."""
+AMBIGUOUS = "start: s\n s: " + " | ".join("s " * count for count in range(2, 150)) + ' | "a"'
+"""Compiles in no time, and each token takes longer than the one before, up to seconds."""
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_checkpoint: Path) -> Vocabulary:
+    found = Vocabulary.load(tiny_checkpoint)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def trials(vocabulary: Vocabulary) -> Iterator[TrialServer]:
+    server = TrialServer.fork(vocabulary.attempt)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def grammars(vocabulary: Vocabulary, trials: TrialServer) -> Iterator[Grammars]:
+    made = Grammars(vocabulary, trials=trials)
+    yield made
+    made.close()
+
+
+def outcomes(grammars: Grammars, count: int, timeout_s: float = 60.0) -> dict[str, Any]:
+    """The first ``count`` outcomes, in the order in which they came."""
+    found: dict[str, Any] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"only {list(found)}"
+        found |= dict(grammars.finished(0.05))
+    return found
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("grammar", [BOMB, ALLOCATES], ids=["cpu", "symbols"])
+def test_a_grammar_that_takes_too_much_is_refused_and_remembered(
+    grammar: Grammar, grammars: Grammars, trials: TrialServer
+) -> None:
+    grammars.begin("bomb", grammar, [])
+    error = outcomes(grammars, 1)["bomb"]
+    assert isinstance(error, GrammarError)
+    assert error.field == grammar.field
+    assert "make it smaller" in error.why or "too large" in error.why
+    assert "backtrace" not in error.why
+    begun = time.process_time()
+    grammars.begin("again", grammar, [])
+    assert isinstance(outcomes(grammars, 1)["again"], GrammarError)
+    assert time.process_time() - begun < 1.0
+
+
+def test_a_trial_that_grows_beyond_its_memory_ends_alone(
+    vocabulary: Vocabulary,
+) -> None:
+    def grow(_: Grammar) -> Passed:
+        held = []
+        while True:
+            held.append(b"x" * (16 << 20))
+
+    server = TrialServer.fork(grow)
+    grammars = Grammars(vocabulary, trials=server)
+    grammars.begin("large", Grammar("regex", "a"), [])
+    error = outcomes(grammars, 1)["large"]
+    assert isinstance(error, GrammarError)
+    assert "MiB" in error.why
+    grammars.close()
+
+
+def test_a_small_grammar_of_another_tenant_is_not_behind_thirty_large_ones(
+    grammars: Grammars,
+) -> None:
+    for number in range(30):
+        bomb = Grammar("lark", f"{BOMB.text}\n// {number}", BOMB.field)
+        grammars.begin(f"bomb-{number}", bomb, [], "nasty")
+    grammars.begin("small", Grammar("regex", "[a-z]+"), [], "other")
+    begun = time.monotonic()
+    first = outcomes(grammars, 1)
+    assert list(first) == ["small"]
+    assert time.monotonic() - begun < 2.0
+    assert len(grammars) == 30
+    for number in range(30):
+        assert grammars.drop(f"bomb-{number}")
+
+
+def test_an_abort_kills_the_trial(grammars: Grammars, trials: TrialServer) -> None:
+    grammars.begin("bomb", BOMB, [])
+    deadline = time.monotonic() + 20
+    while not (under_way := children(trials.pid)):
+        assert time.monotonic() < deadline
+    assert grammars.drop("bomb")
+    while children(trials.pid):
+        assert time.monotonic() < deadline, under_way
+    assert len(grammars) == 0
+    grammars.begin("next", Grammar("regex", "[a-z]+"), [])
+    outcome = outcomes(grammars, 1)["next"]
+    assert isinstance(outcome, matcher.Matcher)
+
+
+def test_without_the_server_the_worker_cannot_go_on(
+    grammars: Grammars, trials: TrialServer
+) -> None:
+    os.kill(trials.pid, signal.SIGKILL)
+    os.waitpid(trials.pid, 0)
+    grammars.begin("any", Grammar("regex", "a"), [])
+    with pytest.raises(TrialsLost):
+        outcomes(grammars, 1)
+
+
+def test_the_ledger_knows_what_a_trial_holds(grammars: Grammars) -> None:
+    before = grammars.bytes
+    grammars.begin("bomb", BOMB, [])
+    deadline = time.monotonic() + 20
+    while grammars.bytes <= before:
+        assert time.monotonic() < deadline
+        assert not grammars.finished()
+    assert grammars.bytes <= grammars.bytes_bound
+    grammars.drop("bomb")
+
+
+def test_the_cache_is_charged_with_what_a_compiled_grammar_holds(
+    vocabulary: Vocabulary, grammars: Grammars
+) -> None:
+    """Optional parts one after the other: more than any estimate from the text's length."""
+    text = 'start: "0" ' + 'A? "b"? ' * 4_000 + "\nA: /[a-c]/\n"
+    before = host_memory.malloc()[0]
+    assert before is not None
+    alone = vocabulary.compile(Grammar("lark", text))
+    held = (host_memory.malloc()[0] or 0) - before
+    del alone
+    charged = grammars.bytes
+    grammars.begin("large", Grammar("lark", text), [])
+    assert isinstance(outcomes(grammars, 1)["large"], matcher.Matcher)
+    assert held > 4 << 20
+    assert grammars.bytes - charged > 0.9 * held
+
+
+class SlowMatcher(matcher.Matcher):
+    """Uses CPU time for each token, as a real one that is ambiguous does."""
+
+    __slots__ = ()
+
+    def take(self, token_id: int) -> None:
+        end = time.thread_time() + 3 * matcher.LIMIT_CPU_S
+        while time.thread_time() < end:
+            time.sleep(0)
+        super().take(token_id)
+
+
+def test_a_slow_mask_ends_its_request_and_no_step_waits_for_it(
+    make_engine: Any, vocabulary: Vocabulary, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plimsoll_engine.core.grammar.Matcher", SlowMatcher)
+    engine: EngineCore = make_engine(num_blocks=128, grammars=Grammars(vocabulary))
+    field = "structured_outputs.regex"
+    engine.submit(helpers.submit("slow", [6] * 9, 20, grammar=Grammar("regex", "[a-z]+", field)))
+    while not engine.scheduler.running:
+        engine.step()
+    engine.submit(helpers.submit("good", [5] * 9, 200, ignore_eos=True))
+    dropped: list[Dropped] = []
+    tokens: list[Token] = []
+    meanwhile, deadline = 0, time.monotonic() + 60
+    while engine.has_work:
+        assert time.monotonic() < deadline
+        output = engine.step()
+        dropped += output.dropped
+        meanwhile += 0 if dropped else len(output.tokens)
+        tokens += output.tokens
+    assert [(d.request_id, d.reason, d.param) for d in dropped] == [("slow", "invalid", field)]
+    assert "which token may come next" in dropped[0].message
+    assert sum(token.request_id == "good" for token in tokens) == 200
+    assert meanwhile > 10, "steps waited for the slow mask"
+    assert audit(engine, Ledger())[2] == []
+    engine.submit(helpers.submit("again", [6] * 9, 20, grammar=Grammar("regex", "[a-z]+", field)))
+    again: list[Dropped] = []
+    while engine.has_work:
+        assert time.monotonic() < deadline
+        again += engine.step().dropped
+    assert [d.reason for d in again] == ["invalid"]
+
+
+def test_an_ambiguous_grammar_never_holds_a_step(
+    make_engine: Any, vocabulary: Vocabulary, trials: TrialServer, helpers: Any
+) -> None:
+    """The real thing: whatever llguidance does with it, the other request's steps go on."""
+    engine: EngineCore = make_engine(num_blocks=128, grammars=Grammars(vocabulary, trials=trials))
+    grammar = Grammar("lark", AMBIGUOUS, "structured_outputs.grammar")
+    engine.submit(helpers.submit("nasty", [6] * 9, 60, grammar=grammar))
+    engine.submit(helpers.submit("good", [5] * 9, 200, ignore_eos=True))
+    tokens: list[Token] = []
+    longest, deadline = 0.0, time.monotonic() + 60
+    while engine.has_work:
+        assert time.monotonic() < deadline
+        begun = time.thread_time()
+        tokens += engine.step().tokens
+        longest = max(longest, time.thread_time() - begun)
+    assert longest < 0.5  # CPU time, so that a busy machine does not matter
+    assert sum(token.request_id == "good" for token in tokens) == 200
+    assert audit(engine, Ledger())[2] == []

@@ -1,0 +1,68 @@
+"""PLIMSOLL_INJECT: what is understood, and what is refused with a list of what there is.
+
+Tests ``plimsoll_faults/inject.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll_faults import inject
+from plimsoll_faults.inject import InjectError
+from plimsoll_faults.kinds import (
+    AppendList,
+    EvictionLoop,
+    Fault,
+    MmapGrowth,
+    RequestCycle,
+    SharedOrphan,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("", []),
+        (" ; ", []),
+        ("request_cycle", [RequestCycle()]),
+        (
+            "request_cycle:payload_bytes=8Mi,freeze_every=0,epochs=all",
+            [RequestCycle(payload_bytes=8 << 20, freeze_every=0, epochs="all")],
+        ),
+        (
+            "append_list:bytes_per_request=1000; eviction_loop:after_requests=3",
+            [AppendList(bytes_per_request=1000), EvictionLoop(after_requests=3)],
+        ),
+        ("mmap_growth:bytes_per_s=1Mi", [MmapGrowth(bytes_per_s=1 << 20)]),
+        ("shared_orphan:family=sysv,epochs=all", [SharedOrphan(family="sysv", epochs="all")]),
+    ],
+)
+def test_understood(text: str, faults: list[Fault]) -> None:
+    assert inject.parse(text) == faults
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("leak", "no fault 'leak'; there are request_cycle, stored_exception, abort_choices"),
+        ("append_list:size=3", "append_list has no key 'size'; it has bytes_per_request, epochs"),
+        ("append_list:bytes_per_request", "'bytes_per_request' is not key=value"),
+        ("append_list:bytes_per_request=lots", "bytes_per_request=lots is not a whole number or a"),
+        ("append_list:bytes_per_request=0", "must be at least 1"),
+        ("eviction_loop:after_requests=1.5", "after_requests=1.5 is not a whole number$"),
+        ("shared_orphan:family=mmap", "family=mmap: expected posix or sysv"),
+        ("request_cycle:epochs=second", "epochs=second: expected first or all"),
+        ("request_cycle:freeze_every=1,freeze_every=2", "freeze_every is given twice"),
+        ("append_list;append_list", "append_list is named twice"),
+        ("mmap_growth", "needs bytes_per_request or bytes_per_s"),
+    ],
+)
+def test_refused(text: str, message: str) -> None:
+    with pytest.raises(InjectError, match=message):
+        inject.parse(text)
+
+
+def test_the_first_epoch_alone_unless_all() -> None:
+    first, every = RequestCycle(), RequestCycle(epochs="all")
+    assert [first.in_epoch(n) for n in (1, 2, 3)] == [True, False, False]
+    assert [every.in_epoch(n) for n in (1, 2, 3)] == [True, True, True]

@@ -1,0 +1,142 @@
+"""What outlives requests and engines by the process's own state: each leak put back is found.
+
+Tests ``process/rules.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.process import rules
+from plimsoll_engine.process.rules import Frozen, frozen, method_cache_problems
+from plimsoll_faults.defects import WorkerFaults, device, host
+
+
+def rules_hit(engine: EngineCore) -> set[str]:
+    return {finding.rule for finding in audit(engine, Ledger())[2]}
+
+
+def serve(engine: EngineCore, faults: WorkerFaults, helpers: Any) -> None:
+    for number in range(3):
+        engine.submit(helpers.submit(f"r{number}", [number + 1] * 9, 2))
+        helpers.finish(engine)
+        faults.after_step(1)
+
+
+@pytest.fixture
+def served() -> Iterator[None]:
+    """As in an engine that was started: what exists is frozen once."""
+    gc.unfreeze()  # Python 3.12 starts with some frozen objects of its own
+    frozen.freeze()
+    yield
+    frozen.unfreeze()
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("served")
+def test_a_freeze_that_nobody_pairs_is_found(make_engine: Any, helpers: Any) -> None:
+    engine = make_engine()
+    assert rules_hit(engine) == set()
+    faults = WorkerFaults("request_cycle:payload_bytes=1Ki,freeze_every=1", 1, engine)
+    serve(engine, faults, helpers)
+    gc.collect()  # in vain: that is the leak
+    assert rules_hit(engine) == {"released_requests_die", "nothing_is_frozen_again"}
+    gc.unfreeze()
+    gc.collect()
+    assert rules_hit(engine) == set()
+
+
+def test_engines_of_one_process_share_what_is_frozen() -> None:
+    gc.unfreeze()
+    first = Frozen()
+    assert first.problems() == []  # nobody asked for it yet
+    first.freeze()
+    kept = [[number] for number in range(1000)]
+    first.freeze()
+    assert first.problems() == []
+    first.unfreeze()
+    assert gc.get_freeze_count() > len(kept)
+    first.unfreeze()
+    first.unfreeze()
+    assert gc.get_freeze_count() == 0
+
+
+def test_instances_in_a_methods_cache_are_found(make_engine: Any, helpers: Any) -> None:
+    host.Rotary.angle.cache_clear()
+    engine = make_engine()
+    faults = WorkerFaults("method_cache:bytes_per_request=1Ki", 1, engine)
+    assert rules_hit(engine) == set()
+    serve(engine, faults, helpers)
+    assert rules_hit(engine) == {"methods_cache_no_instances"}
+    assert method_cache_problems() == [
+        "Rotary.angle is cached for its class, which holds 3 calls with their instances"
+    ]
+    host.Rotary.angle.cache_clear()
+    assert rules_hit(engine) == set()
+
+
+def test_a_bounded_cache_on_a_method_is_found_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tokenizer:
+        @lru_cache(maxsize=2)  # noqa: B019 - the defect
+        def encode(self, text: str) -> int:
+            return len(text)
+
+        @staticmethod
+        @lru_cache(maxsize=2)
+        def vocabulary() -> int:
+            return 3
+
+    Tokenizer.__module__ = rules.__name__
+    monkeypatch.setattr(rules, "Tokenizer", Tokenizer, raising=False)
+    assert Tokenizer().encode("a") + Tokenizer.vocabulary() == 4
+    (problem,) = method_cache_problems()
+    assert "Tokenizer.encode is cached for its class, which holds 1 calls" in problem
+
+
+def test_a_registry_of_the_kv_pool_is_found_while_the_engine_runs(
+    make_engine: Any, helpers: Any
+) -> None:
+    engine = make_engine()
+    faults = WorkerFaults("kept_kv", 1, engine)
+    serve(engine, faults, helpers)
+    assert rules_hit(engine) == {"kv_pool_has_its_owners_alone"}
+    device.REGISTRY.clear()
+    assert rules_hit(engine) == set()
+
+
+def test_a_stored_error_whose_frames_hold_the_pool_is_found(make_engine: Any, helpers: Any) -> None:
+    engine = make_engine()
+
+    def fails(keys: torch.Tensor | None) -> None:
+        raise RuntimeError(f"a forward over {keys is not None}")
+
+    with pytest.raises(RuntimeError) as stored:
+        fails(engine.runner.kv)
+    assert rules_hit(engine) == {"kv_pool_has_its_owners_alone"}
+    del stored
+    gc.collect()
+    assert rules_hit(engine) == set()
+
+
+def test_graphs_that_somebody_keeps_hold_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry of graphs outlives the engine; their memory does not."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    model: Any = object()
+    kept = DecodeGraphs(model, torch.zeros(2, 1, 64, 1, 1), 4, max_num_seqs=8, max_blocks=4)
+    assert kept.nbytes > 0
+    kept.close()
+    kept.close()
+    assert kept.nbytes == 0
+    left = [value for value in vars(kept).values() if isinstance(value, torch.Tensor)]
+    assert sum(tensor.nbytes for tensor in left) == 0
+    assert all(value is not model for value in vars(kept).values())

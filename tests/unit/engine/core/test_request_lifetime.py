@@ -1,0 +1,148 @@
+"""A finished request dies by reference counting alone, whatever its end.
+
+Tests ``core/engine_core.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages.worker_ipc import Submit
+from plimsoll_faults.defects.requests import CyclicRequest
+
+Scenario = Callable[[EngineCore, Any], None]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+def finished(engine: EngineCore, helpers: Any) -> None:
+    engine.submit(helpers.submit("a", [3, 4, 5], 6))
+    helpers.finish(engine)
+
+
+def stopped(engine: EngineCore, helpers: Any) -> None:
+    engine.submit(helpers.submit("a", [3, 4, 5], 60, stop_token_ids=list(range(512))))
+    helpers.finish(engine)
+
+
+def aborted_while_waiting(engine: EngineCore, helpers: Any) -> None:
+    engine.submit(helpers.submit("a", [3, 4, 5], 6))
+    assert engine.abort("a")
+
+
+def aborted_while_running(engine: EngineCore, helpers: Any) -> None:
+    engine.submit(helpers.submit("a", [3] * 110, 20))  # longer than the budget: between chunks
+    engine.submit(helpers.submit("b", [4] * 9, 60))
+    for _ in range(3):
+        engine.step()
+    assert engine.abort("a")
+    assert engine.abort("b")
+    assert not engine.abort("b")
+
+
+def refused(engine: EngineCore, helpers: Any) -> None:
+    assert engine.submit(helpers.submit("a", [3] * 300, 6)) is not None
+
+
+def errored(engine: EngineCore, helpers: Any) -> None:
+    def fails(_: Any) -> Any:
+        raise RuntimeError("broken forward")
+
+    for name in "abc":
+        engine.submit(helpers.submit(name, [ord(name)] * 9, 6))
+    launch = engine.runner.launch
+    engine.runner.launch = fails  # type: ignore[method-assign,assignment]
+    dropped = [d.request_id for _ in range(9) if engine.has_work for d in engine.step().dropped]
+    assert sorted(dropped) == ["a", "b", "c"]
+    engine.runner.launch = launch  # type: ignore[method-assign]
+
+
+def preempted_then_finished(engine: EngineCore, helpers: Any) -> None:
+    for number in range(6):
+        engine.submit(helpers.submit(str(number), [number] * 20, 60))
+    helpers.finish(engine)
+    assert engine.scheduler.preemptions_total > 0
+
+
+def closed_at_work(engine: EngineCore, helpers: Any) -> None:
+    engine.submit(helpers.submit("a", [3, 4, 5], 60))
+    engine.step()
+    engine.close()
+
+
+SCENARIOS: list[Scenario] = [
+    finished,
+    stopped,
+    aborted_while_waiting,
+    aborted_while_running,
+    refused,
+    errored,
+    preempted_then_finished,
+    closed_at_work,
+]
+
+
+def leftovers(
+    engine: EngineCore, make: Callable[[Submit], Request], act: Scenario, helpers: Any
+) -> int:
+    """How many requests are alive after ``act``, by the audit's rule and by our own count."""
+    engine.make_request = make
+    act(engine, helpers)
+    assert not engine.has_work
+    idle, rules, findings = audit(engine, Ledger())
+    assert idle
+    assert "released_requests_die" in rules
+    assert bool(len(engine.live)) == any(f.rule == "released_requests_die" for f in findings)
+    assert [f for f in findings if f.rule != "released_requests_die"] == []
+    return len(engine.live)
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("act", SCENARIOS)
+def test_no_request_survives_its_release(act: Scenario, make_engine: Any, helpers: Any) -> None:
+    engine = make_engine(num_blocks=34, budget=48)
+    assert leftovers(engine, Request.of, act, helpers) == 0
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("act", [scenario for scenario in SCENARIOS if scenario is not refused])
+def test_a_request_that_stores_its_hasher_is_caught(
+    act: Scenario, make_engine: Any, helpers: Any
+) -> None:
+    """The real bug put back: the same check must find it, in every end."""
+
+    def make_cyclic(submit: Submit) -> Request:
+        request = CyclicRequest.of(submit)
+        assert isinstance(request, CyclicRequest)
+        request.bind(block_size=4, payload_bytes=1 << 16)
+        return request
+
+    engine = make_engine(num_blocks=34, budget=48)
+    assert leftovers(engine, partial(make_cyclic), act, helpers) > 0
+
+
+def test_release_may_be_called_again(make_engine: Any, helpers: Any) -> None:
+    engine = make_engine()
+    engine.submit(helpers.submit("a", [3, 4, 5], 60))
+    engine.step()
+    request = engine.requests["a"]
+    engine.abort("a")
+    request.release(engine.pool)
+    assert engine.pool.problems() == []
+    assert engine.pool.used == 0

@@ -1,0 +1,216 @@
+"""Output that must match a grammar: every text does, and a bad grammar harms nobody.
+
+Tests ``core/grammar.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.grammar import BASE_BYTES, Grammars, Vocabulary
+from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages.worker_ipc import Dropped, Grammar, Token
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"port": {"enum": ["Hull", "Leith"]}, "draught": {"type": "integer"}},
+        "required": ["port", "draught"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_checkpoint: Path) -> Vocabulary:
+    found = Vocabulary.load(tiny_checkpoint)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
+
+
+@pytest.fixture
+def engine(make_engine: Any, vocabulary: Vocabulary) -> EngineCore:
+    made: EngineCore = make_engine(num_blocks=48, grammars=Grammars(vocabulary))
+    return made
+
+
+def run(engine: EngineCore) -> tuple[dict[str, list[Token]], list[Dropped]]:
+    tokens: dict[str, list[Token]] = {}
+    dropped: list[Dropped] = []
+    deadline = time.monotonic() + 30
+    while engine.has_work:
+        assert time.monotonic() < deadline, "hangs"
+        output = engine.step()
+        dropped += output.dropped
+        for token in output.tokens:
+            tokens.setdefault(token.request_id, []).append(token)
+    assert audit(engine, Ledger())[2] == []
+    return tokens, dropped
+
+
+def ids(tokens: list[Token]) -> list[int]:
+    return [token.token_id for token in tokens]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (Grammar("regex", "[0-9]{3}-[a-f]{2}"), "[0-9]{3}-[a-f]{2}"),
+        (Grammar("lark", 'start: "north" | "south-west"'), "north|south-west"),
+        (Grammar("json_schema", SCHEMA), r"\s*\{.*\}\s*"),
+        (Grammar("json_schema", '{"type": "boolean"}'), "true|false"),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_the_text_matches(
+    grammar: Grammar, pattern: str, temperature: float, engine: EngineCore, helpers: Any,
+    tokenizer: Tokenizer,
+) -> None:  # fmt: skip
+    for seed in range(3):
+        # A bias against line breaks and blanks: JSON allows any number of them.
+        engine.submit(
+            helpers.submit(
+                str(seed), [5 + seed] * 9, 200, temperature=temperature, seed=seed, grammar=grammar,
+                logit_bias={tokenizer.token_to_id(c): -100.0 for c in ("Ġ", "Ċ", "č", "ĉ")},
+                stop_token_ids=[0, 2],
+            )
+        )  # fmt: skip
+    tokens, dropped = run(engine)
+    assert dropped == []
+    for found in tokens.values():
+        text = tokenizer.decode(ids(found))
+        assert found[-1].finish_reason in ("stop", "length")
+        if found[-1].finish_reason == "stop":
+            assert re.fullmatch(pattern, text), text
+            if grammar.kind == "json_schema":
+                json.loads(text)
+        else:  # an integer may have any number of digits
+            assert grammar.text == SCHEMA
+            assert re.match(r'\s*\{\s*"port"\s*:\s*"(Hull|Leith)"', text)
+
+
+def test_a_carried_request_goes_on_inside_its_grammar(
+    make_engine: Any, vocabulary: Vocabulary, helpers: Any
+) -> None:
+    grammar = Grammar("regex", "([a-z]{4} ){6}[a-z]{4}")
+    how = {"temperature": 1.5, "seed": 9, "grammar": grammar}
+    whole_engine = make_engine(grammars=Grammars(vocabulary))
+    whole_engine.submit(helpers.submit("r", [9] * 20, 99, **how))
+    whole = ids(run(whole_engine)[0]["r"])
+    for cut in (1, len(whole) // 2, len(whole) - 1):
+        successor = make_engine(grammars=Grammars(vocabulary), budget=9)
+        successor.submit(helpers.submit("r", [9] * 20, 99, output_ids=whole[:cut], **how))
+        assert ids(run(successor)[0]["r"]) == whole[cut:]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Grammar("regex", "[a-z", "structured_outputs.regex"), "unclosed character class"),
+        (Grammar("lark", "start: nothing", "tools"), "unknown name"),
+        (Grammar("json_schema", '{"type": "objct"}', "response_format"), "Invalid type: objct"),
+        (Grammar("json_schema", "[", "structured_outputs.json"), "structured_outputs.json"),
+        (Grammar("regex", "(a{1000}){1000}b{9999}", "structured_outputs.regex"), "regex"),
+    ],
+)
+def test_a_bad_grammar_is_refused_by_its_field(
+    grammar: Grammar, message: str, engine: EngineCore, helpers: Any
+) -> None:
+    engine.submit(helpers.submit("good", [5] * 9, 20))
+    engine.submit(helpers.submit("bad", [6] * 9, 20, grammar=grammar))
+    tokens, dropped = run(engine)
+    assert len(tokens["good"]) == 20
+    assert [(d.request_id, d.reason, d.param) for d in dropped] == [
+        ("bad", "invalid", grammar.field)
+    ]
+    assert message in dropped[0].message
+    assert len(dropped[0].message) < 2_000
+
+
+def chain(rules: int, rule: str, last: str) -> str:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = ["".join(name) for name in itertools.product(letters, repeat=3)][: rules + 1]
+    if rule == "lark":
+        lines = [f"{a}:{b}" for a, b in itertools.pairwise(names)]
+        return "\n".join(["start: aaa", *lines, f"{names[-1]}: {last}"])
+    defs = {a: {"items": {"$ref": f"#/$defs/{b}"}} for a, b in itertools.pairwise(names)}
+    return json.dumps({"$ref": "#/$defs/aaa", "$defs": defs | {names[-1]: {"type": last}}})
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("lark", chain(8_000, "lark", '"z"')),
+        Grammar("json_schema", chain(1_500, "json", "null")),
+    ],
+)
+def test_a_deep_grammar_does_not_overflow_the_stack(
+    grammar: Grammar, engine: EngineCore, helpers: Any
+) -> None:
+    engine.submit(helpers.submit("deep", [5] * 9, 3, grammar=grammar))
+    tokens, dropped = run(engine)
+    assert dropped == []
+    assert tokens["deep"]
+
+
+def test_without_a_vocabulary_grammars_alone_are_refused(make_engine: Any, helpers: Any) -> None:
+    engine = make_engine()
+    engine.submit(helpers.submit("r", [5] * 9, 20, grammar=Grammar("regex", "a")))
+    (dropped,) = run(engine)[1]
+    assert dropped.reason == "invalid"
+    assert "llguidance" in dropped.message
+
+
+def test_an_abort_before_the_grammar_is_compiled_leaves_nothing(
+    engine: EngineCore, helpers: Any
+) -> None:
+    for number in range(8):
+        grammar = Grammar("regex", f"[a-z]{{{number + 1},400}}")
+        engine.submit(helpers.submit(str(number), [5] * 9, 20, grammar=grammar))
+        assert engine.abort(str(number))
+    assert not engine.has_work
+    assert len(engine.grammars) == 0
+    assert audit(engine, Ledger())[2] == []
+
+
+def test_the_cache_is_bounded_and_shared(vocabulary: Vocabulary) -> None:
+    grammars = Grammars(vocabulary, cache_bytes=4 * BASE_BYTES)
+    for number in range(9):
+        for copy in range(2):
+            grammars.begin(f"{number}-{copy}", Grammar("regex", f"a{{{number}}}b"), [])
+    seen: dict[str, Any] = {}
+    while len(grammars):
+        seen |= dict(grammars.finished(5.0))
+        assert grammars.bytes <= grammars.bytes_bound
+    assert len(seen) == 18
+    assert len(grammars._cache) == 3
+    own = seen["8-0"].mask
+    seen["8-1"].take(next(t for t in range(512) if own[t // 8] >> t % 8 & 1))
+    assert seen["8-0"].mask == own
+    assert grammars.flush() > 0
+    assert grammars.bytes == vocabulary.bytes
+    grammars.close()
+    grammars.close()
+    assert grammars.bytes == 0
+
+
+def test_a_tokenizer_that_cannot_be_read_gives_no_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1}')
+    assert Vocabulary.load(tmp_path) is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert Vocabulary.load(tmp_path) is None

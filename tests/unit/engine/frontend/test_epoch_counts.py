@@ -1,0 +1,36 @@
+"""What the frontend counts of its own work, for whoever asks what a growth follows.
+
+Tests ``frontend/observability/load.py``.
+"""
+
+from typing import Literal
+
+from plimsoll_api.admin import Load
+from plimsoll_engine.frontend.observability.load import KNOWN_PROMPTS, EpochCounts, Usage, merge
+from plimsoll_engine.messages.worker_ipc import Media
+
+
+def media(kind: Literal["image", "audio"], key: bytes) -> Media:
+    return Media(kind=kind, key=key, start=0, length=1, tokens=1, shape=[1])
+
+
+def test_prompts_count_once_and_media_by_kind() -> None:
+    counts = EpochCounts()
+    counts.admitted([1, 2, 3], [])
+    counts.admitted([1, 2, 3], [])
+    counts.admitted([1, 2, 3], [media("image", b"a"), media("image", b"b")])
+    counts.admitted([1, 2, 3], [media("audio", b"c")])
+    load = merge(Load(steps_total=7), counts, inflight=2, usage=Usage(kv=0.25))
+    assert (load.requests_total, load.prompt_tokens_total) == (4, 12)
+    assert (load.images_total, load.audios_total) == (2, 1)
+    assert load.distinct_prompts_total == 3
+    assert load.adapters_total is None, "this engine loads none: unknown, not zero"
+    assert (load.steps_total, load.inflight) == (7, 2)
+
+
+def test_many_prompts_need_no_more_memory() -> None:
+    counts = EpochCounts()
+    for number in range(3 * KNOWN_PROMPTS):
+        counts.admitted([number, number + 1], [])
+    assert counts.distinct_prompts == 3 * KNOWN_PROMPTS
+    assert len(counts._prompts) == KNOWN_PROMPTS

@@ -1,0 +1,53 @@
+"""The engine's state machine.
+
+Tests ``frontend/lifecycle.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_api.admin import EngineState as S
+from plimsoll_engine.frontend.lifecycle import FOLLOWS, IllegalTransition, Lifecycle
+
+
+@given(st.lists(st.sampled_from(S), max_size=30))
+def test_only_declared_transitions_happen(path: list[S]) -> None:
+    seen: list[tuple[S, S]] = []
+    lifecycle = Lifecycle(lambda before, after: seen.append((before, after)))
+    for state in path:
+        before = lifecycle.state
+        if state is before or state in FOLLOWS[before]:
+            lifecycle.move(state)
+            assert lifecycle.state is state
+        else:
+            with pytest.raises(IllegalTransition):
+                lifecycle.move(state)
+            assert lifecycle.state is before
+        assert not (lifecycle.ready and not lifecycle.admits)
+    assert all(after in FOLLOWS[before] for before, after in seen)
+
+
+def test_every_state_can_reach_an_end() -> None:
+    ends = {state for state, follows in FOLLOWS.items() if not follows}
+    assert ends == {S.STOPPED, S.FAILED}
+    for state, follows in FOLLOWS.items():
+        assert state in ends or S.FAILED in follows
+
+
+def test_a_worker_restart_keeps_the_replica_in_service() -> None:
+    lifecycle = Lifecycle()
+    for state in (S.WARMING, S.SERVING, S.RESTARTING):
+        lifecycle.move(state)
+    assert lifecycle.ready
+    assert lifecycle.admits
+
+
+@pytest.mark.parametrize("state", [S.DRAINING, S.DRAINED, S.STOPPING, S.FAILED])
+def test_a_closed_engine_admits_nobody(state: S) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.state = state
+    assert not lifecycle.admits
+    assert not lifecycle.ready

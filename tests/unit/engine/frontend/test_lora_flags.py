@@ -1,0 +1,101 @@
+"""LoRA in the frontend: flags, and which adapters a worker must have.
+
+Tests ``plimsoll_engine/settings.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plimsoll_engine.__main__ import _parser
+from plimsoll_engine.errors import UsageError
+from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, AdapterRegistry
+from plimsoll_engine.messages.worker_ipc import AdapterLoaded, UnloadAdapter
+from plimsoll_engine.settings import Settings, from_flags
+
+
+def settings(tmp_path: Path, *flags: str) -> Settings:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    (tmp_path / "adapter").mkdir()
+    serve = ["serve", "--model", str(model), "--run-dir", str(tmp_path / "run")]
+    return from_flags(_parser().parse_args([*serve, *flags]), {})
+
+
+def test_adapters_are_off_by_default(tmp_path: Path) -> None:
+    found = settings(tmp_path)
+    assert (found.max_loras, found.lora_modules) == (0, {})
+    assert found.worker_config().max_loras == 0
+
+
+def test_flags_reach_the_worker(tmp_path: Path) -> None:
+    found = settings(
+        tmp_path, "--enable-lora", "--max-lora-rank", "16", "--lora-modules",
+        f"one={tmp_path}/adapter", f"two={tmp_path}/adapter",
+    )  # fmt: skip
+    assert found.lora_modules == dict.fromkeys(("one", "two"), tmp_path / "adapter")
+    config = found.worker_config()
+    assert (config.max_loras, config.max_lora_rank) == (4, 16)
+
+
+WRONG = [
+    (["--lora-modules", "one={0}/adapter"], "--lora-modules: needs --enable-lora"),
+    (["--enable-lora", "--tensor-parallel-size", "2"], "--enable-lora: .*one GPU"),
+    (["--enable-lora", "--lora-modules", "one"], "--lora-modules one: give NAME=PATH"),
+    (["--enable-lora", "--lora-modules", "=x"], "--lora-modules =x: give NAME=PATH"),
+    (["--enable-lora", "--lora-modules", "one={0}/no"], "/no: no such folder"),
+    (["--enable-lora", "--lora-modules", "model={0}/adapter"], "the name model is taken"),
+    (["--enable-lora", "--lora-modules", "a={0}/adapter", "a={0}/adapter"], "name a is taken"),
+    (
+        ["--enable-lora", "--max-loras", "1", "--lora-modules", "a={0}/adapter", "b={0}/adapter"],
+        "2 adapters are more than --max-loras 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), WRONG)
+def test_a_wrong_flag_is_named(flags: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(tmp_path, *(flag.format(tmp_path) for flag in flags))
+
+
+def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> None:
+    adapters = AdapterRegistry(2, {"one": Path("/one")})
+    one = adapters.find("one")
+    assert one is not None
+    assert one.required
+    assert adapters.loaded(AdapterLoaded("", one.number)) is None
+    assert not one.required
+    with pytest.raises(AdapterRefused, match="loaded already"):
+        adapters.new("one", Path("/other"))
+    adapters.use(one)
+    adapters.use(one)
+    assert adapters.problems([one, one]) == []
+    assert adapters.problems([one]) == ["adapter one counts 2 requests, 1 use it"]
+    assert adapters.unlist(one) is None
+    assert (adapters.find("one"), adapters.listed(), adapters.known()) == (None, [], [one])
+
+    again = adapters.new("one", Path("/one"))
+    assert again.number != one.number, "another loading is another adapter"
+    adapters.add(again)
+    with pytest.raises(AdapterRefused, match="--max-loras 2"):
+        adapters.new("two", Path("/two"))
+    assert adapters.release(one) is None
+    assert adapters.release(one) == UnloadAdapter(one.number)
+    assert adapters.known() == [again]
+    assert adapters.unlist(again) == UnloadAdapter(again.number)
+    assert adapters.known() == []
+
+
+def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
+    adapters = AdapterRegistry(1, {"one": Path("/one")})
+    (one,) = adapters.known()
+    adapters.use(one)
+    assert adapters.loaded(AdapterLoaded("", one.number, "no such file")) is one
+    assert (adapters.listed(), adapters.known()) == ([], [])
+    assert adapters.release(one) is None
+    assert adapters.problems([]) == []

@@ -1,0 +1,146 @@
+"""The request log and what waits to be sent: bounded, carried over, and free of cycles.
+
+Tests ``frontend/requests/request_log.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_engine.frontend.requests.request_log import (
+    Generation,
+    QueueFull,
+    RequestFailed,
+    RequestLog,
+)
+from plimsoll_engine.frontend.workers.outbox import Outbox
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.worker_ipc import Abort, Sampling, Stop, Submit
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(chr(i) for i in ids)
+
+
+def generation(name: str = "a", stops: Sequence[str] = ()) -> Generation:
+    return Generation(name, [1, 2], Sampling(max_tokens=9, seed=4), decode, stops)
+
+
+def test_a_full_log_refuses() -> None:
+    log = RequestLog(1)
+    log.admit(generation("a"))
+    with pytest.raises(QueueFull, match="--max-queued"):
+        log.admit(generation("b"))
+    assert log.release("a") is not None
+    assert log.release("a") is None
+    log.admit(generation("b"))
+
+
+def test_the_choices_of_a_request_are_admitted_together_or_not() -> None:
+    log = RequestLog(3)
+    log.admit(generation("a"), generation("b"))
+    with pytest.raises(QueueFull):
+        log.admit(generation("c"), generation("d"))
+    assert len(log) == 2
+
+
+def test_no_stop_string_is_looked_for_before_min_tokens() -> None:
+    async def run() -> None:
+        sampling = Sampling(max_tokens=9, min_tokens=3)
+        one = Generation("a", [1], sampling, decode, ["b"])
+        for token in "abcdbe":
+            one.push(ord(token), None)
+        delta = one.take()
+        assert delta is not None
+        assert delta[:2] == ("abcd", "stop")
+
+    asyncio.run(run())
+
+
+def test_what_is_carried_is_what_runs() -> None:
+    log = RequestLog(9)
+    for name in "abcd":
+        log.admit(generation(name))
+    running, finished, failed, parked = (log.get(name) for name in "abcd")
+    assert running is not None
+    assert finished is not None
+    assert failed is not None
+    assert parked is not None
+    running.push(ord("x"), None)
+    finished.push(ord("x"), "stop")
+    failed.fail(RequestFailed("error", "why"))
+    parked.parked = True
+    sampling, arrived = Sampling(max_tokens=9, seed=4), running.times.arrived
+    for attempt in (1, 2):  # each submission has a number of its own
+        assert [g.submission() for g in log.to_resubmit()] == [
+            Submit("a", [1, 2], sampling, [ord("x")], arrived=arrived, attempt=attempt)
+        ]
+
+
+def test_a_stop_string_over_two_tokens_ends_the_text_before_it() -> None:
+    async def run() -> None:
+        one = generation(stops=["lo w"])
+        for token in "hello world":
+            one.push(ord(token), None)
+        assert one.take() == ("hel", "stop", [])
+        assert one.output_ids == [ord(c) for c in "hello w"]
+
+    asyncio.run(run())
+
+
+def test_a_request_dies_by_reference_counting_alone() -> None:
+    async def run() -> None:
+        gc.disable()
+        try:
+            for end in ("finish", "fail", "leave"):
+                log = RequestLog(4)
+                one = generation(stops=["zz"])
+                log.admit(one)
+                one.push(ord("z"), "length" if end == "finish" else None)
+                if end == "fail":
+                    one.fail(RequestFailed("error", "why"))
+                    with pytest.raises(RequestFailed):
+                        one.take()
+                gone = weakref.ref(one)
+                log.release("a")
+                del one
+                assert gone() is None, end
+        finally:
+            gc.enable()
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["submit", "abort", "take"]), st.integers(0, 5))))
+def test_the_outbox_never_outgrows_the_live_requests(steps: list[tuple[str, int]]) -> None:
+    outbox, live, sent = Outbox(), set[int](), set[int]()
+    for action, number in steps:
+        if action == "submit" and number not in live:
+            live.add(number)
+            outbox.put(Submit(str(number), [1], Sampling(max_tokens=1)))
+        elif action == "abort" and number in live:
+            live.discard(number)
+            outbox.put(Abort(str(number)))
+        elif action == "take":
+            message = outbox.take()
+            if isinstance(message, Submit):
+                sent.add(int(message.request_id))
+            elif isinstance(message, Abort):
+                assert int(message.request_id) in sent  # never of what the worker does not know
+                sent.discard(int(message.request_id))
+        assert len(outbox) <= len(live) + len(sent)
+
+
+def test_stop_overtakes_what_the_next_worker_gets_anyway() -> None:
+    outbox = Outbox()
+    outbox.put(Submit("a", [1], Sampling(max_tokens=1)))
+    outbox.put(worker_ipc.AuditQuery("q"))
+    outbox.put(Stop())
+    assert (outbox.take(), outbox.take()) == (Stop(), None)

@@ -1,0 +1,62 @@
+"""The memory for bodies: bounded in all and for one client, and always given back.
+
+Tests ``http/budget.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_engine.http.budget import BodyBudget, OverBudget
+from plimsoll_engine.http.limits import SMALL_BODY_BYTES
+
+MIB = 1 << 20
+
+
+def test_one_client_has_half_and_others_the_rest() -> None:
+    budget = BodyBudget(lambda: 8 * MIB, 10)
+    with budget.open("a") as first, budget.open("a") as second, budget.open("b") as other:
+        first.announce(4 * MIB)
+        with pytest.raises(OverBudget, match="your other requests") as refused:
+            second.announce(MIB)
+        assert refused.value.client
+        other.announce(3 * MIB)
+        with budget.open("c") as third:
+            with pytest.raises(OverBudget, match="try again") as refused:
+                third.announce(2 * MIB)
+            assert not refused.value.client
+            third.announce(MIB)
+    with budget.open("c") as later:
+        later.announce(4 * MIB)
+
+
+def test_small_bodies_are_never_refused() -> None:
+    budget = BodyBudget(lambda: MIB, 10)
+    with budget.open("a") as large, budget.open("a") as small:
+        large.announce(MIB // 2)
+        small.announce(SMALL_BODY_BYTES)
+        small.came(SMALL_BODY_BYTES)
+        assert budget.held == SMALL_BODY_BYTES <= budget.bound
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3 * MIB)), max_size=30))
+def test_whatever_comes_stays_within_the_bound_and_goes(bodies: list[tuple[str, int]]) -> None:
+    budget = BodyBudget(lambda: 4 * MIB, len(bodies))
+    opened = []
+    for client, size in bodies:
+        reservation = budget.open(client)
+        try:
+            reservation.announce(size)
+        except OverBudget:
+            assert size > SMALL_BODY_BYTES
+        else:
+            reservation.came(size)
+        opened.append(reservation)
+        assert budget.held <= budget.bound
+    for reservation in opened:
+        reservation.__exit__()
+    assert budget.held == 0
+    with budget.open("a") as whole:
+        whole.announce(2 * MIB)

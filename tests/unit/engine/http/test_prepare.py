@@ -1,0 +1,111 @@
+"""Bodies become prompts within their bounds; the process that does it survives what it is sent.
+
+Tests ``api/prepare.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from plimsoll_engine.api import prepare
+from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.prepare import Context, Preparation, PreparedBody
+from plimsoll_engine.api.prepare_messages import Done, Job, PreparationRefused
+from plimsoll_engine.api.preparer_process import perform
+from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_faults.models import tiny
+
+CONTEXT = Context(max_model_len=128, max_queued=8, max_values=1000)
+
+
+@pytest.fixture(scope="module")
+def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    tiny.write_checkpoint(folder)
+    return Preparation(Tokenizer(folder), sees=False)
+
+
+def body(**fields: Any) -> bytearray:
+    return bytearray(json.dumps({"model": "tiny"} | fields).encode())
+
+
+def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: Preparation) -> None:
+    raw = body(prompt=["Hull", [5, 6]], n=2, stop="x", logit_bias={"5": 1}, seed=7)
+    here = preparation.completion(raw, CONTEXT)
+    outcome = perform(preparation, Job("completion", CONTEXT), raw)
+    assert isinstance(outcome, Done)
+    there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[CompletionRequest])
+    assert there == here
+    assert there.prompts[1] == [5, 6]
+    assert (there.body.n, there.body.stop, there.body.seed) == (2, "x", 7)
+
+
+def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -> None:
+    tool = {"type": "function", "function": {"name": "a", "parameters": {"x": "y" * 1000}}}
+    raw = body(messages=[{"role": "user", "content": "Ahoy"}], tools=[tool], tool_choice="required")
+    outcome = perform(preparation, Job("chat", CONTEXT), raw)
+    assert isinstance(outcome, Done)
+    there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
+    assert there.calls
+    assert there.grammar is not None
+    assert there.body.tools is None
+    assert len(there.prompts[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "status", "param", "code"),
+    [
+        ("completion", {"prompt": [[1]] * 600}, 413, None, "body_too_complex"),
+        ("completion", {"prompt": ["a"] * 9}, 400, "prompt", "invalid_value"),
+        ("completion", {"prompt": "a" * 9000}, 400, "prompt", "context_length_exceeded"),
+        ("completion", {"prompt": [5] * 129}, 400, "prompt", "context_length_exceeded"),
+        ("chat", {"messages": [{"role": "user", "content": "a" * 9000}]}, 400, "messages",
+         "context_length_exceeded"),
+        ("chat", {"messages": [{"role": "user", "content": "a"}], "n": 9}, 400, "n",
+         "invalid_value"),
+        ("detokenize", {"tokens": [5] * 129}, 400, "tokens", "context_length_exceeded"),
+        ("detokenize", {"tokens": [10**9]}, 400, "tokens", "invalid_value"),
+    ],
+)  # fmt: skip
+def test_each_bound_has_an_error_that_names_it(
+    preparation: Preparation, kind: Any, fields: Any, status: int, param: str | None, code: str
+) -> None:
+    outcome = perform(preparation, Job(kind, CONTEXT), body(**fields))
+    assert isinstance(outcome, PreparationRefused)
+    assert (outcome.status, outcome.param, outcome.code) == (status, param, code)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user"}] * 4097},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]},
+        {"messages": [{"role": "user"}], "chat_template_kwargs": {str(n): 1 for n in range(65)}},
+        {"messages": [{"role": "user"}], "metadata": {str(n): "" for n in range(65)}},
+        {"messages": [{"role": "user"}], "logit_bias": {str(n): 1 for n in range(1025)}},
+        {"messages": [{"role": "user"}], "stop": ["a"] * 17},
+    ],
+)
+def test_counts_are_bounded(preparation: Preparation, fields: Any) -> None:
+    with pytest.raises(ApiError, match="length") as told:
+        preparation.chat(body(**fields), CONTEXT)
+    assert told.value.status == 400
+    assert told.value.param is not None
+
+
+def test_memory_that_runs_out_is_the_bodys_own_error(
+    preparation: Preparation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(prepare, "decode", exhausted)
+    outcome = perform(preparation, Job("chat", CONTEXT), body())
+    assert isinstance(outcome, PreparationRefused)
+    assert outcome.code == "body_too_complex"

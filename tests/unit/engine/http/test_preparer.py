@@ -1,0 +1,131 @@
+"""The preparing process may hang or die: its job has an error, the next one has a new process.
+
+Tests ``api/preparer.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import sys
+import termios
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from plimsoll_engine.api.body import Body
+from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.preparer import INLINE_BYTES, Preparer
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_faults.models import tiny
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a preparer asks of an engine."""
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    tiny.write_checkpoint(folder)
+    return SimpleNamespace(
+        tokenizer=Tokenizer(folder),
+        max_model_len=8192,
+        settings=SimpleNamespace(max_queued=8, model=folder),
+        media=SimpleNamespace(processors=SimpleNamespace(image=None)),
+    )
+
+
+LARGE = bytearray(json.dumps({"model": "tiny", "prompt": "tide " * 1500}).encode())
+assert len(LARGE) > INLINE_BYTES
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+BODY = Body(LARGE, "a", never)
+
+
+def _unread_bytes(preparer: Preparer) -> int:
+    """Of the job that the process has been given, what it has not read."""
+    assert preparer._socket is not None
+    size = fcntl.ioctl(preparer._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(size, sys.byteorder)
+
+
+@pytest.mark.parametrize(
+    ("number", "timeout_s", "status", "code"),
+    [
+        (signal.SIGSTOP, 0.5, 413, "body_too_complex"),
+        (signal.SIGKILL, 60.0, 503, "unavailable"),
+    ],
+)
+def test_a_process_that_hangs_or_dies_is_replaced(
+    engine: Any, number: int, timeout_s: float, status: int, code: str
+) -> None:
+    async def scenario() -> None:
+        preparer = Preparer(engine, timeout_s=60)
+        try:
+            first = await preparer.completion(BODY)
+            process = preparer._process
+            assert process is not None
+            preparer._timeout_s = timeout_s
+            os.kill(process.pid, signal.SIGSTOP)
+            job = asyncio.create_task(preparer.completion(BODY))
+            while not _unread_bytes(preparer):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            os.kill(process.pid, number)
+            with pytest.raises(ApiError) as told:
+                await job
+            assert (told.value.status, told.value.code) == (status, code)
+            preparer._timeout_s = 60
+            assert await preparer.completion(BODY) == first
+            assert preparer._process is not process
+        finally:
+            preparer.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_body_of_a_client_that_left_is_not_prepared(engine: Any) -> None:
+    """It waits for its turn; the one before it hangs."""
+
+    async def scenario() -> None:
+        preparer, prepared = Preparer(engine, timeout_s=60), []
+        call, begun, loop = preparer._call, asyncio.Event(), asyncio.get_running_loop()
+
+        def counted(job: Any, raw: bytearray) -> Any:
+            prepared.append(len(raw))
+            loop.call_soon_threadsafe(begun.set)
+            return call(job, raw)
+
+        preparer._call = counted  # type: ignore[method-assign]
+        try:
+            await preparer.completion(BODY)
+            assert preparer._process is not None
+            os.kill(preparer._process.pid, signal.SIGSTOP)
+            begun.clear()
+            hangs = asyncio.create_task(preparer.completion(BODY))
+            await asyncio.wait_for(begun.wait(), 30)
+            gone = asyncio.Event()
+
+            async def left() -> None:
+                await gone.wait()
+
+            waits = asyncio.create_task(preparer.completion(Body(LARGE, "b", left)))
+            await asyncio.sleep(0)
+            gone.set()
+            with pytest.raises(ClientDisconnect):
+                await asyncio.wait_for(waits, 30)
+            os.kill(preparer._process.pid, signal.SIGCONT)
+            await hangs
+            await preparer.completion(BODY)
+            assert len(prepared) == 3
+        finally:
+            preparer.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,304 @@
+"""Each Triton kernel computes what its torch reference computes, on inputs drawn anew.
+
+Tests ``kernels/fused.py``, ``kernels/decode_attention.py`` and ``kernels/prefill_attention.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from plimsoll_engine.kernels import decode_attention, fused
+from plimsoll_engine.kernels.fused import FusedOps
+from plimsoll_engine.kernels.ops import Ops
+from plimsoll_engine.kernels.reference import ReferenceOps
+from plimsoll_engine.kernels.step_plan import StepPlan
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FUSED: Ops = FusedOps()
+REFERENCE: Ops = ReferenceOps()
+PAGE = 16
+PROGRAMS = decode_attention.PROGRAMS
+TYPES = [
+    pytest.param(torch.float32, 1e-5, id="float32"),
+    pytest.param(torch.bfloat16, 8e-3, id="bfloat16"),
+]
+# The interpreter's dot product takes bfloat16 for integers.
+NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+ATTENTION_TYPES = [TYPES[0], pytest.param(NARROW, 8e-3, id="narrow")]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to the expected tensor's norm; NaN where a value was not written."""
+    difference = found.double() - expected.double()
+    return float(difference.norm() / expected.double().norm())
+
+
+def plan_of(
+    sequences: list[tuple[int, int]], kv_heads: int, dim: int, dtype: torch.dtype, pad: int = 0
+) -> StepPlan:
+    """A pool and its plan for (context, new tokens) each, with ``pad`` padding rows at the end."""
+    pages = [-(-context // PAGE) for context, _ in sequences]
+    order = torch.randperm(sum(pages) + 3).tolist()
+    tables = [[order.pop() for _ in range(count)] for count in pages]
+    write = [
+        table[token // PAGE] * PAGE + token % PAGE
+        for table, (context, new) in zip(tables, sequences, strict=True)
+        for token in range(context - new, context)
+    ]
+    width = max(pages) + 2
+    starts = [0]
+    for _, new in sequences:
+        starts.append(starts[-1] + new)
+
+    def ints(values: Any, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+    contexts = [context for context, _ in sequences] + [0] * pad
+    decodes = sum(1 for _, new in sequences if new == 1) + pad
+    pool = (2, (sum(pages) + 3) * PAGE, kv_heads, dim)
+    return StepPlan(
+        keys=draw(*pool, dtype=dtype),
+        values=draw(*pool, dtype=dtype),
+        block_size=PAGE,
+        write_slots=ints(write + [-1] * pad, torch.int64),
+        tables=ints([table + [0] * (width - len(table)) for table in tables] + [[0] * width] * pad),
+        contexts=ints(contexts),
+        starts=ints(starts + [starts[-1]] * pad),
+        decodes=decodes,
+        longest=max((new for _, new in sequences if new > 1), default=0),
+    )
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(17)
+    if DEVICE.type == "cpu":  # the interpreter runs one program after the other
+        monkeypatch.setattr(decode_attention, "PROGRAMS", 24)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 64), (5, 96), (70, 16)])
+def test_norms(rows: int, size: int, dtype: torch.dtype, tolerance: float) -> None:
+    x, residual, weight = (draw(*s, dtype=dtype) for s in ((rows, size), (rows, size), (size,)))
+    assert error(FUSED.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6)) < tolerance
+    ours, theirs = residual.clone(), residual.clone()
+    found = FUSED.add_rms_norm(x, ours, weight, 1e-6)
+    assert error(found, REFERENCE.add_rms_norm(x, theirs, weight, 1e-6)) < tolerance
+    assert error(ours, theirs) < tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("size", [48, 2304])
+def test_activation(size: int, dtype: torch.dtype, tolerance: float) -> None:
+    gate_up = draw(7, 2 * size, dtype=dtype)
+    assert error(FUSED.silu_mul(gate_up), REFERENCE.silu_mul(gate_up)) < tolerance
+
+
+def test_rotary_table_far_out() -> None:
+    positions = torch.tensor([0, 1, 511, 131_071], device=DEVICE)
+    inverse = 1.0 / 1e4 ** (torch.arange(0, 24, 2, device=DEVICE).float() / 24)
+    found = FUSED.rotary(positions, inverse)
+    angles = positions.double().unsqueeze(-1) * inverse.double()
+    # The product is rounded to float32, as transformers does: half a unit at 131071 is .004.
+    torch.testing.assert_close(
+        found.double(), torch.cat([angles.cos(), angles.sin()], dim=-1), atol=8e-3, rtol=0
+    )
+    assert error(found, REFERENCE.rotary(positions, inverse)) < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (6, 3, 24)])
+def test_rotate_and_store(
+    heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    plan = plan_of([(9, 1), (40, 1), (20, 7)], kv_heads, dim, dtype)
+    tokens = len(plan.write_slots)
+    qkv = draw(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    rotary = REFERENCE.rotary(
+        torch.randint(0, 5000, (tokens,), device=DEVICE), draw(dim // 2).abs()
+    )
+    norms = (draw(dim, dtype=dtype), draw(dim, dtype=dtype)) if normed else None
+    pools = []
+    found = []
+    for ops in (FUSED, REFERENCE):
+        keys, values = plan.keys.clone(), plan.values.clone()
+        step = plan_with(plan, keys, values)
+        found.append(ops.rotate_and_store(qkv, rotary, norms, 1e-6, step, 1))
+        pools.append((keys, values))
+    assert error(found[0], found[1]) < tolerance
+    for ours, theirs in zip(*pools, strict=True):
+        assert error(ours, theirs) < tolerance
+    assert torch.equal(pools[0][0][0], plan.keys[0]), "another layer was written"
+
+
+def plan_with(plan: StepPlan, keys: torch.Tensor, values: torch.Tensor) -> StepPlan:
+    return StepPlan(
+        keys, values, plan.block_size, plan.write_slots, plan.tables, plan.contexts, plan.starts,
+        plan.decodes, plan.longest,
+    )  # fmt: skip
+
+
+def test_padding_rows_write_nothing() -> None:
+    plan = plan_of([(9, 1)], 2, 16, torch.float32, pad=3)
+    before = plan.keys.clone(), plan.values.clone()
+    FUSED.rotate_and_store(draw(4, 8 * 16), draw(4, 16), None, 1e-6, plan, 0)
+    changed = (plan.keys[0] != before[0][0]).any(dim=(1, 2)).nonzero().flatten().tolist()
+    assert changed == plan.write_slots[:1].tolist()
+    out = FUSED.attend(draw(4, 4, 16), plan, 0, 0.2, None)
+    assert torch.equal(out[1:], torch.zeros_like(out[1:]))
+    assert bool(out[0].isfinite().all())
+
+
+DECODES = [(1, 1), (16, 1), (64, 1), (65, 1), (130, 1)]
+CHUNKS = [(5, 5), (17, 6), (150, 150), (90, 33)]
+BATCHES = {
+    "decodes": DECODES,
+    "one-decode": [(77, 1)],
+    "chunks": CHUNKS,
+    "mixed": DECODES[:3] + CHUNKS[1:3],
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), ATTENTION_TYPES)
+@pytest.mark.parametrize("window", [None, 20], ids=["whole", "window"])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (6, 2, 24)])
+def test_attention(
+    heads: int, kv_heads: int, dim: int, batch: list[tuple[int, int]], window: int | None,
+    dtype: torch.dtype, tolerance: float,
+) -> None:  # fmt: skip
+    plan = plan_of(batch, kv_heads, dim, dtype)
+    query = draw(len(plan.write_slots), heads, dim, dtype=dtype)
+    found = FUSED.attend(query, plan, 1, 0.3, window)
+    expected = REFERENCE.attend(query.clone(), plan, 1, 0.3, window)
+    assert error(found, expected) < tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize(("norm", "silu", "add"), [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 0, 1)])
+def test_projection_of_one_row(
+    norm: int, silu: int, add: int, bias: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    columns, rows = 1100, 26
+    x, weight, into = (draw(*s, dtype=dtype) for s in ((1, columns), (rows, columns), (1, rows)))
+    shift = draw(rows, dtype=dtype) if bias else None
+    scale = draw(columns, dtype=dtype) if norm else None
+
+    def project(ops: Ops, cast: torch.dtype) -> torch.Tensor:
+        y, w, b, n, r = (t if t is None else t.to(cast) for t in (x, weight, shift, scale, into))
+        assert y is not None
+        assert w is not None
+        return ops.project(
+            y, w, b, n, 1e-6, bool(silu), r.clone() if add and r is not None else None
+        )
+
+    # Few columns of a product of roundings: the reference's own distance is the measure.
+    exact = project(REFERENCE, torch.float64)
+    rounding = error(project(REFERENCE, dtype), exact)
+    assert error(project(FUSED, dtype), exact) < max(tolerance, 2 * rounding)
+
+
+@pytest.mark.parametrize("rotates", [True, False])
+def test_whole_prompts_of_the_library(rotates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, kv_heads, dim = 4, 2, 32
+    lengths: tuple[int, ...] = (1030, 1300, 1300)
+    if DEVICE.type == "cpu":  # a tenth of it: the interpreter runs a program for each token
+        lengths = (103, 130, 130)
+        monkeypatch.setattr(fused, "LIBRARY_ROWS", 100)
+        monkeypatch.setattr(fused, "LIBRARY_STEP", 32)
+    plan = plan_of([(9, 1), (40, 20), *((n, n) for n in lengths)], kv_heads, dim, NARROW)
+    plan.fresh = lengths
+    tokens = len(plan.write_slots)
+    qkv = draw(tokens, heads + 2 * kv_heads, dim, dtype=NARROW)
+    if rotates:
+        rotary = REFERENCE.rotary(torch.arange(tokens, device=DEVICE), draw(dim // 2).abs())
+        query = FUSED.rotate_and_store(qkv.flatten(1), rotary, None, 0.0, plan, 0)
+    else:
+        query, key, value = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+        query = query.contiguous()
+        FUSED.store(key, value, plan, 0)
+    assert query.shape == (tokens, heads, dim)
+    found = FUSED.attend(query, plan, 0, 0.3, None)
+    plan.derived = None
+    assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 8e-3
+
+
+@pytest.mark.parametrize("cut", [(64, 1), (64, 2), (64, 8), (64, 32), (128, 1), (128, 2)])
+def test_parts_of_a_context_are_joined(cut: tuple[int, int]) -> None:
+    plan = plan_of([(1, 1), (700, 1), (64, 1)], 2, 16, torch.float32)
+    query = draw(3, 4, 16)
+    found = torch.full_like(query, float("nan"))
+    decode_attention.decode_attention(
+        query, plan.keys[0], plan.values[0], plan.tables, plan.contexts, PAGE, 0.3, None, found,
+        cut=decode_attention.Cut(*cut),
+    )  # fmt: skip
+    assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("sequences", "kv_heads", "row_bytes", "limit", "cut"),
+    [
+        (1, 8, 256, 4096, (64, 32)),
+        (16, 8, 256, 4096, (64, 16)),
+        (32, 8, 256, 4096, (128, 2)),
+        (64, 8, 256, 8192, (128, 1)),
+        (64, 8, 256, 8193, (64, 4)),
+        (64, 8, 256, 0, (64, 4)),
+        (64, 8, 512, 4096, (64, 4)),
+        (128, 8, 256, 4096, (64, 1)),
+        (128, 8, 256, 131_072, (64, 2)),
+        (256, 4, 512, 4096, (64, 1)),
+    ],
+)
+def test_how_the_work_is_cut(
+    sequences: int, kv_heads: int, row_bytes: int, limit: int, cut: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(decode_attention, "PROGRAMS", PROGRAMS)
+    assert decode_attention.cut_for(sequences, kv_heads, row_bytes, limit) == cut
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 7), (3, 4096), (2, 20_011)])
+def test_the_best_column(rows: int, columns: int) -> None:
+    x = draw(rows, columns, dtype=NARROW)
+    x[-1] = x[-1].round()  # many are equal: the first of them counts
+    assert torch.equal(FUSED.argmax(x), REFERENCE.argmax(x))
+
+
+def test_a_row_without_a_best_column_has_a_column() -> None:
+    x = torch.full((3, 9000), float("nan"), device=DEVICE)
+    x[1] = float("-inf")
+    x[2, 5000:] = 1.0
+    found = FUSED.argmax(x).tolist()
+    assert 0 <= min(found[:2]) <= max(found[:2]) < 9000
+    assert found[2] == 5000
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("count", "size"), [(1, 5), (7, 64), (3, 3000)])
+def test_rows_are_those_of_their_numbers(kind: torch.dtype, count: int, size: int) -> None:
+    x = draw(40, size)
+    index = torch.randint(0, 40, (count + 1,), device=DEVICE).to(kind)[1:]  # not aligned
+    assert torch.equal(FUSED.rows(x, index), REFERENCE.rows(x, index))
+
+
+@pytest.mark.parametrize("count", [1, 9, 600])
+def test_a_token_is_given_or_a_sampled_one(count: int) -> None:
+    newest = torch.randint(100, 200, (8,), device=DEVICE)
+    ids = torch.arange(count, dtype=torch.int32, device=DEVICE)
+    sources = torch.randint(-1, 8, (count,), device=DEVICE).to(torch.int32)
+    expected = [
+        number if source < 0 else int(newest[source])
+        for number, source in enumerate(sources.tolist())
+    ]
+    for ops in (FUSED, REFERENCE):
+        assert ops.take(ids, sources, newest).tolist() == expected
