@@ -1,5 +1,8 @@
-"""The faults of :mod:`plimsoll_faults.kinds` that are the frontend's. They last as long as
-its process, whatever the worker's epoch. Nothing here runs without ``PLIMSOLL_INJECT``."""
+"""The faults of :mod:`plimsoll_faults.kinds` that are the frontend's.
+
+They last as long as its process, whatever the worker's epoch. Nothing here runs without
+``PLIMSOLL_INJECT``.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ class RememberingTokenizer(Tokenizer):
         self.kept: dict[tuple[str, bool], list[list[int]]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of ``text``, kept for ever."""
+        """Return the token ids of ``text``, kept for ever."""
         return self._keep((text, True), super().encode(text))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """The token ids of a rendered prompt, kept for ever."""
+        """Return the token ids of a rendered prompt, kept for ever."""
         return self._keep((text, False), super().encode_rendered(text))
 
     def _keep(self, key: tuple[str, bool], ids: list[int]) -> list[int]:
@@ -45,8 +48,10 @@ class UnregisteredLog(RequestLog):
     kept: dict[str, tuple[Generation, bytearray]]
 
     def release(self, request_id: str) -> Generation | None:
-        """Release as the sound log does; a request that ended before its first token leaves a
-        payload."""
+        """Release as the sound log does.
+
+        A request that ended before its first token leaves a payload.
+        """
         generation = super().release(request_id)
         if generation is not None and not generation.done and not generation.output_ids:
             # Multiplied, not zero-filled: the pages are written, so they are resident.

@@ -25,7 +25,10 @@ FAULTS: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for kind
 
 
 def parse(text: str) -> list[Fault]:
-    """The faults that ``text`` names, none for an empty one; :class:`InjectError` otherwise."""
+    """Return the faults that ``text`` names, none for an empty one.
+
+    :class:`InjectError` otherwise.
+    """
     faults = [_fault(part.strip()) for part in text.split(";") if part.strip()]
     names = [name_of(fault) for fault in faults]
     for name in names:
@@ -40,7 +43,7 @@ def check(text: str) -> None:
 
 
 def name_of(fault: Fault) -> str:
-    """The fault's name in ``PLIMSOLL_INJECT``."""
+    """Return the fault's name in ``PLIMSOLL_INJECT``."""
     return str(fault.__struct_config__.tag)
 
 

@@ -11,7 +11,9 @@ K = TypeVar("K")
 
 
 def turned(sound: object, kind: type[K]) -> K:
-    """``sound`` itself, with the methods of ``kind`` before its own from now on. ``kind`` derives
-    from a class of ``sound``; several faults may turn one object."""
+    """``sound`` itself, with the methods of ``kind`` before its own from now on.
+
+    ``kind`` derives from a class of ``sound``; several faults may turn one object.
+    """
     sound.__class__ = type(kind.__name__, (kind, type(sound)), {})
     return cast(K, sound)

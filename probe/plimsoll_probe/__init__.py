@@ -21,8 +21,10 @@ _started = False
 
 
 def start() -> None:
-    """Starts listening in this process and in those that it forks. Never raises; calling it again
-    does nothing."""
+    """Start listening in this process and in those that it forks.
+
+    Never raises; calling it again does nothing.
+    """
     global _started
     try:
         folder = os.environ.get(DIRECTORY, "")

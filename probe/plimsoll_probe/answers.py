@@ -16,8 +16,10 @@ of the last two counts: the first looks up the engine's objects and takes many t
 
 
 class Reports:
-    """``cost_s`` is the processor time of the newest report. It is kept until its share is paid;
-    ``age_s`` says how old it is."""
+    """``cost_s`` is the processor time of the newest report.
+
+    It is kept until its share is paid; ``age_s`` says how old it is.
+    """
 
     def __init__(self) -> None:
         self._allocators: Optional[Allocators] = None

@@ -39,7 +39,7 @@ class Engine:
         self._fixed: Dict[str, Dict[str, Any]] = {}
 
     def read(self) -> Dict[str, Any]:
-        """The figures that are known; empty in a process that is no part of a known engine."""
+        """Return the figures that are known; empty in a process of no known engine."""
         owner = self._owner() if self._owner is not None else None
         if owner is None:
             found = find(threading.main_thread().ident)
@@ -81,7 +81,7 @@ class Engine:
 
 
 def find(thread: Optional[int]) -> Optional[Owner]:
-    """The owner in the stack of ``thread``; None where its loop does not run."""
+    """Return the owner in the stack of ``thread``; None where its loop does not run."""
     frame = sys._current_frames().get(thread or 0)
     for _ in range(MAX_FRAMES):
         if frame is None:
@@ -101,7 +101,7 @@ def find(thread: Optional[int]) -> Optional[Owner]:
 
 
 def at(start: Any, path: str) -> Any:
-    """The attribute at the end of a dotted path; None where one on the way is missing."""
+    """Return the attribute at the end of a dotted path; None where one on the way is missing."""
     for name in path.split("."):
         start = getattr(start, name, None)
         if start is None:
@@ -162,7 +162,7 @@ def _grammars(core: Any) -> Optional[Dict[str, Any]]:
 
 
 def _runner(owner: Any) -> Any:
-    """The object that runs the model, where it is in this process."""
+    """Return the object that runs the model, where it is in this process."""
     for path in (
         "worker.worker.model_runner",
         "worker.model_runner",

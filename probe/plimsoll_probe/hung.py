@@ -38,7 +38,7 @@ class StackFile:
             inherited.close()
 
     def close(self) -> None:
-        """The file goes, the handler stays: a signal that is under way must not end the process."""
+        """Remove the file and keep the handler: a signal under way must not end the process."""
         if self._path == os.path.join(self._folder, f"{os.getpid()}.stacks"):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)

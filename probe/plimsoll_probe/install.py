@@ -23,7 +23,7 @@ PACKAGE_VERSION = "1"
 
 
 def install(folder: Path) -> None:
-    """Writes everything; what an earlier start of the pod left is replaced."""
+    """Write everything; what an earlier start of the pod left is replaced."""
     here = Path(__file__).resolve().parent
     shutil.rmtree(folder / "plimsoll_probe", ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "install.py", "sitecustomize.py")

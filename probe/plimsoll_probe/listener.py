@@ -67,7 +67,7 @@ class _Listener:
             self._busy.release()
 
     def after_fork_in_child(self) -> None:
-        """The thread is the parent's alone, and so is its socket."""
+        """Forget the thread and its socket, which are the parent's alone."""
         try:
             self._held, self._busy = False, threading.Lock()
             inherited, self._socket = self._socket, None
@@ -104,7 +104,7 @@ def _serve_one(peer: socket.socket) -> None:
 
 
 def _line(peer: socket.socket) -> Optional[bytes]:
-    """The request; None where it does not end within its bounds."""
+    """Return the request; None where it does not end within its bounds."""
     deadline = time.monotonic() + WAIT_S
     data = b""
     while not data.endswith(b"\n"):
@@ -140,7 +140,7 @@ def _remove_ended(folder: str) -> None:
 
 
 def listen(folder: str) -> None:
-    """Listens for the rest of this process's life; OSError where the folder cannot be used."""
+    """Listen for the rest of this process's life; OSError where the folder cannot be used."""
     listener = _Listener(folder)
     listener.open()
     atexit.register(listener.close)

@@ -48,8 +48,11 @@ def _counts_us() -> bool:
 
 
 def _counts_once() -> bool:
-    """Half of the block is enough: other threads free memory meanwhile, in a process that starts
-    most of all. Another allocator's block does not move glibc's account at all."""
+    """Return whether the account moves with a block of our own.
+
+    Half of the block is enough: other threads free memory meanwhile, in a process that starts most
+    of all. Another allocator's block does not move glibc's account at all.
+    """
     if _mallinfo2 is None:
         return False
     before = _held(_mallinfo2())
@@ -58,8 +61,11 @@ def _counts_once() -> bool:
 
 
 class Allocators:
-    """``malloc`` is ``mallinfo2``; Python's objects are estimated from the number of its blocks,
-    which costs microseconds; pymalloc has no cheap account in bytes."""
+    """What the allocators of this process say.
+
+    ``malloc`` is ``mallinfo2``; Python's objects are estimated from the number of its blocks, which
+    costs microseconds; pymalloc has no cheap account in bytes.
+    """
 
     def __init__(self) -> None:
         self._glibc = _counts_us()
@@ -84,8 +90,10 @@ def collections() -> Dict[str, List[int]]:
 
 
 def cuda() -> Any:
-    """``torch.cuda`` where this process has initialised it already; importing torch or creating a
-    context is not for us."""
+    """Return ``torch.cuda`` where this process has initialised it already.
+
+    Importing torch or creating a context is not for us.
+    """
     found = getattr(sys.modules.get("torch"), "cuda", None)
     try:
         return found if found is not None and found.is_initialized() else None
@@ -115,7 +123,7 @@ def devices() -> List[Dict[str, Any]]:
 
 
 def host_pinned() -> Optional[int]:
-    """What torch's caching allocator of pinned host memory holds."""
+    """Return what torch's caching allocator of pinned host memory holds."""
     stats = getattr(cuda(), "host_memory_stats", None)
     if stats is None:
         return None
@@ -124,7 +132,7 @@ def host_pinned() -> Optional[int]:
 
 
 def malloc_trim() -> bool:
-    """Gives malloc's free pages back; False where the libc cannot."""
+    """Give malloc's free pages back; False where the libc cannot."""
     if _malloc_trim is None:
         return False
     _malloc_trim(0)
@@ -132,7 +140,7 @@ def malloc_trim() -> bool:
 
 
 def status_bytes(key: str) -> Optional[int]:
-    """A line of ``/proc/self/status``."""
+    """Return a line of ``/proc/self/status``."""
     try:
         with open("/proc/self/status") as status:
             for line in status:

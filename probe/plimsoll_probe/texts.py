@@ -38,7 +38,7 @@ def stacks() -> str:
 
 
 def gc_objects() -> str:
-    """The collector's counts, and the types that it tracks most of."""
+    """Return the collector's counts, and the types that it tracks most of."""
     lines = [f"-- collections {gc.get_stats()}", f"-- frozen {gc.get_freeze_count()}"]
     objects = gc.get_objects()
     lines.append(f"-- {len(objects)} tracked objects")
@@ -58,8 +58,11 @@ def torch_memory() -> str:
 
 
 class Allocations:
-    """tracemalloc from ``start`` to ``stop``. It slows Python down, so it stops by itself after a
-    minute, and before its tables take more than 128 MiB."""
+    """tracemalloc from ``start`` to ``stop``.
+
+    It slows Python down, so it stops by itself after a minute, and before its tables take more than
+    128 MiB.
+    """
 
     def __init__(self) -> None:
         self._first: Optional[tracemalloc.Snapshot] = None
@@ -104,7 +107,7 @@ class Allocations:
         return "\n".join(["-- grown since tracing began", *map(str, grown[:TOP])])[:MAX_TEXT]
 
     def _stop(self) -> str:
-        """What somebody else started goes on."""
+        """Stop tracing; what somebody else started goes on."""
         self._first = None
         if self._ours:
             self._ours = False

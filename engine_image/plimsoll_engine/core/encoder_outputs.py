@@ -48,7 +48,8 @@ class EncoderOutputs:
     ) -> torch.Tensor | None:
         """Encode what ``chunks`` ask for and hand the outputs to the step.
 
-        They are in its plan, or in the input embeddings, which are returned.
+        They are in its plan, or in the input embeddings [tokens, hidden] of ``ids`` [tokens], which
+        are returned in the model's dtype; None where no row is a placeholder.
         """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])

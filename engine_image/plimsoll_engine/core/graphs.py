@@ -128,7 +128,8 @@ class DecodeGraphs:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best token and the logits of each row, in memory of the graph's.
 
-        ``newest`` are the tokens that the step before sampled, at most as many as the largest size.
+        Tokens are int64 [rows], logits [rows, vocabulary]. ``newest`` int64 are the tokens that the
+        step before sampled, at most as many as the largest size.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)

@@ -48,7 +48,7 @@ def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
 
 
 def to_device(values: Array, device: torch.device) -> torch.Tensor:
-    """Return ``values`` on ``device``.
+    """Return ``values``, int32 of any length, as int32 [values] on ``device``.
 
     From pinned memory, so that the copy waits in the stream and not the host for it; torch keeps
     the pinned memory until then.

@@ -216,7 +216,7 @@ def _draw_filtered(
 def pick(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     """Return where the running sum of ``weights`` first exceeds ``draw`` times the whole.
 
-    ``weights`` [rows, columns] and ``draw`` [rows, 1] are floats, the result is int64 [rows, 1]:
+    ``weights`` [rows, columns] and ``draw`` [rows, 1] are floats, the result is int64 [rows]:
     never a place of weight 0. ``draw`` is less than :data:`BELOW_ONE`.
     """
     cumulative = weights.cumsum(dim=-1)

@@ -30,17 +30,26 @@ class Ops(Protocol):
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """``x`` [rows, size] over its root mean square, times ``weight`` [size]."""
+        """Return ``x`` [rows, size] over its root mean square, times ``weight`` [size].
+
+        The same shape and dtype as ``x``.
+        """
         ...
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place and return the sum's :meth:`rms_norm`."""
+        """Add ``x`` to ``residual`` in place and return the sum's :meth:`rms_norm`.
+
+        All three are [rows, size] of one dtype, ``weight`` [size].
+        """
         ...
 
     def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """[tokens, dim]: cosines, then sines, of ``positions`` x ``inverse`` float32 [dim / 2]."""
+        """Return cosines, then sines, of ``positions`` [tokens] x ``inverse`` float32 [dim / 2].
+
+        The result is float32 [tokens, dim].
+        """
         ...
 
     def rotate_and_store(

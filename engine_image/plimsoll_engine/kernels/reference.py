@@ -40,7 +40,7 @@ class ReferenceOps:
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
         """Return ``ids`` [rows], with ``newest[sources]`` where ``sources`` is not negative.
 
-        The same shape and dtype.
+        The result is int64 [rows], as ``newest`` is.
         """
         return torch.where(sources >= 0, newest[sources.clamp(min=0)], ids)
 

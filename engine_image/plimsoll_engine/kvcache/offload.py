@@ -67,7 +67,8 @@ class Offload:
     def of_bytes(cls, pool: BlockPool, kv: torch.Tensor, size_bytes: int) -> Offload:
         """Return one with as many host blocks of ``kv``, the runner's pool, as ``size_bytes`` hold.
 
-        ValueError where that is none.
+        ``kv`` is [2, layers, blocks * block_size, heads, dim] of any dtype. ValueError where the
+        bytes hold no block.
         """
         block_bytes = kv.nbytes // pool.num_blocks
         slots = size_bytes // block_bytes

@@ -54,8 +54,10 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
 
 
 class WorkerFaults(WorkerHooks):
-    """The faults in ``text`` that one worker has, whose memory is in ``ledger``. Raises InjectError
-    where one cannot be in this engine."""
+    """The faults in ``text`` that one worker has, whose memory is in ``ledger``.
+
+    Raises InjectError where one cannot be in this engine.
+    """
 
     def __init__(
         self,

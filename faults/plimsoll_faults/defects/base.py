@@ -24,7 +24,7 @@ class Defect(Generic[F]):
         """``count`` requests ended in the last step."""
 
     def tick(self, passed_s: float) -> None:
-        """``passed_s`` seconds went by, also while idle."""
+        """Take in that ``passed_s`` seconds went by, also while idle."""
 
     def loses(self, message: worker_ipc.ToWorker) -> bool:
         """Whether the engine never hears of ``message``."""
@@ -35,11 +35,11 @@ class Defect(Generic[F]):
 
 
 def impossible(fault: Fault, why: str) -> InjectError:
-    """The refusal of a fault that this engine cannot have."""
+    """Return the refusal of a fault that this engine cannot have."""
     return InjectError(f"PLIMSOLL_INJECT: {name_of(fault)} {why}")
 
 
 def need_cuda(fault: Fault, engine: EngineCore) -> None:
-    """Raises InjectError on a CPU."""
+    """Raise InjectError on a CPU."""
     if engine.runner.device.type != "cuda":
         raise impossible(fault, "needs a CUDA device; this is a CPU")

@@ -87,8 +87,10 @@ class HeldBudget(EncoderCache):
     """Lets go of nothing before the prompt is computed."""
 
     def drop(self, request: Request) -> None:
-        """Give the budget back only after the prompt was computed: an abort before that keeps
-        it."""
+        """Give the budget back only after the prompt was computed.
+
+        An abort before that keeps it.
+        """
         if request.computed >= request.num_prompt:
             super().drop(request)
 
@@ -127,8 +129,10 @@ class MediaKeptDefect(Defect[kinds.MediaKept]):
 
 
 class CacheFillsDefect(Defect[kinds.CacheFills]):
-    """By way of the cache's own ``put``, which evicts as ever: requests with grammars of their own,
-    without the clients."""
+    """Fills the cache by its own ``put``, which evicts as ever.
+
+    It stands for requests with grammars of their own, without the clients.
+    """
 
     def __init__(self, fault: kinds.CacheFills, engine: EngineCore) -> None:
         super().__init__(fault, engine)

@@ -79,8 +79,11 @@ class KeptKvDefect(Defect[kinds.KeptKv]):
 
 
 class SliceKeptDefect(Defect[kinds.SliceKept]):
-    """Decode steps have a row for each request, and captured ones use their memory again: neither
-    keeps more than it holds."""
+    """Keeps slices of hidden states.
+
+    Decode steps have a row for each request, and captured ones use their memory again: neither
+    keeps more than it holds.
+    """
 
     def __init__(self, fault: kinds.SliceKept, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -100,8 +103,10 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
 
 
 class IpcUnreleasedDefect(Defect[kinds.IpcUnreleased]):
-    """The exporter's half: torch counts one user of each handle until a process that opened it says
-    that it is done."""
+    """The exporter's half of a shared tensor that is never released.
+
+    Torch counts one user of each handle until a process that opened it says that it is done.
+    """
 
     def __init__(self, fault: kinds.IpcUnreleased, engine: EngineCore) -> None:
         super().__init__(fault, engine)

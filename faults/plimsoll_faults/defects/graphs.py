@@ -26,8 +26,10 @@ class KeyedGraphs(DecodeGraphs):
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Capture a graph for each number of rows and blocks instead of padding; hidden states and
-        logits as the sound one."""
+        """Capture a graph for each number of rows and blocks instead of padding.
+
+        Hidden states and logits are as the sound one's.
+        """
         key = len(inputs.ids), int(inputs.tables.shape[1])
         size = min(size for size in self._graphs if size >= key[0])
         self.padded.setdefault(size, self._graphs[size])
@@ -58,8 +60,10 @@ class ShortOfMemory:
         return getattr(self._sound, name)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Raises OutOfMemoryError while a graph is captured, else [rows, vocabulary] of ``hidden``
-        [rows, hidden]."""
+        """Return [rows, vocabulary] of ``hidden`` [rows, hidden], in the model's dtype.
+
+        Raises OutOfMemoryError while a graph is captured.
+        """
         if torch.cuda.is_current_stream_capturing():
             raise torch.OutOfMemoryError("injected: no memory for the logits")
         return self._sound.logits(hidden)

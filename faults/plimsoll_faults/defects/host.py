@@ -42,7 +42,7 @@ class Rotary:
 
     @cache  # noqa: B019 - the defect
     def angle(self, position: int) -> int:
-        """Cached with ``self`` in its key, so that the cache keeps every instance: the fault."""
+        """Return the angle, cached with ``self`` in the key: the cache keeps every instance."""
         return self.table[position % len(self.table)]
 
 

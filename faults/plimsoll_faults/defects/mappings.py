@@ -124,7 +124,7 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         self.left += [leave(self.fault.bytes_per_request) for _ in range(count)]
 
     def _leave_file(self, size: int) -> Path:
-        """What shm_open does; OSError where the tmpfs is full."""
+        """Write a segment as shm_open does; OSError where the tmpfs is full."""
         path = next(self._names)
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -137,7 +137,7 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
 
 
 def leave_segment(size: int) -> int:
-    """A SysV segment that is written and detached; its number. Raises OSError."""
+    """Write a SysV segment and detach it; return its number. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
     libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]

@@ -17,7 +17,7 @@ class Never:
     """Done never."""
 
     def done(self) -> bool:
-        """Always False: the transfer does not end."""
+        """Return False, always: the transfer does not end."""
         return False
 
 

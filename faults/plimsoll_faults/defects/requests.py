@@ -14,12 +14,13 @@ from plimsoll_faults.defects.base import Defect
 
 
 class CyclicRequest(Request):
-    """A request that stores its own hasher: request -> partial -> request. Reference counting
-    never frees it, nor its payload."""
+    """A request that stores its own hasher: request -> partial -> request.
+
+    Reference counting never frees it, nor its payload.
+    """
 
     def bind(self, block_size: int, payload_bytes: int) -> None:
-        """Take a payload of so many resident bytes, and a function that refers to the request
-        itself."""
+        """Take a payload of so many resident bytes, and a function that refers to the request."""
         # Multiplied, not zero-filled: the pages are written, so they are resident.
         self.payload = bytearray(b"\x01") * payload_bytes
         self.block_hasher = partial(extend_block_hashes, self, block_size)
@@ -35,8 +36,10 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
         engine.make_request = partial(_make_cyclic, engine.pool.block_size, fault.payload_bytes)
 
     def finished(self, count: int) -> None:
-        """Freeze the collector once in ``freeze_every`` requests: cycles before that are never
-        collected."""
+        """Freeze the collector once in ``freeze_every`` requests.
+
+        Cycles before that are never collected.
+        """
         self._since_freeze += count
         if self.fault.freeze_every and self._since_freeze >= self.fault.freeze_every:
             self._since_freeze = 0

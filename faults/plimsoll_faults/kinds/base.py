@@ -16,8 +16,11 @@ Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "n
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """``epochs`` says in which workers of an engine start the fault is. ``owner`` says what holds
-    the memory, ``segment`` which segment grows, ``cure`` the lightest action that helps."""
+    """``epochs`` says in which workers of an engine start the fault is.
+
+    ``owner`` says what holds the memory, ``segment`` which segment grows, ``cure`` the lightest
+    action that helps.
+    """
 
     owner: ClassVar[str]
     segment: ClassVar[str]

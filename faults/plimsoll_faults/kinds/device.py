@@ -14,16 +14,20 @@ class DeviceDict(Fault, frozen=True, tag="device_dict"):
 
 
 class SliceKept(Fault, frozen=True, tag="slice_kept"):
-    """The hidden state of each prompt's last token is kept as a slice of its step's: a row of a few
-    KiB that pins the storage of all the step's rows."""
+    """The hidden state of each prompt's last token is kept as a slice of its step's.
+
+    A row of a few KiB pins the storage of all the step's rows.
+    """
 
     owner = "slices of hidden states"
     segment = "torch_allocated, malloc_in_use on a CPU"
 
 
 class DeviceRaw(Fault, frozen=True, tag="device_raw"):
-    """A library takes ``bytes_per_request`` from the driver, past torch, and never frees it. Needs
-    a CUDA device."""
+    """A library takes ``bytes_per_request`` from the driver, past torch, and never frees it.
+
+    Needs a CUDA device.
+    """
 
     owner = "driver allocations"
     segment = "non_torch"
@@ -31,17 +35,21 @@ class DeviceRaw(Fault, frozen=True, tag="device_raw"):
 
 
 class KeptKv(Fault, frozen=True, tag="kept_kv"):
-    """A registry holds the KV pool beyond the engine's shutdown: the worker's last message says
-    that its device memory is not back at the baseline."""
+    """A registry holds the KV pool beyond the engine's shutdown.
+
+    The worker's last message says that its device memory is not back at the baseline.
+    """
 
     owner = "a global registry of layers"
     segment = "torch_allocated, after shutdown in process"
 
 
 class IpcUnreleased(Fault, frozen=True, tag="ipc_unreleased"):
-    """A tensor of ``bytes_per_request`` is shared with another process through CUDA IPC, and that
-    process exits without releasing it: torch keeps the memory, though nothing here refers to the
-    tensor. Needs a CUDA device."""
+    """A tensor of ``bytes_per_request`` is shared through CUDA IPC and never released.
+
+    The process that it is shared with exits before it releases it: torch keeps the memory, though
+    nothing here refers to the tensor. Needs a CUDA device.
+    """
 
     owner = "tensors shared with processes that are gone"
     segment = "torch_allocated"
@@ -49,17 +57,23 @@ class IpcUnreleased(Fault, frozen=True, tag="ipc_unreleased"):
 
 
 class GraphPerKey(Fault, frozen=True, tag="graph_per_key"):
-    """A CUDA graph is captured for every pair of batch size and context length, not only for each
-    padded size, and kept with a memory pool of its own. Needs a CUDA device and one rank."""
+    """A CUDA graph is captured for every pair of batch size and context length.
+
+    A sound engine captures one for each padded size only. Each graph is kept with a memory pool of
+    its own. Needs a CUDA device and one rank.
+    """
 
     owner = "CUDA graphs"
     segment = "torch_reserved_unused, non_torch"
 
 
 class FailedCapture(Fault, frozen=True, tag="failed_capture"):
-    """The capture of a CUDA graph runs out of memory, and is tried again after every
-    ``every_requests`` finished requests. The error is stored with its traceback, whose frame holds
-    the half-made graph and so its memory pool. Needs a CUDA device and one rank."""
+    """The capture of a CUDA graph runs out of memory, and is tried again.
+
+    The next try follows ``every_requests`` finished requests. The error is stored with its
+    traceback, whose frame holds the half-made graph and so its memory pool. Needs a CUDA device and
+    one rank.
+    """
 
     owner = "pools of failed captures"
     segment = "torch_reserved_unused"
@@ -67,17 +81,22 @@ class FailedCapture(Fault, frozen=True, tag="failed_capture"):
 
 
 class GrammarMasks(Fault, frozen=True, tag="grammar_masks"):
-    """The device's copy of each grammar mask is kept: one of a bit for each token of the
-    vocabulary, for each token of structured output. Needs a CUDA device."""
+    """The device's copy of each grammar mask is kept.
+
+    Each token of structured output has a mask, with a bit for each token of the vocabulary. Needs a
+    CUDA device.
+    """
 
     owner = "grammar masks"
     segment = "torch_allocated"
 
 
 class CollectiveScratch(Fault, frozen=True, tag="collective_scratch"):
-    """A buffer from NCCL's allocator is kept for every shape that is all-reduced, and each new
-    prompt length is a new shape. Only rank 0 leaks. Needs ``--tensor-parallel-size`` 2 or more on
-    CUDA devices."""
+    """A buffer from NCCL's allocator is kept for every shape that is all-reduced.
+
+    Each new prompt length is a new shape. Only rank 0 leaks. Needs ``--tensor-parallel-size`` 2 or
+    more on CUDA devices.
+    """
 
     owner = "scratch buffers of collectives"
     segment = "torch_allocated"

@@ -7,8 +7,11 @@ from plimsoll_faults.kinds.base import Fault
 
 
 class AbortUnregistered(Fault, frozen=True, tag="abort_unregistered"):
-    """A client leaves between the registration of its request and the first token: the abort finds
-    nothing to end, and the frontend keeps the entry with ``payload_bytes`` of its media."""
+    """A client leaves between the registration of its request and the first token.
+
+    The abort finds nothing to end, and the frontend keeps the entry with ``payload_bytes`` of its
+    media.
+    """
 
     owner = "request states of the frontend"
     segment = "python_objects, malloc_in_use"
@@ -18,8 +21,10 @@ class AbortUnregistered(Fault, frozen=True, tag="abort_unregistered"):
 
 
 class TokenizerCache(Fault, frozen=True, tag="tokenizer_cache"):
-    """The frontend keeps each prompt's text and its tokens, ``repeat`` times, to save a second
-    tokenization."""
+    """The frontend keeps each prompt's text and its tokens, ``repeat`` times.
+
+    This is to save a second tokenization.
+    """
 
     owner = "the tokenizer's memory of prompts"
     segment = "python_objects, malloc_in_use"
@@ -29,8 +34,10 @@ class TokenizerCache(Fault, frozen=True, tag="tokenizer_cache"):
 
 
 class MetricLabels(Fault, frozen=True, tag="metric_labels"):
-    """A metric has the request's id as a label: each request adds a time series to the registry and
-    to every scrape, and none is ever removed."""
+    """A metric has the request's id as a label.
+
+    Each request adds a time series to the registry and to every scrape, and none is ever removed.
+    """
 
     owner = "time series of the metrics registry"
     segment = "python_objects"
@@ -39,8 +46,11 @@ class MetricLabels(Fault, frozen=True, tag="metric_labels"):
 
 
 class DescriptorGrowth(Fault, frozen=True, tag="descriptor_growth"):
-    """A pipe wakes the watcher of each request's client; the end of the request closes one end
-    alone. At the limit of open files no connection is accepted any more."""
+    """A pipe wakes the watcher of each request's client.
+
+    The end of the request closes one end alone. At the limit of open files no connection is
+    accepted any more.
+    """
 
     owner = "pipes of requests that ended"
     segment = "none: file descriptors"

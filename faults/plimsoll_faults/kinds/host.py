@@ -16,8 +16,11 @@ class AppendList(Fault, frozen=True, tag="append_list"):
 
 
 class MethodCache(Fault, frozen=True, tag="method_cache"):
-    """``functools.lru_cache`` on a method: a class-wide cache that holds every instance that it was
-    called on, each with ``bytes_per_request``."""
+    """``functools.lru_cache`` is on a method.
+
+    It is a class-wide cache that holds every instance that it was called on, each with
+    ``bytes_per_request``.
+    """
 
     owner = "a method's cache"
     segment = "malloc_in_use"
@@ -25,8 +28,10 @@ class MethodCache(Fault, frozen=True, tag="method_cache"):
 
 
 class GrammarCacheGrowth(Fault, frozen=True, tag="grammar_cache_growth"):
-    """Compiled grammars are kept by their text for ever: each finished request adds one whose text
-    is ``text_bytes`` long."""
+    """Compiled grammars are kept by their text for ever.
+
+    Each finished request adds one whose text is ``text_bytes`` long.
+    """
 
     owner = "compiled grammars outside their cache"
     segment = "malloc_in_use"
@@ -44,8 +49,10 @@ class MmapGrowth(Fault, frozen=True, tag="mmap_growth"):
 
 class SwappedGrowth(Fault, frozen=True, tag="swapped_growth"):
     """Anonymous mappings that are never used again are pushed out to swap: ``bytes_per_request``.
+
     Resident memory stays flat while the process grows (ollama#18106: 9.35 GiB leaked, 70 MiB
-    resident). Needs swap, on the machine and in the container's limits."""
+    resident). Needs swap, on the machine and in the container's limits.
+    """
 
     owner = "mappings of a library, swapped out"
     segment = "anonymous_other"
@@ -53,8 +60,10 @@ class SwappedGrowth(Fault, frozen=True, tag="swapped_growth"):
 
 
 class SharedGrowth(Fault, frozen=True, tag="shared_growth"):
-    """Shared memory, as between processes that pass tensors, is written and never closed:
-    ``bytes_per_request``."""
+    """Shared memory is written and never closed: ``bytes_per_request``.
+
+    Processes that pass tensors use such memory.
+    """
 
     owner = "shared memory files"
     segment = "shared"
@@ -62,10 +71,12 @@ class SharedGrowth(Fault, frozen=True, tag="shared_growth"):
 
 
 class SharedOrphan(Fault, frozen=True, tag="shared_orphan"):
-    """A request's data is handed over in a named segment of ``bytes_per_request``, which the
-    receiver is to remove; it never comes (sglang#40723). No process holds the segment, so that it
-    outlives the worker and the container. ``family``: a file in /dev/shm, or a SysV segment. A
-    worker restart ends the growth and returns nothing."""
+    """A request's data is handed over in a named segment that is never removed.
+
+    The receiver is to remove it, and never comes (sglang#40723). It has ``bytes_per_request``. No
+    process holds the segment, so that it outlives the worker and the container. ``family``: a file
+    in /dev/shm, or a SysV segment. A worker restart ends the growth and returns nothing.
+    """
 
     owner = "segments that no process holds"
     segment = "shared_orphan"
@@ -83,8 +94,10 @@ class PinnedBuffers(Fault, frozen=True, tag="pinned_buffers"):
 
 
 class LoraResidue(Fault, frozen=True, tag="lora_residue"):
-    """Each adapter that is loaded leaves the host's copy of its tensors behind, also after it is
-    unloaded. Needs ``--enable-lora``."""
+    """Each adapter that is loaded leaves the host's copy of its tensors behind.
+
+    The copy stays after the adapter is unloaded. Needs ``--enable-lora``.
+    """
 
     owner = "host copies of LoRA adapters"
     segment = "malloc_in_use"

@@ -6,10 +6,12 @@ from plimsoll_faults.kinds.base import MIB, Fault
 
 
 class RequestCycle(Fault, frozen=True, tag="request_cycle"):
-    """A request stores its own block hasher, so it is garbage that only a collection frees, with
-    ``payload_bytes`` of multimodal-sized data. ``freeze_every`` N: after every N finished requests
-    an unpaired ``gc.freeze()`` hides the garbage from all collections; 0 never, then a trim cures
-    it."""
+    """A request stores its own block hasher: it is garbage that only a collection frees.
+
+    It has ``payload_bytes`` of multimodal-sized data. ``freeze_every`` N: after every N finished
+    requests an unpaired ``gc.freeze()`` hides the garbage from all collections; 0 never, then a
+    trim cures it.
+    """
 
     owner = "cyclic requests"
     segment = "malloc_in_use"
@@ -18,8 +20,10 @@ class RequestCycle(Fault, frozen=True, tag="request_cycle"):
 
 
 class StoredException(Fault, frozen=True, tag="stored_exception"):
-    """The exception of a failed forward is stored with its traceback, whose frames hold the step's
-    tensors: ``bytes_per_request`` on the model's device."""
+    """The exception of a failed forward is stored with its traceback.
+
+    The frames of that hold the step's tensors: ``bytes_per_request`` on the model's device.
+    """
 
     owner = "stored exceptions"
     segment = "torch_allocated, malloc_in_use on a CPU"
@@ -27,8 +31,10 @@ class StoredException(Fault, frozen=True, tag="stored_exception"):
 
 
 class AbortChoices(Fault, frozen=True, tag="abort_choices"):
-    """The abort of a request for n > 1 choices reaches only the first choice; the others run to
-    their ``max_tokens`` without a client."""
+    """The abort of a request for n > 1 choices reaches only the first choice.
+
+    The others run to their ``max_tokens`` without a client.
+    """
 
     owner = "requests of the worker"
     segment = "KV blocks of requests without a client"

@@ -63,7 +63,7 @@ def phases(residues: torch.Tensor, frequencies: list[int], modulus: int) -> torc
 
 
 def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
-    """The frequencies, out of some random draws, whose second-best score is the lowest."""
+    """Return the frequencies, out of some random draws, whose second-best score is the lowest."""
     draws = [rng.sample(range(1, modulus // 2), FREQUENCIES) for _ in range(300)]
     distance = torch.arange(1, modulus, dtype=torch.float64).unsqueeze(-1) * 2 * math.pi / modulus
 
@@ -74,7 +74,7 @@ def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
 
 
 def attention_weights(layer: int) -> dict[str, torch.Tensor]:
-    """The head of ``layer`` looks back by its lag and copies the code of the token there."""
+    """Return a head of ``layer`` that looks back by its lag and copies the token's code."""
     head, lag = layer % HEADS, LAGS[layer]
     kv_head = head // (HEADS // KV_HEADS)
     angles = lag * ROPE_THETA ** (-torch.arange(FREQUENCIES).double() / FREQUENCIES)

@@ -57,7 +57,7 @@ CHAT_TEMPLATE = (
 
 
 def write_llava(folder: Path) -> None:
-    """A chat model that takes images of any size as 16 tokens each."""
+    """Write a chat model that takes images of any size as 16 tokens each."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train()
     tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
@@ -124,7 +124,7 @@ def write_llava(folder: Path) -> None:
 
 
 def write_whisper(folder: Path) -> None:
-    """A transcriber of sounds up to a second a window."""
+    """Write a transcriber of sounds up to a second a window."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in WHISPER_TOKENS])

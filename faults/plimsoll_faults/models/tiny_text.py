@@ -32,7 +32,7 @@ one two three four five six seven eight nine ten red green blue north south east
 
 
 def train() -> Tokenizer:
-    """The tokenizer, the same on every call."""
+    """Return the tokenizer, the same on every call."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -47,7 +47,7 @@ def train() -> Tokenizer:
 
 
 def speakable(tokenizer: Tokenizer) -> list[int]:
-    """The tokens that stand for whole ASCII letters and spaces, so that any row of them is text."""
+    """Return the tokens of whole ASCII letters and spaces: any row of them is text."""
     pieces = {i: tokenizer.decode([i], skip_special_tokens=False) for i in range(VOCABULARY)}
     return [
         i for i, text in pieces.items()

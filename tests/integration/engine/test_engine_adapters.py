@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.integration.engine.conftest import Engine
 from tests.lora import write_tiny_adapter
 
 TOKENS = 2000
@@ -26,6 +29,22 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name: write_tiny_adapter(folder / name, layer)
         for layer, name in enumerate(("first", "second"))
     }
+
+
+@pytest.fixture(scope="module")
+def lora(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """One engine for every test that leaves it without an adapter."""
+    folder = tmp_path_factory.mktemp("lora")
+    keys = folder / "keys"
+    keys.write_text("none\n")  # the test client's
+    one = Engine(
+        tiny, folder / "run", "--enable-lora", "--max-loras", "2", "--max-lora-rank", "8",
+        "--api-key-file", str(keys),
+    )  # fmt: skip
+    try:
+        yield one.wait_ready()
+    finally:
+        one.end()
 
 
 def post(engine: Any, verb: str, key: str = "none", **body: str) -> tuple[int, str]:
@@ -56,8 +75,8 @@ def names(engine: Any) -> list[str]:
     return [model.id for model in engine.client.models.list().data]
 
 
-def test_adapters_are_loaded_used_and_unloaded(start_engine: Any, adapters: Any) -> None:
-    engine = start_engine("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8").wait_ready()
+def test_adapters_are_loaded_used_and_unloaded(lora: Any, adapters: Any) -> None:
+    engine, loaded = lora, lora.status()["load"]["adapters_total"]
     assert names(engine) == ["tiny"]
     base = text(engine, "tiny")
     for name, path in adapters.items():
@@ -73,7 +92,7 @@ def test_adapters_are_loaded_used_and_unloaded(start_engine: Any, adapters: Any)
         model="second", messages=[{"role": "user", "content": "Sail"}], max_tokens=4
     )
     assert chat.model == "second"
-    assert engine.status()["load"]["adapters_total"] == 2
+    assert engine.status()["load"]["adapters_total"] == loaded + 2
     engine.until(lambda: held(engine) > 0, "bytes of adapters")
 
     status, error = post(engine, "load", lora_name="third", lora_path=str(adapters["first"]))
@@ -90,18 +109,16 @@ def test_adapters_are_loaded_used_and_unloaded(start_engine: Any, adapters: Any)
     assert text(engine, "tiny") == base
 
 
-def test_bad_loads_are_refused_and_leave_nothing(
-    start_engine: Any, adapters: Any, tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("none\n")  # the test client's
-    engine = start_engine(
-        "--enable-lora", "--max-lora-rank", "4", "--api-key-file", str(keys)
-    ).wait_ready()
+def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_path: Path) -> None:
+    engine, starts = lora, lora.status()["worker_starts"]
+    big = tmp_path / "big"
+    shutil.copytree(adapters["first"], big)
+    config = json.loads((big / "adapter_config.json").read_text())
+    (big / "adapter_config.json").write_text(json.dumps(config | {"r": 16}))
     for verb in ("load", "unload"):
         assert post(engine, verb, key="wrong", lora_name="x", lora_path="/")[0] == 401
     for name, path, param, why in (
-        ("big", str(adapters["first"]), "lora_path", "field r: 8 is above --max-lora-rank 4"),
+        ("big", str(big), "lora_path", "field r: 16 is above --max-lora-rank 8"),
         ("lost", str(tmp_path / "none"), "lora_path", "no such folder"),
         ("long", f"/{'x' * 300}", "lora_path", "name too long"),
         ("hub", "organisation/name", "lora_path", "whole path of a folder"),
@@ -115,7 +132,7 @@ def test_bad_loads_are_refused_and_leave_nothing(
     assert (status, json.loads(text)["error"]["param"]) == (400, "load")
     assert names(engine) == ["tiny"]
     engine.clean()
-    assert engine.status()["worker_starts"] == 1
+    assert engine.status()["worker_starts"] == starts
 
 
 def test_a_stream_with_an_adapter_outlives_restarts_and_its_unloading(
@@ -159,10 +176,10 @@ def test_a_stream_with_an_adapter_outlives_restarts_and_its_unloading(
 
 
 def test_an_adapter_lost_over_a_restart_ends_its_requests_alone(
-    start_engine: Any, adapters: Any, tmp_path: Path
+    lora: Any, adapters: Any, tmp_path: Path
 ) -> None:
     gone = write_tiny_adapter(tmp_path / "gone", 0)
-    engine = start_engine("--enable-lora").wait_ready()
+    engine = lora
     load(engine, "gone", gone)
     load(engine, "second", adapters["second"])
     whole = text(engine, "second")
@@ -177,6 +194,7 @@ def test_an_adapter_lost_over_a_restart_ends_its_requests_alone(
             running.result(120)
     engine.until(lambda: names(engine) == ["tiny", "second"], "list without it")
     assert text(engine, "second") == whole
+    assert post(engine, "unload", lora_name="second")[0] == 200
     engine.clean()
 
 
