@@ -1,6 +1,7 @@
 """A supervisor for pods that something else makes: pure functions, no cluster, no files.
 
-``plimsoll inject`` and the operator's admission webhook use the same ones. engine finds the
-engine's container and what it runs, pods says where a kind keeps its pod spec, sidecar adds the
-supervisor.
+documents injects a manifest, for ``plimsoll inject``, and policy a pod, for the admission webhook.
+Both find the engine with engine, check the pod with checks and add the supervisor with sidecar.
+options says what is wanted, in the types of a SupervisionPolicy; pods says where a kind keeps its
+pod specs; kserve_llm is for a kind that has none.
 """
