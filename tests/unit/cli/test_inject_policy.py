@@ -1,4 +1,5 @@
-"""inject with a SupervisionPolicy, on charts' manifests, and what it refuses to replace."""
+"""inject with a SupervisionPolicy, on charts' manifests, and what it refuses to replace:
+``injection/documents.py``."""
 
 from __future__ import annotations
 

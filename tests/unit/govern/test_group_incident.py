@@ -1,4 +1,5 @@
-"""An incident of a multi-node group, whose leak is in another pod than the leader's."""
+"""An incident of a multi-node group, whose leak is in another pod than the leader's:
+``govern/governor.py``."""
 
 from __future__ import annotations
 

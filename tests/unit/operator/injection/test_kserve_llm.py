@@ -19,7 +19,7 @@ from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "inject" / "kserve-llminferenceservice.yaml"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "inject" / "kserve-llminferenceservice.yaml"
 OPTIONS = Options("supervisor:1")
 TEMPLATED = "{{ if .GlobalConfig.EnableTLS }}https{{ else }}http{{ end }}"
 Object = dict[str, Any]
