@@ -244,8 +244,10 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule()
     def nothing(self) -> None:
-        before = self.fleet.status
+        before, running = self.fleet.status, self.fleet.running
         self.fleet.turn()
+        if self.fleet.running != running:
+            self.fleet.turn()  # what it did is to be seen only now
         again = self.fleet.status
         self.fleet.turn()
         assert self.fleet.status == again, "what is observed twice is written once"
