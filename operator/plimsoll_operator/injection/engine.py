@@ -23,6 +23,8 @@ ROUTER = re.compile(
 )
 ROUTER_IMAGE = re.compile(r"(^|[-_])(router|frontend|gateway|endpoint-picker)\b")
 """Programs and images of routers, whose names also say which engines they are for."""
+NAMED = re.compile(r"--(backend|engine|kind|framework)[= ](?P<engine>vllm|sglang)")
+"""Options that say which engine a server is, such as those of KServe's huggingfaceserver."""
 FIRST_WORDS = 12
 """Of a command line: among them any word may be a program."""
 SERVER = re.compile(r"(^|/)vllm$|vllm\.entrypoints\.|sglang\.launch_server")
@@ -171,10 +173,12 @@ def _type(container: Object, words: Sequence[str]) -> EngineType:
 
 
 def _programs(words: Sequence[str]) -> Iterator[str]:
-    """Of a command line what may be programs. A model, a path or a namespace may be called
-    anything, so options and their values are left out."""
+    """Of a command line what may be programs, and what options call the engine. A model, a path or
+    a namespace may be called anything, so other options and their values are left out."""
     value = False
     for at, word in enumerate(words):
+        if named := NAMED.fullmatch(" ".join(words[at : at + 2]) if "=" not in word else word):
+            yield named["engine"]
         option = word.startswith("-")
         # A long script may come before the server.
         if not option and not value and (at < FIRST_WORDS or SERVER.search(word)):

@@ -27,6 +27,8 @@ Object = dict[str, Any]
          EngineType.CUSTOM),
         ({"image": "ghcr.io/vllm-project/semantic/extproc:1"}, EngineType.CUSTOM),
         ({"image": "ghcr.io/vllm-project/vllm-cpu:1"}, EngineType.VLLM),
+        ({"image": "kserve/huggingfaceserver:1", "args": ["--backend=vllm"]}, EngineType.VLLM),
+        ({"image": "x", "args": ["--backend", "sglang"]}, EngineType.SGLANG),
         ({"image": "x/proxy:1", "args": ["--vllm-port=8200", "--namespace", "vllm"]},
          EngineType.CUSTOM),
         ({"image": "nvcr.io/ai-dynamo/vllm-runtime:1", "command": ["python3", "-m",
