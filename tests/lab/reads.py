@@ -46,7 +46,10 @@ class Reader:
         configuration.retries = False
         self._host = str(configuration.host)
         self._api = k8s.ApiClient(configuration)
-        context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
+        verify = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
+        context = create_urllib3_context(cert_reqs=verify)
+        if not (configuration.ssl_ca_cert or configuration.ca_cert_data):
+            context.load_default_certs()
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the lab's CA names no key identifier
         self._pool = self._api.rest_client.pool_manager
         self._pool.connection_pool_kw["ssl_context"] = context

@@ -32,7 +32,7 @@ def test_edits_are_put_back_at_once(tiny: Any, eventually: Any) -> None:
             {"data": {"supervisor.json": "{}"}},
             lambda o: len(o["data"]["supervisor.json"]) > 100,
         ),
-        ("role", "tiny-supervisor", {"rules": []}, lambda o: len(o["rules"]) == 5),
+        ("role", "tiny-supervisor", {"rules": []}, lambda o: len(o["rules"] or []) == 5),
         (
             "pdb",
             "tiny",
