@@ -21,6 +21,10 @@ from urllib3.util.ssl_ import create_urllib3_context
 Document = dict[str, Any]
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 TIMEOUT_S = 60.0
+LATER = urllib3.Retry(
+    total=20, connect=0, read=0, status_forcelist=(429,), backoff_factor=0.1, raise_on_status=False
+)
+"""A server that asks for patience is asked again, as kubectl does."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class Reader:
         for kind in kinds.split(","):
             path = self._resource(kind).path(namespace)
             status, body = self._read(path, labelSelector=selector)
+            if status == 404:  # a version that is no longer served
+                self._resources.clear()
+                path = self._resource(kind).path(namespace)
+                status, body = self._read(path, labelSelector=selector)
             assert status == 200, f"GET {path}: {status} {body.get('message', body)}"
             # The items of a list of a built-in kind do not name it.
             named = {"apiVersion": body["apiVersion"], "kind": body["kind"].removesuffix("List")}
@@ -111,7 +119,11 @@ class Reader:
         self._api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
         try:
             answer = self._pool.request(
-                "GET", f"{self._host}{path}?{given}", headers=headers, timeout=TIMEOUT_S
+                "GET",
+                f"{self._host}{path}?{given}",
+                headers=headers,
+                timeout=TIMEOUT_S,
+                retries=LATER,
             )
         except urllib3.exceptions.HTTPError as error:
             raise AssertionError(f"GET {path}: {error}") from error
