@@ -157,7 +157,8 @@ def _whose(incident: IncidentView) -> str:
     policy = f"SupervisionPolicy {spec.policy}"
     if spec.target is None:
         return f"{policy} in {incident.namespace}"
-    return f"{spec.target.kind} {space}{spec.target.name} ({policy})"
+    group = f", group {spec.target.group}" if spec.target.group is not None else ""
+    return f"{spec.target.kind} {space}{spec.target.name}{group} ({policy})"
 
 
 def show(incident: IncidentView, out: Console, plain: bool) -> None:
@@ -185,6 +186,7 @@ def _seen(incident: IncidentView) -> Iterator[Text]:
     seen = incident.attribution
     where = f" in {seen.segment}" if seen.segment else ""
     where += f" of the {seen.process}" if seen.process else ""
+    where += f" in pod {seen.pod}" if seen.pod else ""
     if seen.bytes:
         rate = f", {format_bytes(seen.bytes_per_hour)} an hour" if seen.bytes_per_hour else ""
         each = seen.bytes_per_request

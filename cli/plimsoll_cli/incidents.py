@@ -164,6 +164,8 @@ def headline(incident: IncidentView) -> str:
         parts.append(f"of the {seen.process}")
     if seen.segment:
         parts.append(f"in {seen.segment}" + (f" of the {seen.process}" if seen.process else ""))
+    if seen.pod:
+        parts.append(f"in pod {seen.pod}")
     if seen.bytes:
         parts.append(format_bytes(seen.bytes))
     if seen.bytes_per_hour:

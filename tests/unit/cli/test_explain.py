@@ -157,7 +157,7 @@ def test_filters_and_order() -> None:
         incidents.Filter(phase="x").check()
 
 
-OF_POLICY = {
+OF_POLICY: dict[str, Any] = {
     "metadata": {"name": "vllm-0-99", "namespace": "ml"},
     "spec": {
         "service": "vllm", "pod": "vllm-0", "container": "server", "epoch": "ab:1",
@@ -176,6 +176,18 @@ def test_an_incident_of_a_policy_names_workload_and_policy() -> None:
     failed = {**OF_POLICY, "status": {"phase": "Unresolved", "outcome": "Failed"}}
     assert "kubectl logs vllm-0 -c server" in text(of_object(failed))
     assert "deployment/vllm" in [str(cell) for cell in incidents.row(incident, False, False)]
+
+
+def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None:
+    target = {"kind": "LeaderWorkerSet", "name": "llama", "group": "0"}
+    leak = {"segment": "anonymous_other", "bytes": 5 << 30, "pod": "llama-0-1"}
+    spec = {**OF_POLICY["spec"], "target": target, "pod": "llama-0"}
+    status = {**OF_POLICY["status"], "attribution": leak}
+    incident = of_object({**OF_POLICY, "spec": spec, "status": status})
+    story = text(incident)
+    assert "LeaderWorkerSet ml/llama, group 0 (SupervisionPolicy engines), pod llama-0" in story
+    assert "Grew: 5.0 GiB in anonymous_other in pod llama-0-1" in story
+    assert "in pod llama-0-1" in incidents.headline(incident)
 
 
 @pytest.mark.parametrize(
