@@ -28,6 +28,8 @@ LWS_HASH = "leaderworkerset.sigs.k8s.io/template-revision-hash"
 RAY_API, RAY_KIND = "ray.io", "RayCluster"
 RAY_CLUSTER = "ray.io/cluster"
 RAY_NODE = "ray.io/node-type"
+RAY_HEAD, RAY_WORKER = "head", "worker"
+"""Values of that label."""
 
 _MAX_KIND, _MAX_NAME = 63, 253
 _BEHIND_REPLICA_SETS = (
@@ -65,6 +67,12 @@ class Membership:
     def replica(self, pod: str) -> str:
         """Name of the replica that the pod named ``pod`` is, or is a part of."""
         return f"group {self.group}" if self.group else pod
+
+    @property
+    def ray_cluster(self) -> str:
+        """Name of the RayCluster that the pod is of; empty where it is of none."""
+        ray = self.workload is not None and self.workload.kind == RAY_KIND
+        return self.group if ray and self.api_group == RAY_API else ""
 
 
 def membership(metadata: Mapping[str, Any]) -> Membership:
@@ -105,10 +113,23 @@ def slots_of(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str
     """
     prefix = object_name(policy)
     if workload is not None:
-        digest = hashlib.sha256(str(workload).encode()).hexdigest()[:12]
-        shown = re.sub(r"[^a-z0-9]+", "-", workload.name.lower())[:32].strip("-")
-        prefix = "-".join(filter(None, (prefix, shown, digest)))
+        prefix = "-".join((prefix, *_distinct(workload.name, str(workload))))
     return tuple(f"{prefix}-restart-{index}" for index in range(count))
+
+
+def service_of_ray(policy: str, cluster: str) -> str:
+    """Name of the headless Service that lists a policy's pods of one RayCluster: a DNS label.
+
+    The operator makes the Service, and the injection tells its name to the head's supervisor.
+    """
+    return "-".join(("plimsoll", *_distinct(cluster, f"{policy}/{cluster}")))
+
+
+def _distinct(name: str, whole: str) -> list[str]:
+    """What of ``name`` may stand in any object's name, at most 32 characters, and a digest of
+    ``whole``."""
+    shown = re.sub(r"[^a-z0-9]+", "-", name.lower())[:32].strip("-")
+    return [*filter(None, (shown,)), hashlib.sha256(whole.encode()).hexdigest()[:12]]
 
 
 def replicas_text(replicas: Iterable[Iterable[str]]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from plimsoll_api import logs
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, POLICY_KIND, PROBE_PORT, TOKEN_FILE
 from plimsoll_api.supervision import SupervisorConfig
+from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.restart_slots.budget_reset import pod_uid
@@ -34,7 +35,7 @@ from plimsoll_sidecar.record.server import StateServer
 from plimsoll_sidecar.signals.device.amd import AmdExporter
 from plimsoll_sidecar.signals.device.dcgm import Dcgm
 from plimsoll_sidecar.signals.device.exporter_page import Pod
-from plimsoll_sidecar.signals.group_members import GroupMembers
+from plimsoll_sidecar.signals.group_members import GroupMembers, workers_of
 from plimsoll_sidecar.signals.process.process_id import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
@@ -89,14 +90,17 @@ def build(
         if current.slots:
             uid = pod_uid(ACCOUNT / "token")
             slots = leases = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
+        member, workload = current.service.group, current.service.workload
+        kind = workload.kind if workload is not None else ""
         if current.service.kind == POLICY_KIND:
             replicas = leases.replicas if leases else tuple
-            endpoints = ServicesOfPod(kube, namespace, pod, replicas)
+            # The Service that the operator made for a RayCluster has no clients.
+            apart = member.subdomain if member is not None and kind == RAY_KIND else ""
+            endpoints = ServicesOfPod(kube, namespace, pod, replicas, apart)
         else:
             endpoints = Endpoints(kube, namespace, current.service.name, pod)
-        member = current.service.group
         if member is not None and member.subdomain and not member.worker:
-            group = GroupMembers(kube, namespace, member.subdomain, pod)
+            group = GroupMembers(kube, namespace, member.subdomain, workers_of(kind, pod))
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = Diagnostics(engine, state_dir, run_dir, frontend)

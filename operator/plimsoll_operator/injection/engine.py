@@ -83,7 +83,7 @@ def find(
     chosen = _choose(containers, where, named, unrecognized, field)
     if chosen is None:
         return None
-    words = _words(chosen)
+    words = command_words(chosen)
     kind = kind or _type(chosen, words)
     if kind is EngineType.CUSTOM and not (unrecognized or named_is_custom):
         return None
@@ -124,7 +124,7 @@ def _choose(
                 f"{where}.containers: no container {named!r}: use one of {', '.join(listed)}"
             )
         return containers[listed.index(named)]
-    known = [one for one in containers if _type(one, _words(one)) is not EngineType.CUSTOM]
+    known = [one for one in containers if _type(one, command_words(one)) is not EngineType.CUSTOM]
     if not known and not unrecognized:
         return None
     candidates = known or containers
@@ -138,7 +138,7 @@ def _choose(
     )
 
 
-def _words(container: Object) -> list[str]:
+def command_words(container: Object) -> list[str]:
     """Command and arguments as words, also those within a ``sh -c`` script."""
     words: list[str] = []
     for part in [*(container.get("command") or []), *(container.get("args") or [])]:

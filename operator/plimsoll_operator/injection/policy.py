@@ -14,7 +14,16 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED, object_name
 from plimsoll_api.supervision import POD_ENGINE_ENV, GroupMember, PodEngine
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
-from plimsoll_api.workloads import LWS_GROUP, LWS_NAME, LWS_WORKER, RAY_NODE, membership
+from plimsoll_api.workloads import (
+    LWS_GROUP,
+    LWS_NAME,
+    LWS_WORKER,
+    RAY_HEAD,
+    RAY_NODE,
+    RAY_WORKER,
+    membership,
+    service_of_ray,
+)
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
@@ -22,11 +31,12 @@ from plimsoll_operator.injection.checks import (
     memory_limit,
 )
 from plimsoll_operator.injection.configuration import endpoint, pod_engine, shares_device
-from plimsoll_operator.injection.engine import find
+from plimsoll_operator.injection.engine import EngineContainer, find
 from plimsoll_operator.injection.engine import names as container_names
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Fields, of_policy
+from plimsoll_operator.injection.options import Fields, Options, of_policy
 from plimsoll_operator.injection.pods import WORKERS
+from plimsoll_operator.injection.ray import worker_container
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
@@ -91,14 +101,16 @@ def _check(pod: Object) -> None:
     """InjectionError for a pod whose shape rules a supervisor out, whatever its engine is."""
     meta, spec = pod["metadata"], pod["spec"]
     check_shape(spec, AT, FIELDS)
-    _check_group(meta.get("labels") or {}, meta.get("annotations") or {})
+    _check_group(meta)
     if not _has_ours(pod):
         check_names(spec, AT)
 
 
-def _check_group(labels: Object, annotations: Object) -> None:
-    """A pod does not say its LeaderWorkerSet's restart policy, whose default restarts the group."""
-    if labels.get(RAY_NODE) == "worker":
+def _check_group(metadata: Object) -> None:
+    """A pod does not say its LeaderWorkerSet's restart policy, whose default restarts the group.
+    A Ray worker without a RayCluster has no head whose supervisor could speak for it."""
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    if labels.get(RAY_NODE) == RAY_WORKER and not membership(metadata).ray_cluster:
         raise InjectionError(WORKERS)
     if _in_group(labels) and annotations.get(ALLOW_GROUP_RESTARTS) != "true":
         raise InjectionError(
@@ -113,10 +125,18 @@ def _in_group(labels: Object) -> bool:
     return LWS_NAME in labels or LWS_WORKER in labels
 
 
-def _group(pod: Object) -> GroupMember | None:
-    """The place of the pod in a group of a LeaderWorkerSet; None where it is in none."""
+def _group(pod: Object, policy: str) -> GroupMember | None:
+    """The place of the pod in a RayCluster or a group of a LeaderWorkerSet; None where it is in
+    none."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    cluster, node = membership(meta).ray_cluster, labels.get(RAY_NODE)
+    if cluster and node in (RAY_HEAD, RAY_WORKER):
+        return GroupMember(
+            index=cluster[:MAX_LABEL],
+            worker=node == RAY_WORKER,
+            subdomain=service_of_ray(policy, cluster),
+        )
     if not _in_group(labels):
         return None
     return GroupMember(
@@ -141,23 +161,14 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
     options = replace(
         options, token=True, probe_image=options.probe_image or images.probe, selector=None
     )
-    engine = find(
-        spec,
-        AT,
-        options.engine.container,
-        options.engine_type is not None,
-        FIELDS.container,
-        options.engine_type,
-        options.engine.port,
-        options.named_is_custom,
-    )
+    group = _group(pod, policy.metadata.name)
+    engine = _engine(pod, group, options)
     if engine is None:
         raise InjectionError(
             f"no container runs vLLM or SGLang (containers: {container_names(spec)}): set"
             f" {FIELDS.unrecognized}"
         )
     check_engine(spec, spec["containers"], engine, AT, options)
-    group = _group(pod)
     found = PodEngine(
         engine=endpoint(engine, serves=group is None or not group.worker),
         workload=membership(pod["metadata"]).workload,
@@ -166,3 +177,21 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
         shared_device=shares_device(engine),
     )
     add_supervisor(spec, engine, options, object_name(policy.metadata.name), (pod_engine(found),))
+
+
+def _engine(pod: Object, group: GroupMember | None, options: Options) -> EngineContainer | None:
+    """The pod's engine. A Ray worker runs no server that would show what it is."""
+    named, unrecognized = options.engine.container, options.engine_type is not None
+    if group is not None and group.worker and membership(pod["metadata"]).ray_cluster:
+        named = worker_container(pod["spec"], AT, named, FIELDS.container)
+        unrecognized = True
+    return find(
+        pod["spec"],
+        AT,
+        named,
+        unrecognized,
+        FIELDS.container,
+        options.engine_type,
+        options.engine.port,
+        options.named_is_custom,
+    )

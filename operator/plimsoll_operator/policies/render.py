@@ -1,4 +1,5 @@
-"""The objects of a policy: the supervisors' configuration, their rights, and restart slots."""
+"""The objects of a policy: the supervisors' configuration and rights, restart slots, and a Service
+for each RayCluster."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 from plimsoll_api.names import (
     API_GROUP,
     INCIDENT_PLURAL,
+    METRICS_PORT,
     POLICY_KIND,
     POLICY_LABEL,
     POLICY_PLURAL,
@@ -25,7 +27,7 @@ from plimsoll_api.supervision import (
     encode,
 )
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
-from plimsoll_api.workloads import slots_of
+from plimsoll_api.workloads import RAY_CLUSTER, service_of_ray, slots_of
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.policies.workloads import Workload
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
@@ -94,9 +96,10 @@ def render(
     rights = [role(policy, (*slots, *sorted(set(held) - set(slots))))]
     if accounts:
         rights.append(role_binding(policy, accounts))
+    services = [_service(policy, name) for one in workloads if (name := one.ray_cluster)]
     return [
         owned(item, POLICY_KIND, policy.metadata, _labels(policy))
-        for item in (config, *leases, *rights)
+        for item in (config, *leases, *rights, *services)
     ]
 
 
@@ -119,6 +122,23 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
         }
         for slot in workload.slots(name, policy.spec.supervision.max_unavailable)
     ]
+
+
+def _service(policy: SupervisionPolicy, cluster: str) -> Object:
+    """Lists the supervised pods of a RayCluster, ready or not: the head's supervisor finds the
+    addresses of its workers there. KubeRay makes a Service for the head only."""
+    name = policy.metadata.name
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": service_of_ray(name, cluster)},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {POLICY_LABEL: name, RAY_CLUSTER: cluster},
+            "ports": [{"name": "metrics", "port": METRICS_PORT, "protocol": "TCP"}],
+        },
+    }
 
 
 def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:

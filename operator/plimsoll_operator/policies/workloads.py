@@ -45,6 +45,12 @@ class Workload:
         """Sorts workloads by kind and name; pods that nothing controls come first."""
         return (self.ref is not None, *((self.ref.kind, self.ref.name) if self.ref else ("", "")))
 
+    @property
+    def ray_cluster(self) -> str:
+        """The RayCluster that it is, by its pods with a supervisor; empty where it is none."""
+        named = (one.member.ray_cluster for one in self.pods if one.holds)
+        return next(filter(None, named), "")
+
     def slots(self, policy: str, count: int) -> tuple[str, ...]:
         """Names of its restart-slot Leases."""
         return slots_of(policy, self.ref, count)

@@ -18,6 +18,7 @@ import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.names import METRICS_PORT
+from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
 
@@ -35,6 +36,19 @@ MAX_BYTES = 1 << 60
 """More memory than a pod can have."""
 
 
+def workers_of(kind: str, leader: str) -> Callable[[str], bool]:
+    """Return what says by a pod's name whether ``leader`` leads it.
+
+    ``kind`` is that of the workload. The headless Service of a LeaderWorkerSet lists the pods of
+    all groups, whose names tell them apart. That of a RayCluster lists its own pods, whose names
+    tell nothing.
+    """
+    if kind == RAY_KIND:
+        return lambda name: name not in ("", leader)
+    worker = re.compile(re.escape(leader) + r"-\d+")
+    return lambda name: worker.fullmatch(name) is not None
+
+
 class _State(msgspec.Struct):
     """The part of ``/state`` that is read."""
 
@@ -42,22 +56,24 @@ class _State(msgspec.Struct):
 
 
 class GroupMembers:
-    """The pods of the group that ``leader`` leads, in a thread of their own."""
+    """The pods of a group beside its leader, in a thread of their own.
+
+    They are those that the Service ``subdomain`` lists and whose names ``is_worker`` accepts.
+    """
 
     def __init__(
         self,
         kube: KubeClient,
         namespace: str,
         subdomain: str,
-        leader: str,
+        is_worker: Callable[[str], bool],
         port: int = METRICS_PORT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._port, self._clock = kube, port, clock
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._selector = f"{SERVICE_NAME}={subdomain}"
-        # A LeaderWorkerSet names the workers so.
-        self._member = re.compile(re.escape(leader) + r"-\d+")
+        self._is_worker = is_worker
         self._lock, self._ending = threading.Lock(), threading.Event()
         self._newest: dict[str, tuple[float, Assessment | None]] = {}
         self._trouble: dict[str, str] = {}
@@ -112,7 +128,7 @@ class GroupMembers:
             for endpoint in piece.get("endpoints") or []:
                 name = str((endpoint.get("targetRef") or {}).get("name", ""))
                 address = next(iter(endpoint.get("addresses") or ()), "")
-                if not self._member.fullmatch(name) or not _is_address(address):
+                if not self._is_worker(name) or not _is_address(address):
                     continue
                 if (count := count + 1) > MAX_MEMBERS:
                     return

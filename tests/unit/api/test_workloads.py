@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.workloads import Membership, WorkloadRef, membership, slots_of
+from plimsoll_api.workloads import (
+    Membership,
+    WorkloadRef,
+    membership,
+    service_of_ray,
+    slots_of,
+)
 
 LWS = "leaderworkerset.sigs.k8s.io"
 
@@ -93,6 +99,26 @@ def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: 
     for one in made:
         assert len(one) <= 253
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", one)
+
+
+@given(policy=st.text(min_size=1, max_size=63), cluster=st.text(min_size=1, max_size=63))
+def test_the_service_of_a_ray_cluster_has_a_valid_name(policy: str, cluster: str) -> None:
+    name = service_of_ray(policy, cluster)
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+    assert len(name) <= 63
+    assert name == service_of_ray(policy, cluster)
+    assert name not in (
+        service_of_ray(policy + "x", cluster),
+        service_of_ray(policy, cluster + "x"),
+    )
+
+
+def test_only_a_pod_that_a_ray_cluster_owns_is_of_one() -> None:
+    labels = {"labels": {"ray.io/cluster": "ray"}}
+    assert membership(metadata("RayCluster", "ray", "ray.io/v1") | labels).ray_cluster == "ray"
+    assert membership(metadata("StatefulSet", "ray") | labels).ray_cluster == ""
+    assert membership(metadata("RayCluster", "ray", "ray.io/v1")).ray_cluster == ""
+    assert membership(labels).ray_cluster == ""
 
 
 def test_two_workloads_of_one_name_have_slots_of_their_own() -> None:

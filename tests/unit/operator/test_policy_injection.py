@@ -1,6 +1,6 @@
 """A policy's pods: what is added, what is refused, and pods at random.
 
-Tests ``injection/policy.py``.
+Tests ``injection/policy.py`` and ``injection/ray.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from plimsoll_api.names import POLICY_LABEL, REFUSED
 from plimsoll_api.supervision import POD_ENGINE_ENV, EngineType
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.workloads import service_of_ray
 from plimsoll_operator.injection.policy import ALLOW_GROUP_RESTARTS, Admitted, admit
 from plimsoll_operator.render.containers import Images
 from tests.pod_specs import SELECTED, pods, policies, policy, without_supervisor
@@ -179,6 +180,85 @@ def test_a_pod_of_a_group_knows_its_place(
     place = {"index": "1", "subdomain": "g"}
     assert found["group"] == place | ({"worker": True} if worker else {})
     assert found["engine"]["serves"] is not worker
+
+
+RAY_START = "ulimit -n 65536; ray start --address=llm-head-svc:6379 --metrics-export-port=8080"
+
+
+def of_ray(node: str, *containers: Object) -> Object:
+    """As KubeRay makes it."""
+    labels = {"ray.io/cluster": "llm", "ray.io/node-type": node, "ray.io/is-ray-node": "yes"}
+    made = pod(*containers, labels=labels)
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "llm", "controller": True}
+    made["metadata"]["ownerReferences"] = [owner]
+    return made
+
+
+def ray_worker(**fields: Any) -> Object:
+    command = {"command": ["/bin/bash", "-c", "--"], "args": [RAY_START]}
+    return {"name": "ray-worker", "image": "rayproject/ray:2.50.0"} | command | fields
+
+
+LOGS = {"name": "logs", "image": "fluent-bit"}
+
+
+@pytest.mark.parametrize(
+    ("containers", "engine", "expected"),
+    [
+        ([ray_worker()], {}, ("ray-worker", "custom")),
+        ([LOGS, ray_worker()], {}, ("ray-worker", "custom")),
+        ([ray_worker(image="vllm/vllm-openai")], {}, ("ray-worker", "vllm")),
+        ([ray_worker()], {"type": "vllm"}, ("ray-worker", "vllm")),
+        ([ray_worker(args=["run.sh"])], {}, ("ray-worker", "custom")),
+        ([LOGS, ray_worker()], {"container": "logs"}, ("logs", "custom")),
+        ([LOGS, ray_worker()], {"container": "ray-head"}, ("ray-worker", "custom")),
+    ],
+)
+def test_a_ray_worker_is_watched_and_its_head_speaks_for_it(
+    containers: list[Object], engine: Object, expected: tuple[str, str]
+) -> None:
+    found = engine_of(admit(of_ray("worker", *containers), policy(engine=engine), IMAGES))
+    service = service_of_ray("fuzz", "llm")
+    assert found["group"] == {"index": "llm", "subdomain": service, "worker": True}
+    assert found["workload"] == {"kind": "RayCluster", "name": "llm"}
+    assert (found["engine"]["container"], found["engine"]["type"]) == expected
+    assert found["engine"]["serves"] is False
+
+
+def test_a_ray_head_leads_and_runs_a_known_engine() -> None:
+    script = "ray start --head --port=6379 && vllm serve m --port 8001"
+    head = of_ray("head", {"name": "ray-head", "image": "x", "args": ["-c", script]})
+    found = engine_of(admit(head, policy(), IMAGES))
+    assert found["group"] == {"index": "llm", "subdomain": service_of_ray("fuzz", "llm")}
+    assert found["engine"]["serves"] is True
+    assert found["engine"]["serving_url"] == "http://127.0.0.1:8001"
+    unknown = admit(of_ray("head", ray_worker(name="ray-head")), policy(), IMAGES)
+    assert unknown.refusal is not None
+    assert "no container runs vLLM or SGLang" in unknown.refusal
+
+
+@pytest.mark.parametrize(
+    ("containers", "reason"),
+    [
+        ([LOGS, ray_worker(args=["run.sh"])], "none of the containers of this Ray worker run"),
+        ([ray_worker(), ray_worker(name="two")], "2 of the containers of this Ray worker run"),
+    ],
+)
+def test_a_ray_worker_whose_engine_is_not_clear_is_refused(
+    containers: list[Object], reason: str
+) -> None:
+    made = admit(of_ray("worker", *containers), policy(), IMAGES)
+    assert made.refusal is not None
+    assert reason in made.refusal
+    assert "use the policy's spec.engine.container with one of" in made.refusal
+
+
+def test_a_ray_worker_that_no_ray_cluster_owns_is_refused() -> None:
+    alone = of_ray("worker", ray_worker())
+    del alone["metadata"]["ownerReferences"]
+    refusal = admit(alone, policy(), IMAGES).refusal
+    assert refusal is not None
+    assert "serve no port" in refusal
 
 
 def test_a_pod_that_may_not_be_root_gets_no_root() -> None:

@@ -21,6 +21,7 @@ from plimsoll_sidecar.signals.group_members import (
     STALE_S,
     GroupMembers,
     bounded,
+    workers_of,
 )
 
 WORKER, OTHER = "127.0.0.2", "127.0.0.3"
@@ -87,7 +88,8 @@ def port() -> int:
 
 
 def members(kube: Slices, port: int, clock: Clock | None = None) -> GroupMembers:
-    return GroupMembers(kube, "ns", "llm", "llm-0", port, clock or Clock())
+    rule = workers_of("LeaderWorkerSet", "llm-0")
+    return GroupMembers(kube, "ns", "llm", rule, port, clock or Clock())
 
 
 def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(port: int) -> None:
@@ -113,6 +115,24 @@ def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(port: int) -> N
     assert list(found) == ["llm-0-1"]
     assert found["llm-0-1"] is not None
     assert found["llm-0-1"].suspicions[0].bytes == 7
+
+
+def test_the_workers_of_a_ray_cluster_are_all_other_pods_of_its_service(port: int) -> None:
+    listed = ["llm-head-x7k2p", "llm-gpu-worker-b2f9q", "llm-head-x7k2p-1", ""]
+    kube = Slices([*(endpoint(name, WORKER) for name in listed), {"addresses": [WORKER]}])
+    rule = workers_of("RayCluster", "llm-head-x7k2p")
+    group = GroupMembers(kube, "ns", "plimsoll-llm-0a", rule, port, Clock())
+    with serving(WORKER, port, state(bytes=7)):
+        group.ask()
+    assert sorted(group.assessments()) == ["llm-gpu-worker-b2f9q", "llm-head-x7k2p-1"]
+
+
+def test_a_ray_cluster_has_no_more_members_than_another_group(port: int) -> None:
+    many = [endpoint(f"pod-{number}", WORKER) for number in range(4 * MAX_MEMBERS)]
+    group = GroupMembers(Slices(many), "ns", "llm", workers_of("RayCluster", "h"), port, Clock())
+    with serving(WORKER, port, state()):
+        group.ask()
+    assert len(group.assessments()) == MAX_MEMBERS
 
 
 def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(port: int) -> None:

@@ -80,6 +80,7 @@ class ServicesOfPod:
     :class:`~plimsoll_sidecar.clients.kube.KubeError`.
 
     ``replicas`` gives the pods of the pod's workload, by replica, as far as they are known.
+    ``apart`` names a Service that routes nobody, empty for none.
     """
 
     def __init__(
@@ -88,8 +89,9 @@ class ServicesOfPod:
         namespace: str,
         pod: str,
         replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
+        apart: str = "",
     ) -> None:
-        self._kube, self._pod, self._replicas = kube, pod, replicas
+        self._kube, self._pod, self._replicas, self._apart = kube, pod, replicas, apart
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
     def services(self) -> list[dict[str, bool]]:
@@ -100,7 +102,8 @@ class ServicesOfPod:
             of_service = found.setdefault(labels.get(SERVICE_NAME, ""), {})
             for name, is_ready in _ready(piece):
                 of_service[name] = of_service.get(name, False) or is_ready
-        return [pods for name, pods in found.items() if name and self._pod in pods]
+        ignored = ("", self._apart)
+        return [pods for name, pods in found.items() if name not in ignored and self._pod in pods]
 
     def is_last_ready(self) -> bool:
         """True when a Service has other endpoints and none of them is ready, or none of those that

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from plimsoll_api.names import SERVICE_RESTARTS, SLOT_REPLICAS, SLOT_WORKLOAD
 from plimsoll_api.supervision import EngineEndpoint, EngineType, PodEngine, of_pod
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.workloads import Membership, WorkloadRef, replicas_in, replicas_text, slots_of
+from plimsoll_api.workloads import (
+    Membership,
+    WorkloadRef,
+    replicas_in,
+    replicas_text,
+    service_of_ray,
+    slots_of,
+)
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.slots import turns
 from plimsoll_operator.plan import read
@@ -50,6 +57,44 @@ def pods(ref: WorkloadRef | None, *names: str, holds: bool = True, group: str = 
 def leases(*workloads: Workload, **supervision: Any) -> dict[str, dict[str, Any]]:
     made = render(policy(**supervision), ["default"], workloads)
     return {one["metadata"]["name"]: one for one in made if one["kind"] == "Lease"}
+
+
+def services(*found: Workload) -> list[dict[str, Any]]:
+    return [one for one in render(policy(), ["default"], found) if one["kind"] == "Service"]
+
+
+def ray(*names: str, cluster: str = "llm", holds: bool = True) -> list[SelectedPod]:
+    member = Membership(WorkloadRef("RayCluster", cluster), "ray.io", cluster)
+    state = State.SUPERVISED if holds else State.WAITING
+    return [SelectedPod(name, "default", state, member=member, holds=holds) for name in names]
+
+
+def test_a_service_lists_the_supervised_pods_of_each_ray_cluster() -> None:
+    group = pods(WorkloadRef("LeaderWorkerSet", "lws"), "lws-0", group="0")
+    made = services(*grouped([*ray("llm-head", "llm-worker"), *pods(VLLM, "vllm"), *group]))
+    (service,) = made
+    assert service["metadata"]["name"] == service_of_ray("engines", "llm")
+    (owner,) = service["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["controller"]) == (
+        "SupervisionPolicy", "engines", True,
+    )  # fmt: skip
+    assert service["spec"] == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"plimsoll.dev/policy": "engines", "ray.io/cluster": "llm"},
+        "ports": [{"name": "metrics", "port": 9464, "protocol": "TCP"}],
+    }
+
+
+def test_a_ray_cluster_without_a_supervised_pod_has_no_service() -> None:
+    assert services(*grouped(ray("llm-head", holds=False))) == []
+    assert services(*grouped(pods(WorkloadRef("RayCluster", "llm"), "claims-no-label"))) == []
+
+
+def test_ray_clusters_have_no_more_services_than_a_policy_has_workloads() -> None:
+    many = [one for number in range(2 * MAX_WORKLOADS) for one in ray("head", cluster=f"c{number}")]
+    found = services(*with_slots("engines", grouped(many), ()))
+    assert len({one["metadata"]["name"] for one in found}) == len(found) == MAX_WORKLOADS
 
 
 def test_each_workload_has_slots_and_its_supervisors_ask_for_them() -> None:

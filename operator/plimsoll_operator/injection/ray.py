@@ -1,0 +1,39 @@
+"""Which container of a Ray worker is the engine: the one with Ray, which starts the processes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from plimsoll_operator.injection.engine import command_words, names
+from plimsoll_operator.injection.errors import InjectionError
+
+Object = dict[str, Any]
+
+
+def worker_container(pod: Object, at: str, named: str | None, field: str) -> str:
+    """Name of that container: the one that is ``named`` if the worker has it, its only one, or the
+    only one that runs ``ray start``.
+
+    A RayCluster may call the head's container by another name than those of its workers, so a name
+    that the worker lacks is no error. InjectionError, which begins with ``at``, if nothing fits;
+    ``field`` is what a person names a container by.
+    """
+    containers: list[Object] = pod.get("containers") or []
+    if any(one.get("name") == named for one in containers):
+        return str(named)
+    starting = containers if len(containers) == 1 else [one for one in containers if _starts(one)]
+    if len(starting) != 1:
+        raise InjectionError(
+            f"{at}.containers: {len(starting) or 'none'} of the containers of this Ray worker run"
+            f" `ray start`: use {field} with one of {names(pod)}"
+        )
+    return str(starting[0]["name"])
+
+
+def _starts(container: Object) -> bool:
+    """Whether it runs ``ray start``, as KubeRay writes it into a shell script."""
+    return any(
+        program.rpartition("/")[2] == "ray" and verb == "start"
+        for program, verb in pairwise(command_words(container))
+    )
