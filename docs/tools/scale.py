@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,22 @@ FLEET = (
     ("restarts above the limit", "breaker_exceeded_count", ".0f"),
     ("last bad revision named after, s", "revision_named_last_s", ".0f"),
 )
+POLICIES = (
+    ("admission at 50 pods a second, median, ms", "admission_p50_s", "ms"),
+    ("the same, p99, ms", "admission_p99_s", "ms"),
+    ("pods created", "pods_count", ".0f"),
+    ("of them with a supervisor", "injected_count", ".0f"),
+    ("pods supervised at rest", "supervised_pods_count", ".0f"),
+    ("memory of the operator then, MiB", "rss_mib", ".0f"),
+    ("CPU then, share of a core", "steady_cpu_ratio", ".1%"),
+    ("requests per second then", "steady_requests_per_s", ".2f"),
+    ("writes then, in 60 s", "steady_writes_count", ".0f"),
+)
 
 
 def page() -> str:
     """The page with its tables as the results are now."""
-    tables = {"operator": operator, "fleet": fleet}
+    tables = {"operator": operator, "fleet": fleet, "policies": policies}
     return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]]()}\n{found[3]}", PAGE.read_text())
 
 
@@ -58,11 +70,21 @@ def operator() -> str:
 
 
 def fleet() -> str:
-    figures = _result("fleet").get("figures")
+    """Supervisors that all find the same leak."""
+    return _table("fleet", "With the same leak everywhere", FLEET)
+
+
+def policies() -> str:
+    """Pods that a SupervisionPolicy supervises."""
+    return _table("admission", "Under one SupervisionPolicy", POLICIES)
+
+
+def _table(result: str, title: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    figures = _result(result).get("figures")
     if not figures:
         return f"({NONE})"
-    rows = [f"| {label} | {_cell(figures.get(key), form)} |" for label, key, form in FLEET]
-    return "\n".join(["| With the same leak everywhere | |", "|---|--:|", *rows])
+    cells = [f"| {label} | {_cell(figures.get(key), form)} |" for label, key, form in rows]
+    return "\n".join([f"| {title} | |", "|---|--:|", *cells])
 
 
 def _result(name: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ ROW = {
 
 def test_each_size_has_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "RESULTS", tmp_path)
-    assert scale.operator() == scale.fleet() == f"({scale.NONE})"
+    assert scale.operator() == scale.fleet() == scale.policies() == f"({scale.NONE})"
     few = {"services_count": 100, "rss_mib": 98.0}
     many = {"services_count": 5000, "rss_mib": 230.0, "steady_cpu_ratio": 0.012}
     rows = {"figures": ROW, "samples": [few, ROW, many]}
@@ -40,4 +40,4 @@ def test_each_size_has_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_writing_the_page_twice_changes_nothing() -> None:
     assert scale.page() == scale.page()
-    assert scale.page().count("<!-- figures: ") == 2
+    assert scale.page().count("<!-- figures: ") == 3
