@@ -99,8 +99,9 @@ def test_each_workload_has_slots_and_its_turn(
     eventually(lambda: len(pods(kubectl, "vllm")) == 2 and pods(kubectl, "llama"), LISTED_S)
     eventually(lambda: replicas(kubectl, vllm) == pods(kubectl, "vllm"), LISTED_S)
     eventually(lambda: replicas(kubectl, llama) == ["llama-0"], LISTED_S)
-    assert status(kubectl)["workloadCount"] == 2
-    assert of_workload(kubectl, "vllm")["supervised"] == 2
+    # The slots are written before the status.
+    eventually(lambda: status(kubectl).get("workloadCount") == 2, LISTED_S)
+    eventually(lambda: of_workload(kubectl, "vllm")["supervised"] == 2, LISTED_S)
 
     # One workload restarts, so the other one waits for its turn: each by its own slots.
     first = pods(kubectl, "vllm")[0]
