@@ -19,6 +19,7 @@ from plimsoll_operator.kinds import OWNED
 from tests.lab.kube import Document, Kube
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator, operator_kubeconfig
+from tests.lab.webhook import Webhook
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 20.0
@@ -134,6 +135,21 @@ def start(kubectl: Kubectl, operator_account: Path) -> Iterator[Callable[..., Op
     yield make
     for operator in started:
         assert operator.stop() == 0, operator.log.read_text()
+
+
+@pytest.fixture
+def webhook(kubectl: Kubectl) -> Iterator[Webhook]:
+    """The chart's objects for the webhook, for the tests' operator account."""
+    made = Webhook(kubectl)
+    made.install()
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def flags(webhook: Webhook) -> tuple[str, ...]:
+    """The operator's, to serve the webhook."""
+    return webhook.flags
 
 
 @pytest.fixture(name="eventually")

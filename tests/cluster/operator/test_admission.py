@@ -9,7 +9,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.render.containers import Images
 from tests.lab.faults import proxied
 from tests.lab.operator import Operator
-from tests.lab.webhook import HOST, NAME, NAMESPACE, Webhook
+from tests.lab.webhook import HOST, NAME, NAMESPACE
 from tests.pod_specs import pods, policies
 
 BATCH = 100
@@ -30,20 +30,6 @@ SLOW_S = 5.0
 """An answer of the API server that the operator waits this long for; a webhook has 2 s."""
 PATIENCE_S = 2.0 + 8.0
 """The webhook's timeout, and what a busy machine takes for the rest."""
-
-
-@pytest.fixture
-def webhook(kubectl: Any) -> Iterator[Webhook]:
-    """The chart's objects for the webhook, for the tests' operator account."""
-    made = Webhook(kubectl)
-    made.install()
-    yield made
-    made.remove()
-
-
-@pytest.fixture
-def flags(webhook: Webhook) -> tuple[str, ...]:
-    return webhook.flags
 
 
 def policy(**spec: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from docs.tools.blocks import ROOT, blocks
-from tests.lab.webhook import NAME, Webhook
+from tests.lab.webhook import NAME
 
 PAGE = ROOT / "docs" / "adopt.md"
 STEPS = [
@@ -55,15 +55,6 @@ DEPLOYMENT = {
         },
     },
 }
-
-
-@pytest.fixture
-def flags(kubectl: Any) -> Iterator[tuple[str, ...]]:
-    """The operator's, with the chart's objects for the webhook."""
-    made = Webhook(kubectl)
-    made.install()
-    yield made.flags
-    made.remove()
 
 
 @pytest.fixture

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner, Result
 
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.main import app
 from tests.cluster.operator.test_adopt import DEPLOYMENT
-from tests.lab.webhook import NAME, Webhook
+from tests.lab.webhook import NAME
 
 LISTED_S = 40.0
 """The operator lists the pods of a policy every ten seconds."""
 LABELS = {"app": "vllm"}
 Checks = dict[str, dict[str, Any]]
-
-
-@pytest.fixture
-def flags(kubectl: Any) -> Iterator[tuple[str, ...]]:
-    """The operator's, with the chart's objects for the webhook."""
-    made = Webhook(kubectl)
-    made.install()
-    yield made.flags
-    made.remove()
 
 
 def policy(name: str) -> dict[str, Any]:

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.cluster.operator.test_adopt import DEPLOYMENT, LISTED_S, counts
-from tests.lab.webhook import Webhook
 
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-
-
-@pytest.fixture
-def flags(kubectl: Any) -> Iterator[tuple[str, ...]]:
-    """The operator's, with the chart's objects for the webhook and its rights."""
-    made = Webhook(kubectl)
-    made.install()
-    yield made.flags
-    made.remove()
 
 
 def policy(**spec: Any) -> dict[str, Any]:
