@@ -59,11 +59,15 @@ END_S = 240.0
 
 
 def main() -> int:
-    flags = _parser().parse_args()
+    parser = _parser()
+    flags = parser.parse_args()
+    known = ("frontend", *ALL_PEERS[flags.peer].parts)
+    if unknown := set(flags.kill) - set(known):
+        parser.error(f"--kill: {flags.peer} has no {', '.join(unknown)}; it has {', '.join(known)}")
     flags.rows.mkdir(parents=True, exist_ok=True)
     if flags.case in PAIRS:
         probe, peer = flags.rows / "probe", ALL_PEERS[flags.peer]
-        pair(flags.case, peer, flags.rows, probe, flags.ends_at, flags.laps)
+        pair(flags.case, peer, flags.rows, probe, flags.ends_at, flags.laps, tuple(flags.kill))
         return 0
     if flags.case:
         beside = tuple(name for name in flags.cases if name != flags.case)
@@ -90,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parse.add_argument("--alone", type=float, default=300.0, help="seconds for the pairs")
     parse.add_argument("--pairs", type=int, default=40, help="at most")
     parse.add_argument("--laps", type=int, default=LAPS, help="leak restarts of a pair, at most")
+    parse.add_argument(
+        "--kill", nargs="+", default=[], metavar="PART", help="that a pair kills, in turn; else all"
+    )  # fmt: skip
     parse.add_argument("--rows", type=Path, required=True)
     parse.add_argument(
         "--publish", nargs="*", type=Path, metavar="FOLDER",

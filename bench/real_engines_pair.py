@@ -75,9 +75,17 @@ class Clients:
                     self.answers["0"] += 1
 
 
-def pair(case: str, peer: Peer, rows: Path, probe: Path, ends_at: float, laps: int = LAPS) -> None:
+def pair(
+    case: str,
+    peer: Peer,
+    rows: Path,
+    probe: Path,
+    ends_at: float,
+    laps: int = LAPS,
+    victims: Sequence[str] = (),
+) -> None:
     """Both replicas, from their start to their end; each has rows of its own. ``laps`` leaks at
-    most; what time they leave is for kills."""
+    most; what time they leave is for kills of ``victims`` in turn, or of every part."""
     replicas = []
     for name in (f"{case}-a", f"{case}-b"):
         (rows / name).mkdir(parents=True, exist_ok=True)
@@ -94,7 +102,7 @@ def pair(case: str, peer: Peer, rows: Path, probe: Path, ends_at: float, laps: i
             replica.book.step(replica.ready)
         leaking.book.step(lambda: leaks(leaking, serving, parts, laps))
         serving.book.step(lambda: stall(serving, (PAIRS[case],), 5.0, serving.age_s()))
-        both = [threading.Thread(target=_kills, args=(one, parts)) for one in replicas]
+        both = [threading.Thread(target=_kills, args=(one, victims or parts)) for one in replicas]
         for thread in both:
             thread.start()
         for thread in both:

@@ -139,6 +139,8 @@ def sglang(version: str, requirements: str) -> Peer:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "SGLANG_USE_CPU_ENGINE": "1",
+            # A crashed part's server would wait a minute for core dumps of CUDA.
+            "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
         },
         parts={"scheduler": "sglang::scheduler", "detokenizer": "sglang::detokenizer"},
         helpers=("detokenizer",),

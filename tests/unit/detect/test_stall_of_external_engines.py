@@ -30,7 +30,7 @@ class External:
     running: int = 4
     steps: int = 0
     rate: int = 100
-    cpu_s: float = 0.0
+    cpu_s: float | None = 0.0
     t: float = 0.0
     page_t: float = -PAGE_S
     entered: int = 0
@@ -47,9 +47,14 @@ class External:
             host=Host(processes=3, frontend_lives=True, cpu_s=self.cpu_s),
         )  # fmt: skip
 
+    def compute(self, seconds: float) -> None:
+        if self.cpu_s is not None:
+            self.cpu_s += seconds
+
     def serve(self, watch: StallWatch, seconds: float) -> None:
         for _ in range(int(seconds)):
-            self.t, self.steps, self.cpu_s = self.t + 1, self.steps + self.rate, self.cpu_s + 0.8
+            self.t, self.steps = self.t + 1, self.steps + self.rate
+            self.compute(0.8)
             assert watch.update(self.sample()) is None
 
     def hang(
@@ -58,7 +63,8 @@ class External:
         """Seconds until a stall was suspected, None for none within ``limit_s``."""
         begin = self.t
         while self.t - begin < limit_s:
-            self.t, self.cpu_s = self.t + 1, self.cpu_s + cpu
+            self.t += 1
+            self.compute(cpu)
             suspicion = watch.update(self.sample())
             if suspicion is not None:
                 return self.t - begin, suspicion
@@ -84,6 +90,50 @@ def test_a_hang_is_confirmed_soon_once_the_engine_has_served(
     assert suspicion is not None
     assert seconds is not None
     assert seconds + ROUND_S <= within_s
+
+
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("rate", [100, 12])
+def test_a_hang_in_the_first_minute_is_confirmed_soon_where_the_engine_rests(
+    rate: int, busy: bool
+) -> None:
+    """A scheduler of SGLang that was stopped after five seconds was given its timeout of 120 s."""
+    engine, watch = External(rate=rate), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 6)
+    if not busy:
+        engine.running = 0
+        for _ in range(4):
+            engine.t += 1
+            assert watch.update(engine.sample()) is None
+        engine.entered = 5
+    seconds, suspicion = engine.hang(watch, 120, cpu=0.02)
+    assert suspicion is not None
+    assert seconds is not None
+    assert 28 <= seconds <= 45 - ROUND_S
+
+
+@pytest.mark.parametrize("cpu", [0.2, 0.6])
+def test_what_computes_in_the_first_minute_is_no_stall(cpu: float) -> None:
+    """The first request with logprobs, also where other programs leave it a fifth of a core."""
+    engine, watch = External(), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 6)
+    assert engine.hang(watch, 110, cpu=cpu) == (None, None)
+    engine.serve(watch, 60)
+
+
+def test_without_its_processor_time_the_first_minute_has_the_timeout() -> None:
+    """Unknown is never zero: such an engine may compute."""
+    engine, watch = External(), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 6)
+    engine.cpu_s = None
+    assert engine.hang(watch, 110) == (None, None)
+
+
+def test_the_few_steps_of_a_warm_up_are_no_history() -> None:
+    """SGLang asks itself for eight tokens when it starts: a long prompt may come next."""
+    engine, watch = External(rate=5), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 3)
+    assert engine.hang(watch, 110) == (None, None)
 
 
 def test_service_counts_where_the_gauge_is_often_zero() -> None:

@@ -17,29 +17,36 @@ SERVED_S, SERVED_PATIENCE_S = 240.0, 8.0
 the longest pause and its margin, is none that a service makes: with the page's period and a round
 of doubt within 20 s."""
 BEGUN_S, BEGUN_PATIENCE_S = 60.0, 28.0
-"""After the first minute, and where more is asked for at once than ever before: within 45 s."""
+"""After the first minute, and where more is asked for at once than ever before: within 45 s. In the
+first minute too while the engine rests: what is new to it then, and takes long, it computes."""
 MAX_CHANCE = 1e-6
 """A page does not show single pauses. There a silence counts that is as unlikely as this by the
-rate of the steps so far: 36 steps in the first minute are enough for the patience of then, 421 in
-four minutes for the later one."""
+rate of the steps so far: 36 steps in the first minute are enough for the patience of then, in
+however few seconds of it they were made, 421 in four minutes for the later one."""
 WORKING_S, WORKING_SHARE = 50.0, 0.25
 """A process that computes may compile for a request of a new kind, or spin for ever: processor
 time of this share of one core buys this much once. Measured on vLLM 0.32 on a slow CPU: the first
 request with logprobs takes 30 s, and 45 s beside other work."""
+
+RESTING_SHARE = 0.1
+"""Of one core: the polling of an engine that waits, and what it did until it hung, two seconds
+after its last page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
     """A pause that goes on.
 
-    ``computes`` says that the engine did so all the while; ``read`` that its steps are read from a
-    page at intervals, so that short pauses do not show.
+    ``computes`` says that the engine did so all the while, ``rests`` that it is known to have used
+    hardly any processor time; ``read`` that its steps are read from a page at intervals, so that
+    short pauses do not show.
     """
 
     seconds: float
     demand: Demand
     read: bool = False
     computes: bool = False
+    rests: bool = False
 
 
 def patience(silence: Silence, gaps: StepGaps, timeout_s: float) -> tuple[float, str]:
@@ -54,6 +61,11 @@ def patience(silence: Silence, gaps: StepGaps, timeout_s: float) -> tuple[float,
 def computes(cpu_s: float | None, seconds: float) -> bool:
     """Whether so much processor time was spent in ``seconds`` that something was worked on."""
     return cpu_s is not None and seconds > 0 and cpu_s >= WORKING_SHARE * seconds
+
+
+def rests(cpu_s: float | None, seconds: float) -> bool:
+    """Whether it is known that hardly any processor time was spent in ``seconds``."""
+    return cpu_s is not None and cpu_s < RESTING_SHARE * seconds
 
 
 def _seconds(pause: float) -> str:
@@ -72,6 +84,7 @@ def _by_history(silence: Silence, gaps: StepGaps, timeout_s: float) -> tuple[flo
     if covered and gaps.served_s >= SERVED_S and (known or gaps.chance(served_s) <= MAX_CHANCE):
         return served_s, usual
     begun_s = max(BEGUN_PATIENCE_S, longest)
-    if silence.read and gaps.served_s >= BEGUN_S and gaps.chance(begun_s) <= MAX_CHANCE:
+    begun = gaps.served_s >= BEGUN_S or silence.rests
+    if silence.read and begun and gaps.chance(begun_s, BEGUN_S) <= MAX_CHANCE:
         return begun_s, "; at its rate of steps so far, such a pause is not chance"
     return timeout_s, ""

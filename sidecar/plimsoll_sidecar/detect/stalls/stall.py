@@ -14,7 +14,7 @@ from __future__ import annotations
 from plimsoll_api.assessment import Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Sample, SampleLoad
-from plimsoll_sidecar.detect.stalls.patience import Silence, computes, patience
+from plimsoll_sidecar.detect.stalls.patience import Silence, computes, patience, rests
 from plimsoll_sidecar.detect.stalls.step_gaps import Demand, StepGaps
 
 FRONTEND_FACTOR = 2.0
@@ -144,7 +144,8 @@ class StallWatch:
 
     def _suspicion(self) -> Suspicion | None:
         computed = computes(self._cpu_spent, self._frozen_s)
-        silence = Silence(self._frozen_s, self._demand, self._read, computed)
+        rested = rests(self._cpu_spent, self._frozen_s)
+        silence = Silence(self._frozen_s, self._demand, self._read, computed, rested)
         limit_s, why = patience(silence, self._gaps, self.timeout_s)
         if self._frozen_s >= limit_s:
             reason = (

@@ -63,15 +63,15 @@ class StepGaps:
         """Whether so many pauses were seen that the longest of them says something."""
         return self._total >= MIN_GAPS
 
-    def chance(self, seconds: float) -> float:
+    def chance(self, seconds: float, least_s: float = 0.0) -> float:
         """Return how likely a pause of this length is by the rate of the steps so far.
 
         It is the predictive distribution of an exponential model whose rate was learnt from them
-        alone (Lomax).
+        alone (Lomax). Steps of less than ``least_s`` count as if they had taken that long.
         """
         if self.served_s <= 0.0:
             return 1.0
-        return math.exp(-self.steps * math.log1p(seconds / self.served_s))
+        return math.exp(-self.steps * math.log1p(seconds / max(self.served_s, least_s)))
 
     def covers(self, demand: Demand) -> bool:
         """Whether as much was asked for at once before."""
