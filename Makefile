@@ -62,7 +62,8 @@ test-next: $(READY)
 	$(NEXT)/bin/pytest -n 3 --dist loadscope -m 'not long' tests/unit tests/integration/engine
 	TRITON_INTERPRET=1 $(NEXT)/bin/pytest -n 3 tests/unit/engine/kernels
 
-# Real vLLM without a GPU: some 6 GB below PLIMSOLL_ENGINES (~/.cache/plimsoll-engines). Its Python
+# Real vLLM and SGLang without a GPU: some 15 GB below PLIMSOLL_ENGINES (~/.cache/plimsoll-engines).
+# Their Python
 # is 3.12; PLIMSOLL_ENGINES_PYTHON names another interpreter.
 engines: $(READY)
 	$(BIN)/python -m tests.conformance.setup

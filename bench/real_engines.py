@@ -51,7 +51,9 @@ from plimsoll_cli.figures import commit, machine, result
 from tests.conformance import table
 from tests.conformance.peers import ON_DEVICE, PEERS, Peer
 
-ALL_PEERS = PEERS | ON_DEVICE
+FIRST = {peer.type: peer for peer in reversed(PEERS.values())}
+"""On the CPU one version of each type: its figures begin with the type."""
+ALL_PEERS = {peer.name: peer for peer in FIRST.values()} | ON_DEVICE
 Figures = dict[str, float | int | None]
 ABOUT = ("date", "machine", "commit", "command")
 END_S = 240.0

