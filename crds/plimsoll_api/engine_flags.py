@@ -1,5 +1,8 @@
-"""Flags of engines that the operator writes itself. A second one in ``engine.args`` would win, and
-the probes, the Service and the supervisor would look for the engine where it is not."""
+"""The flags of engines that the operator writes itself.
+
+A second one in ``engine.args`` would win, and the probes, the Service and the supervisor would look
+for the engine where it is not.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,10 @@ def _message(one: Reserved) -> str:
 
 
 def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
-    """Why ``args`` of an engine cannot be, None where nothing is wrong; ``keys`` says whether
-    ``apiKeySecretRef`` is set."""
+    """Return why an engine may not have ``args``, or None if it may.
+
+    ``keys`` says whether ``apiKeySecretRef`` is set.
+    """
     for one in RESERVED_FLAGS:
         if type_ in one.types and (keys or one.flag != KEYS_FLAG):
             pattern = re.compile(_pattern(one.flag).replace("$", r"\Z"))

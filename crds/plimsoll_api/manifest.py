@@ -134,7 +134,7 @@ _SPLIT: dict[type, tuple[Field, ...]] = {}
 
 
 def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of ``struct`` in their order."""
+    """Return the fields of ``struct`` in their order."""
     if struct not in _SPLIT:
         hints = get_type_hints(struct, include_extras=True)
         _SPLIT[struct] = tuple(
@@ -263,7 +263,7 @@ def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
 
 
 def _allowed(type_: Any) -> str:
-    """The values of an enumeration, or of a list of them."""
+    """Say which values an enumeration, or a list of them, allows; empty for other types."""
     inner = next(iter(get_args(type_)), type_)
     inner, _ = unwrap(inner)
     if isinstance(inner, type) and issubclass(inner, Enum):

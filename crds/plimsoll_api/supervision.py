@@ -420,9 +420,11 @@ class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServiceRef(msgspec.Struct, frozen=True):
-    """The InferenceService or SupervisionPolicy that this replica belongs to, by ``kind``. ``uid``
-    is empty in local mode. ``workload`` is what owns a policy's pod, and ``group`` its place in a
-    multi-node group of that workload."""
+    """The InferenceService or SupervisionPolicy that a replica belongs to, by ``kind``.
+
+    ``uid`` is empty in local mode. ``workload`` owns a policy's pod, and ``group`` is the pod's
+    place in a multi-node group of that workload.
+    """
 
     name: str
     namespace: str = "default"
@@ -469,8 +471,11 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
-    """The whole file. ``slots`` names the service's restart-slot Leases, empty in local mode. In
-    the file of a SupervisionPolicy they are those of its pods that no workload owns."""
+    """The supervisor's whole configuration file.
+
+    ``slots`` names the service's restart-slot Leases; it is empty in local mode. In the file of a
+    SupervisionPolicy they are those of its pods that no workload owns.
+    """
 
     service: ServiceRef
     engine: EngineEndpoint
@@ -481,10 +486,10 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
-    """The configuration of a policy's pod: the policy's, with the engine that the pod has and the
-    slots of its workload.
+    """Combine a policy's configuration with what admission found in one of its pods.
 
-    The supervisor of a worker only looks: what is to be done is done at the group's leader.
+    The result has the pod's engine and memory limit, and the slots of its workload. The supervisor
+    of a worker only observes: its group's leader acts.
     """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
@@ -511,14 +516,17 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
 
 
 def decode(data: bytes) -> SupervisorConfig:
-    """The configuration in ``data``; msgspec.DecodeError names the field that is wrong.
+    """Read a configuration file; msgspec.DecodeError names the field that is wrong.
 
-    Fields that are not known are left aside: an upgrade of the operator rolls no pod, so that older
-    supervisors read what a newer operator wrote.
+    Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
+    read what a newer operator wrote.
     """
     return msgspec.json.decode(data, type=SupervisorConfig)
 
 
 def encode(config: SupervisorConfig) -> bytes:
-    """The same configuration always gives the same bytes, so that a ConfigMap does not flap."""
+    """Write a configuration file.
+
+    The same configuration always gives the same bytes, so that a ConfigMap does not flap.
+    """
     return msgspec.json.format(msgspec.json.encode(config, order="sorted"), indent=2) + b"\n"
