@@ -71,7 +71,7 @@ def of_journal(incident: IncidentRecord) -> IncidentView:
 
 
 def target(incident: IncidentView) -> str:
-    """What the incident is about, as other commands take it: a service's name, or KIND/NAME."""
+    """Name what the incident is about, as other commands take it: a service, or KIND/NAME."""
     found = incident.spec.target
     return incident.spec.service if found is None else f"{found.kind.lower()}/{found.name}"
 

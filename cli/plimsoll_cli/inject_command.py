@@ -23,7 +23,7 @@ OF_POLICY = (
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
+    """Add the command to the program."""
     app.command()(inject)
 
 
@@ -171,7 +171,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _of_policy(file: Path, image: str) -> Options:
-    """The options that the policy in ``file`` stands for."""
+    """Read the policy in ``file`` and return the options that it stands for."""
     from plimsoll_cli.manifest import read_policy
     from plimsoll_operator.injection.options import Fields, of_policy
 

@@ -123,7 +123,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """The console script. Exit status: 0, 1 for what failed, 2 for what cannot be used."""
+    """Run the console script. Exit status: 0, 1 for a failure, 2 for what cannot be used."""
     try:
         app()
     except UsageError as error:

@@ -101,6 +101,6 @@ def bench(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds these commands to the program."""
+    """Add these commands to the program."""
     for command in (init, bench):
         app.command()(command)

@@ -25,7 +25,7 @@ from plimsoll_sidecar.detect.attribution.segments import HostSource
 
 
 def record(out: Path, service: str | None, run_dir: Path | None, duration_s: float | None) -> int:
-    """Records until ``duration_s``, SIGINT or SIGTERM; the count of samples."""
+    """Record until ``duration_s``, SIGINT or SIGTERM; return the number of samples."""
     if not out.name.endswith(trace.SUFFIXES):
         raise UsageError(f"{out}: the name must end in one of {', '.join(trace.SUFFIXES)}")
     if run_dir is None and service is None:
@@ -43,7 +43,7 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
 
 
 def replay(file: Path, mode: Mode) -> int:
-    """Prints what the supervisor makes of a trace; the exit status."""
+    """Print what the supervisor makes of a trace; return the exit status."""
     return replaying.main([str(file), f"--mode={mode.value}"])
 
 

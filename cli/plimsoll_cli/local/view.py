@@ -38,8 +38,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Screen:
-    """All that a frame shows. ``memory`` are the budgets of the manifest; ``grown`` is the growth
-    of each segment since this epoch's warm-up, empty before it."""
+    """All that a frame shows.
+
+    ``memory`` is the manifest's policy with its budgets; ``grown`` is the growth of each segment
+    since this epoch's warm-up in bytes, empty before it.
+    """
 
     service: str
     memory: MemoryPolicy
@@ -215,7 +218,7 @@ class Growth:
         self._first: dict[Segment, int] = {}
 
     def since(self, seen: Assessment) -> dict[Segment, int]:
-        """The growth of each segment; empty while ``seen`` is not warm."""
+        """Return the growth of each segment in bytes; empty while ``seen`` is not warm."""
         if not seen.warm:
             return {}
         if seen.epoch != self._epoch:
