@@ -150,7 +150,10 @@ def command_words(container: Object) -> list[str]:
 
 
 def _server(words: Sequence[str]) -> Sequence[str]:
-    """The words of the server's own command: a script may start others, such as Ray, before."""
+    """Return the words of the server's own command.
+
+    A script may start others before it, such as Ray.
+    """
     begin = next((at for at, word in enumerate(words) if SERVER.search(word)), 0)
     end = next((at for at in range(begin, len(words)) if words[at] in SEPARATORS), len(words))
     return words[begin:end]
@@ -173,8 +176,11 @@ def _type(container: Object, words: Sequence[str]) -> EngineType:
 
 
 def _programs(words: Sequence[str]) -> Iterator[str]:
-    """Of a command line what may be programs, and what options call the engine. A model, a path or
-    a namespace may be called anything, so other options and their values are left out."""
+    """Yield those words of a command line that may be programs, and engines that options name.
+
+    A model, a path or a namespace may have any name, so other options and their values are left
+    out.
+    """
     value = False
     for at, word in enumerate(words):
         if named := NAMED.fullmatch(" ".join(words[at : at + 2]) if "=" not in word else word):

@@ -68,7 +68,7 @@ class Options:
 def of_policy(
     policy: SupervisionPolicy, image: str, fields: Fields, namespace: str | None = None
 ) -> Options:
-    """The options that ``policy`` stands for; ``image`` is the supervisor's."""
+    """Translate ``policy`` into options; ``image`` is the supervisor's."""
     spec = policy.spec
     return Options(
         image=image,

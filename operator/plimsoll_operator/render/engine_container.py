@@ -28,7 +28,7 @@ ENDPOINTS_S = 5
 
 
 def engine_container(service: InferenceService, images: Images) -> dict[str, Any]:
-    """The container that is named ``engine``."""
+    """Build the container that is named ``engine``."""
     engine = service.spec.engine
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
@@ -94,7 +94,7 @@ def _start(service: InferenceService) -> dict[str, Any]:
 
 
 def _coordinates(service: InferenceService) -> list[dict[str, Any]]:
-    """What a custom engine has to know; the others are told by arguments."""
+    """Return what a custom engine has to know; the others are told by arguments."""
     if service.spec.engine.type is not EngineType.CUSTOM:
         return []
     at = paths.in_pod(service)

@@ -28,9 +28,9 @@ from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod
 def supervisor_config(
     service: InferenceService, places: Places | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
-    """What the manifest means, in bytes and seconds. Without a uid there are no slot Leases.
+    """Translate the manifest into bytes and seconds. Without a uid there are no slot Leases.
 
-    ``container`` is the engine's own, which local mode has not.
+    ``container`` is the engine's own, which local mode does not have.
     """
     at = places or in_pod(service)
     meta, spec = service.metadata, service.spec
@@ -73,7 +73,7 @@ def _scheme(engine: Engine) -> str:
 
 
 def _memory(memory: MemoryPolicy, engine: Engine) -> MemoryPolicy:
-    """The policy with what the engine's resources say where the manifest says nothing."""
+    """Complete the policy with the engine's resources where the manifest says nothing."""
     return replace(
         memory,
         host=_limited(memory.host, engine.resources.limits.get("memory")),
@@ -88,7 +88,7 @@ def _limited(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | N
 
 
 def supervisor_args(at: SupervisorPlaces) -> list[str]:
-    """What follows the supervisor's command."""
+    """Return the arguments of the supervisor's command."""
     return [
         f"--config={at.config_file}",
         f"--run-dir={at.run_dir}",
@@ -100,7 +100,10 @@ def supervisor_args(at: SupervisorPlaces) -> list[str]:
 
 
 def config_map(service: InferenceService) -> dict[str, Any]:
-    """The ConfigMap with ``supervisor.json``, mounted as a directory: changes need no restart."""
+    """Build the ConfigMap with ``supervisor.json``.
+
+    It is mounted as a directory, so that changes need no restart.
+    """
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
