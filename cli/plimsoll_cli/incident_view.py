@@ -11,7 +11,7 @@ from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import ENDED, IncidentPhase
 from plimsoll_api.leakincident import IncidentAttribution, LeakIncidentSpec, LeakIncidentStatus
 from plimsoll_api.names import POLICY_KIND, SERVICE_KIND
-from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import unix_seconds
 from plimsoll_cli.targets import parse
 

@@ -25,7 +25,7 @@ from plimsoll_api.names import (
     POLICY_LABEL,
     SERVICE_LABEL,
 )
-from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
 
 Object = dict[str, Any]

@@ -35,6 +35,8 @@ QUANTITY_SCHEMA: dict[str, Any] = {
 DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": DURATION_PATTERN, "maxLength": 32}
 POSITIVE_DURATION_RULE = rule("self.matches('[1-9]')", "the duration must be more than 0")
 
+PositiveBytes = Annotated[int, msgspec.Meta(gt=0)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Path = tuple[int | str, ...]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.names import ASK_MODULE
-from plimsoll_api.supervision import CONFIG_FILE
+from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_cli.errors import RunError, UsageError
 
 

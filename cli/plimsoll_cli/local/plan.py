@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from plimsoll_api import supervision
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SUPERVISOR_MODULE
+from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_api.units import parse_duration
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.local.ports import LOOPBACK
@@ -44,7 +44,7 @@ class Plan:
     service: InferenceService
     places: Places
     root: Path
-    config: supervision.SupervisorConfig
+    config: SupervisorConfig
     engine: Command
     supervisor: Command
     startup_timeout_s: float
@@ -111,7 +111,7 @@ def make(
         model_dir=str(model_dir),
         run_dir=str(root / "run"),
         state_dir=str(root / "state"),
-        config_file=str(root / "etc" / supervision.CONFIG_FILE),
+        config_file=str(root / "etc" / CONFIG_FILE),
         host=LOOPBACK,
         port=port,
         admin_port=admin_port,

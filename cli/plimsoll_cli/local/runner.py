@@ -17,7 +17,7 @@ from typing import IO
 
 import httpx
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_cli.errors import RunError, UsageError
@@ -148,7 +148,7 @@ def _write_files(its_plan: Plan) -> None:
             (its_plan.run_dir / name).unlink(missing_ok=True)
         for log in (its_plan.engine.log, its_plan.supervisor.log):
             log.write_bytes(b"")
-        config.write_bytes(supervision.encode(its_plan.config))
+        config.write_bytes(supervisor_config.encode(its_plan.config))
     except OSError as error:
         raise _unusable(its_plan.root, error) from None
 

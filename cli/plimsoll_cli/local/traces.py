@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api import supervision, trace
+from plimsoll_api import supervisor_config, trace
 from plimsoll_api.names import TOKEN_FILE
-from plimsoll_api.supervision import CONFIG_FILE, Mode, SupervisorConfig
+from plimsoll_api.supervision import Mode
+from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_api.times import unix_seconds
 from plimsoll_api.trace import Sample, TraceError
 from plimsoll_cli.errors import RunError, UsageError
@@ -68,7 +69,7 @@ def host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
 
 def _config(file: Path) -> SupervisorConfig:
     try:
-        return supervision.decode(file.read_bytes())
+        return supervisor_config.decode(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}: does the service run here?") from None
     except msgspec.MsgspecError as error:

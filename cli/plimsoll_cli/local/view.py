@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState, Segment
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.local.status import Snapshot
 from plimsoll_cli.timeline import incident_lines

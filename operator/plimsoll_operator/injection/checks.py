@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.names import METRICS_PORT, PROBE_PORT
-from plimsoll_api.supervision import MemoryBudget
 from plimsoll_api.units import format_bytes, parse_bytes
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from plimsoll_api.supervision import (
+from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     POD_ENGINE_ENV,
     EngineEndpoint,

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll_api import engine_flags
-from plimsoll_api.supervision import EngineType
+from plimsoll_api import engines
+from plimsoll_api.engines import EngineType
 from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
@@ -195,7 +195,7 @@ def _programs(words: Sequence[str]) -> Iterator[str]:
 def _scheme(container: Object, words: Sequence[str], kind: EngineType) -> str:
     """Return the scheme by the flags of a known engine, or by the probes of another one."""
     if kind is not EngineType.CUSTOM:
-        return engine_flags.scheme(kind, words)
+        return engines.scheme(kind, words)
     for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
         request = (container.get(probe) or {}).get("httpGet") or {}
         if "scheme" in request:

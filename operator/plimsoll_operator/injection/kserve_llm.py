@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import SERVICE_LABEL
-from plimsoll_api.supervision import EngineType, PodEngine
+from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,

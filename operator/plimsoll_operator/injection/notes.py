@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import METRICS_PORT, PROBE_PORT
-from plimsoll_api.supervision import Action, EngineType
+from plimsoll_api.supervision import Action
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.options import Options
 

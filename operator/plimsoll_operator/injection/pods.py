@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll_api.names import SERVICE_KIND
-from plimsoll_api.supervision import CONTAINER_ENV
+from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_api.workloads import LWS_API, LWS_KIND, LWS_NAME, RAY_API
 from plimsoll_operator.injection.errors import InjectionError
 

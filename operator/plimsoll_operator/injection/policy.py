@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll_api.names import POLICY_LABEL, REFUSED, object_name
-from plimsoll_api.supervision import POD_ENGINE_ENV, GroupMember, PodEngine
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.supervisor_config import POD_ENGINE_ENV, GroupMember, PodEngine
 from plimsoll_api.workloads import (
     LWS_GROUP,
     LWS_NAME,

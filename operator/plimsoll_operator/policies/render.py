@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import (
     API_GROUP,
     INCIDENT_PLURAL,
@@ -20,15 +21,14 @@ from plimsoll_api.names import (
     SLOT_WORKLOAD,
     object_name,
 )
-from plimsoll_api.supervision import (
+from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
+from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     EngineEndpoint,
-    EngineType,
     ServiceRef,
     SupervisorConfig,
     encode,
 )
-from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
 from plimsoll_api.workloads import RAY_CLUSTER, service_of_ray, slots_of
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.policies.workloads import Workload
@@ -52,7 +52,7 @@ def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
     """Write down what all of the policy's pods have in common.
 
     Each supervisor replaces ``engine`` with what was found in its pod
-    (:class:`plimsoll_api.supervision.PodEngine`).
+    (:class:`plimsoll_api.supervisor_config.PodEngine`).
     """
     meta, spec = policy.metadata, policy.spec
     url = f"http://127.0.0.1:{spec.engine.port or DEFAULT_PORT}"

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.serving import ModelSource
-from plimsoll_api.supervision import CONFIG_FILE
+from plimsoll_api.supervisor_config import CONFIG_FILE
 
 RUN_DIR = "/run/plimsoll"
 CONFIG_DIR = "/etc/plimsoll"

@@ -8,7 +8,7 @@ from typing import Any
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import METRICS_PORT, PROBE_PORT, REVISION_LABEL, SUPERVISOR_MODULE
 from plimsoll_api.serving import SupervisorContainer
-from plimsoll_api.supervision import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
+from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
 from plimsoll_operator.render import api_keys, model, names, paths
 from plimsoll_operator.render.containers import LAST_WORDS, Images, probe, resources, restricted
 from plimsoll_operator.render.deployment import pod_hash

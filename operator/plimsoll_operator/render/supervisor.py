@@ -6,15 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from plimsoll_api import engine_flags
+from plimsoll_api import engines
+from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.serving import Engine
-from plimsoll_api.supervision import (
+from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     EngineEndpoint,
-    EngineType,
-    MemoryBudget,
-    MemoryPolicy,
     ServiceRef,
     SupervisorConfig,
     encode,
@@ -69,7 +68,7 @@ def _admin_url(engine: Engine, at: Places) -> str:
 
 
 def _scheme(engine: Engine) -> str:
-    return engine_flags.scheme(engine.type, engine.args)
+    return engines.scheme(engine.type, engine.args)
 
 
 def _memory(memory: MemoryPolicy, engine: Engine) -> MemoryPolicy:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.supervision import SupervisorConfig
+from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar.act.restart_slots import lease_counts
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
 
