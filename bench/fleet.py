@@ -28,7 +28,8 @@ from bench.result import publish
 from plimsoll_api.incident_record import Attribution, Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.names import SERVICE_LABEL
-from plimsoll_api.supervision import RestartBudget, ServiceRef
+from plimsoll_api.supervision import RestartBudget
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_operator.kinds import BY_KIND, INCIDENT, LEASE, POD, SERVICE
 from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError

@@ -20,9 +20,10 @@ from typing import Any
 import urllib3
 
 from bench.real_engines_probe_cost import ARGUMENTS, Pairs, probe_cost
+from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import EngineType, MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.signals.probe.probe_socket import ask_all
 from plimsoll_sidecar.signals.probe.probes import REPORT

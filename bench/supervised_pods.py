@@ -26,8 +26,8 @@ from bench.control_plane import (
     writes,
 )
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.names import METRICS_PORT
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
 from plimsoll_operator.kinds import POD, POLICY, Kind
 from plimsoll_sidecar.record.metrics import Metrics
 from tests.lab.operator import Operator

@@ -30,17 +30,12 @@ from typing import Any
 
 from bench.result import publish
 from bench.running import Engine, running
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.names import SUPERVISOR_MODULE
-from plimsoll_api.supervision import (
-    EngineEndpoint,
-    EngineType,
-    MemoryBudget,
-    MemoryPolicy,
-    ServiceRef,
-    Supervision,
-    SupervisorConfig,
-)
+from plimsoll_api.supervision import Supervision
+from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -65,7 +60,7 @@ def configure(folder: Path, engine: Engine) -> list[str]:
         supervision=Supervision(),
     )
     file = folder / "supervisor.json"
-    file.write_bytes(supervision.encode(config))
+    file.write_bytes(supervisor_config.encode(config))
     state_dir = folder / "state"
     return ["--config", str(file), "--run-dir", str(engine.run_dir), "--state-dir", str(state_dir)]
 

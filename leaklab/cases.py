@@ -23,7 +23,7 @@ from leaklab.series import (
     steady,
 )
 from leaklab.shapes import SHARES
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 
 HOUR = 3600.0
 DAY = 24 * HOUR

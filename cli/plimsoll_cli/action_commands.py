@@ -60,13 +60,13 @@ ACTIONS = {
 
 
 def register(app: typer.Typer) -> None:
-    """Adds these commands to the program."""
+    """Add these commands to the program."""
     for what, (text, own) in ACTIONS.items():
         app.command(what, help=text)(_command(what, own))
 
 
 def _command(what: str, own: inspect.Parameter) -> Any:
-    """The function that typer reads the options of one action from."""
+    """Make the function from whose signature typer reads the options of one action."""
 
     def command(**given: Any) -> None:
         _do(what, **given)

@@ -36,10 +36,12 @@ def act(
     reach: Reach, what: str, pod: str, yes: bool, deadline_s: float, ask: Ask,
     whole_service: bool = False,
 ) -> ActionAnswer:  # fmt: skip
-    """Raises RunError where the supervisor cannot be asked, and where it says no.
+    """Have a supervisor carry out an action, fenced by the engine's epoch; return its answer.
 
-    Who confirms sees the replica first, and the action is fenced by the epoch that was seen. With
-    ``yes`` nobody looks: the supervisor fences it by the epoch that it finds, in one call.
+    A person who confirms sees the replica first, and the action is fenced by the epoch that was
+    shown. With ``yes`` nobody looks: the supervisor fences it by the epoch that it finds, in one
+    call. Raises RunError if the supervisor does not answer, and if it refuses; UsageError without a
+    terminal.
     """
     epoch = CURRENT
     if not yes:
@@ -62,7 +64,7 @@ def act(
 
 
 def does(what: str, seen: ActionAnswer) -> str:
-    """What the action does to the engine that was seen."""
+    """Say what the action does to the engine that was seen."""
     carries = what == "restart" and Capability.RESTART_WORKER.value in seen.capabilities
     return CARRIES if carries else DOES[what]
 
@@ -77,7 +79,7 @@ def _do(
 
 
 def status(reach: Reach, pod: str) -> ActionAnswer:
-    """What the supervisor of a replica sees of its engine."""
+    """Ask the supervisor of a replica what it sees of its engine. Raises RunError."""
     with waiting(f"asking {pod}"):
         return _answer(reach, pod, ["status"], STATUS_S)
 

@@ -152,6 +152,6 @@ def doctor(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds these commands to the program."""
+    """Add these commands to the program."""
     for command in (top, incidents, explain, doctor):
         app.command()(command)

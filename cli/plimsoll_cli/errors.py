@@ -4,8 +4,10 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """A file, field or flag that cannot be used: exit status 2. The message names it and says what
-    to do."""
+    """A file, field or flag that cannot be used: exit status 2.
+
+    The message names it and says what to do.
+    """
 
 
 class RunError(Exception):

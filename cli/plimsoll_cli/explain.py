@@ -96,7 +96,7 @@ STYLE = {
 
 
 def next_step(incident: IncidentView) -> str:
-    """What a person does now."""
+    """Say what a person does now."""
     spec, status = incident.spec, incident.status
     known = NEXT.get(status.outcome or incident.phase, "see the message above.")
     if spec.kind in BY_KIND and status.outcome not in ("Recovered", "PodGone"):
@@ -110,7 +110,7 @@ def next_step(incident: IncidentView) -> str:
 
 
 def memory(incident: IncidentView) -> list[tuple[float, int]]:
-    """What is known of the replica's memory: seconds since the incident opened, and bytes."""
+    """Return what is known of the replica's memory: seconds since the opening, and bytes."""
     opened, points = seconds(incident.spec.opened_at) or 0.0, []
     for step in incident.status.timeline:
         at = (seconds(step.time) or opened) - opened
@@ -124,7 +124,7 @@ def memory(incident: IncidentView) -> list[tuple[float, int]]:
 
 
 def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
-    """The story, each line cut to ``width`` columns but for sentences, which are whole."""
+    """Tell the story, each line cut to ``width`` columns except for sentences, which are whole."""
     spec, status = incident.spec, incident.status
     yield Text.assemble(
         (incident.name, "bold"), "  ", (incident.phase, STYLE.get(incident.phase, "bold yellow")),

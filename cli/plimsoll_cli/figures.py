@@ -29,7 +29,7 @@ def result(
     command: Sequence[str],
     samples: Any = None,
 ) -> dict[str, Any]:
-    """The object to print and to write. ValueError for a key without a unit."""
+    """Make the object to print and to write. Raises ValueError for a key without a unit."""
     for key in figures:
         if not _KEY.match(key):
             raise ValueError(f"figure {key!r}: snake_case with its unit last, one of {UNITS}")
@@ -68,7 +68,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that this runs from, with ``-dirty``; None outside of one."""
+    """Return the commit of the source tree that runs, with ``-dirty``; None outside of one."""
     here = Path(__file__).resolve().parent
     try:
         head = _git(here, "rev-parse", "HEAD")

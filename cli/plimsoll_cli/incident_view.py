@@ -11,7 +11,7 @@ from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import ENDED, IncidentPhase
 from plimsoll_api.leakincident import IncidentAttribution, LeakIncidentSpec, LeakIncidentStatus
 from plimsoll_api.names import POLICY_KIND, SERVICE_KIND
-from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import unix_seconds
 from plimsoll_cli.targets import parse
 
@@ -71,7 +71,7 @@ def of_journal(incident: IncidentRecord) -> IncidentView:
 
 
 def target(incident: IncidentView) -> str:
-    """What the incident is about, as other commands take it: a service's name, or KIND/NAME."""
+    """Name what the incident is about, as other commands take it: a service, or KIND/NAME."""
     found = incident.spec.target
     return incident.spec.service if found is None else f"{found.kind.lower()}/{found.name}"
 

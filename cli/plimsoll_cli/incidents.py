@@ -58,7 +58,7 @@ class Filter:
 
 
 def read(journal: Path) -> list[IncidentRecord]:
-    """The incidents of one journal, newest first, without touching it. Raises UsageError."""
+    """Read the incidents of one journal, newest first, without changing it. Raises UsageError."""
     if not journal.is_file():
         raise UsageError(f"{journal}: no such journal: has the service run on this machine?")
     try:
@@ -110,7 +110,7 @@ def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> 
 
 
 def watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output) -> None:
-    """A line for each change, until Ctrl-C. Reads again every two seconds."""
+    """Print a line for each change, until Ctrl-C. Reads again every two seconds."""
     with contextlib.suppress(KeyboardInterrupt):
         _watch(read_all, wanted, output)
 
@@ -157,7 +157,7 @@ def row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
 
 
 def headline(incident: IncidentView) -> str:
-    """What grew, how much and how fast, in one line."""
+    """Say what grew, how much and how fast, in one line."""
     seen = incident.attribution
     parts = [str(incident.spec.kind)]
     if incident.spec.kind == IncidentKind.ENGINE_CRASH and seen.process:
@@ -176,7 +176,7 @@ def headline(incident: IncidentView) -> str:
 
 
 def objects(incident: IncidentView) -> dict[str, Any]:
-    """The incident as an object of a cluster, whichever way it came."""
+    """Return the incident as an object of a cluster, wherever it came from."""
     space = {"namespace": incident.namespace} if incident.namespace else {}
     return {
         "metadata": {"name": incident.name, **space},

@@ -11,7 +11,8 @@ import typer
 from plimsoll_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from plimsoll_api.supervision import MemoryBudget, Mode
+    from plimsoll_api.memory_policy import MemoryBudget
+    from plimsoll_api.supervision import Mode
     from plimsoll_operator.injection.options import Options
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ OF_POLICY = (
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
+    """Add the command to the program."""
     app.command()(inject)
 
 
@@ -118,7 +119,8 @@ def inject(
     from dataclasses import replace
 
     from plimsoll_api.manifest import DURATION, POSITIVE_DURATION
-    from plimsoll_api.supervision import MemoryPolicy, Supervision
+    from plimsoll_api.memory_policy import MemoryPolicy
+    from plimsoll_api.supervision import Supervision
     from plimsoll_api.supervision_policy import SelectedEngine
     from plimsoll_cli.inject import command, selection
     from plimsoll_operator.injection.options import Options
@@ -171,7 +173,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _of_policy(file: Path, image: str) -> Options:
-    """The options that the policy in ``file`` stands for."""
+    """Read the policy in ``file`` and return the options that it stands for."""
     from plimsoll_cli.manifest import read_policy
     from plimsoll_operator.injection.options import Fields, of_policy
 
@@ -191,7 +193,7 @@ def _of_policy(file: Path, image: str) -> Options:
 
 def _budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:
     from plimsoll_api.manifest import POSITIVE_BYTES
-    from plimsoll_api.supervision import MemoryBudget
+    from plimsoll_api.memory_policy import MemoryBudget
 
     if text is None:
         return None

@@ -74,7 +74,7 @@ def demo(
     ] = DeviceKind.CPU,
     no_view: Annotated[bool, typer.Option("--no-view", help="Do not show the live view.")] = False,
 ) -> None:
-    """Watch a leak, its incident and its cure on this machine, in three minutes."""
+    """Watch a leak, its incident and its cure on this machine, in about two minutes."""
     from plimsoll_cli.demo import command
 
     command.run(out, streams, manifest, device.value, not no_view)
@@ -123,7 +123,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """The console script. Exit status: 0, 1 for what failed, 2 for what cannot be used."""
+    """Run the console script. Exit status: 0, 1 for a failure, 2 for what cannot be used."""
     try:
         app()
     except UsageError as error:

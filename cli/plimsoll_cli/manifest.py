@@ -1,5 +1,7 @@
-"""Reads a manifest: one InferenceService or SupervisionPolicy in a YAML file, checked as the API
-server would."""
+"""Manifests: one InferenceService or SupervisionPolicy in a YAML file.
+
+They are checked as the API server would.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path) -> InferenceService:
-    """The InferenceService in ``path``.
+    """Read the InferenceService in ``path``.
 
     Raises :class:`UsageError` with one line for each thing that is wrong: file, field, what to do.
     """
@@ -46,7 +48,7 @@ def read(path: Path) -> InferenceService:
 
 
 def read_policy(path: Path) -> SupervisionPolicy:
-    """The SupervisionPolicy in ``path``. Raises :class:`UsageError` as :func:`read` does."""
+    """Read the SupervisionPolicy in ``path``. Raises :class:`UsageError` as :func:`read` does."""
     return _read(path, POLICY_KIND, SupervisionPolicy)
 
 

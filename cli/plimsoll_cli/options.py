@@ -54,7 +54,7 @@ def cluster(
     namespace: str | None,
     everywhere: bool = False,
 ) -> Cluster:
-    """The cluster that the flags name. Raises UsageError."""
+    """Connect to the cluster that the flags name. Raises UsageError."""
     if namespace is not None and everywhere:
         raise UsageError("use only one of --namespace and --all-namespaces")
     if kubeconfig is not None and not kubeconfig.is_file():

@@ -41,8 +41,10 @@ def console() -> Console:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[Callable[[str], None]]:
-    """A spinner beside ``text`` on the standard error, if that is a terminal, until the block ends.
-    What is yielded changes the text."""
+    """Show a spinner beside ``text`` until the block ends, if the standard error is a terminal.
+
+    Yields a function that changes the text.
+    """
     out = Console(stderr=True, highlight=False)
     if not out.is_terminal:
         yield lambda text: None
@@ -92,14 +94,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | N
 def fitting(
     columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int, least: Mapping[str, int]
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Without the columns that a terminal of ``width`` leaves out: ``least`` says from which width
-    on one is shown."""
+    """Leave out the columns that a terminal of ``width`` has no room for.
+
+    ``least`` gives the width from which a column is shown.
+    """
     kept = [at for at, name in enumerate(columns) if width >= least.get(name, 0)]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Console) -> None:
-    """A table as wide as the terminal; in a pipe every cell is whole."""
+    """Print a table as wide as the terminal; in a pipe every cell is whole."""
     if out.is_terminal:
         out.print(table(columns, rows, out.width))
     else:

@@ -15,8 +15,11 @@ def sparkline(
     low: float | None = None,
     high: float | None = None,
 ) -> str:
-    """The newest ``width`` values between their least and their greatest, or between ``low`` and
-    ``high`` where these reach further; unknown is a space."""
+    """Draw the newest ``width`` values as one line of text; unknown is a space.
+
+    It reaches from their minimum to their maximum, or to ``low`` and ``high`` if these reach
+    further.
+    """
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None]
     if not known:
@@ -33,7 +36,7 @@ def sparkline(
 
 
 def bar(share: float | None, width: int, plain: bool = False) -> str:
-    """A bar that is full at 1; empty where the share is unknown."""
+    """Draw a bar that is full at 1; empty if the share is unknown."""
     full, empty = ("#", ".") if plain else ("█", "░")
     filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
     return full * filled + empty * (width - filled)
@@ -64,7 +67,7 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int, plain: 
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:
-    """The line through the points at ``x``; the later of two points at one x is what holds."""
+    """Interpolate the points at ``x``; of two points at one x the later holds."""
     for (x0, y0), (x1, y1) in zip(reversed(points[:-1]), reversed(points[1:]), strict=True):
         if x >= x0:
             return y1 if x1 <= x0 else y0 + (y1 - y0) * min((x - x0) / (x1 - x0), 1.0)

@@ -35,7 +35,7 @@ class Answers:
 
 QUESTIONS = {
     "name": "Name of the service",
-    "model": "Model (pvc://CLAIM/PATH or file:///PATH)",
+    "model": "Location of the model (pvc://, file://, hf:// or s3://)",
     "replicas": "Replicas",
     "gpus": "GPUs per replica (0 for the CPU)",
     "memory": "Host memory limit of the engine",
@@ -47,7 +47,7 @@ QUESTIONS = {
 
 
 def ask_all(given: dict[str, Any], ask: Ask) -> Answers:
-    """Asks for what is not given. UsageError for a number that is none."""
+    """Ask for what is not given. Raises UsageError for a number that is none."""
     values = dict(given)
     for field, question in QUESTIONS.items():
         if values.get(field) is None:

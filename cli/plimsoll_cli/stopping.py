@@ -12,8 +12,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(main: Coroutine[Any, Any, None]) -> bool:
-    """False when a signal stopped it. Each signal cancels once: the first lets ``main`` stop in
-    order, the second, which meets that stop, is for who does not want to wait."""
+    """Run ``main`` until it ends or a signal stops it; return False if a signal did.
+
+    Each signal cancels once: the first lets ``main`` stop in order, and the second cuts that stop
+    short for a person who does not want to wait.
+    """
 
     async def guarded() -> bool:
         task = asyncio.ensure_future(main)
@@ -39,8 +42,11 @@ def run(main: Coroutine[Any, Any, None]) -> bool:
 
 @contextlib.asynccontextmanager
 async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs them beside the block and ends them with it. An error of one of them is raised when the
-    block has ended well: what they do is to show, not to decide."""
+    """Run coroutines beside the block and end them with it.
+
+    An error of one of them is raised when the block has ended well: they only show things and
+    decide nothing.
+    """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         yield

@@ -39,7 +39,7 @@ def bytes_change(step: StepRecord) -> str:
 
 
 def headline(incident: IncidentRecord) -> str:
-    """What grew, how much and how fast, in one line."""
+    """Say what grew, how much and how fast, in one line."""
     seen = incident.attribution
     parts = [incident.kind.value]
     if seen.segment:
@@ -55,8 +55,10 @@ def headline(incident: IncidentRecord) -> str:
 
 
 def incident_lines(incident: IncidentRecord, width: int, plain: bool = False) -> list[Text]:
-    """The head of an incident and its newest steps, each cut to ``width`` columns. ``plain`` marks
-    a cut in ASCII."""
+    """Write the head of an incident and its newest steps, each cut to ``width`` columns.
+
+    ``plain`` marks a cut in ASCII.
+    """
     phase = Text(incident.phase.value, style=PHASE_STYLE.get(incident.phase, "bold yellow"))
     ending = f" ({incident.reason.value})" if incident.reason else ""
     head = Text.assemble(

@@ -13,7 +13,8 @@ from plimsoll_cli.output import Output
 def init(
     name: Annotated[str | None, typer.Argument(help="Name of the service.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model: pvc://CLAIM/PATH or file:///PATH.")
+        str | None,
+        typer.Option(help="Location of the model, for example pvc://CLAIM/PATH or hf://ORG/NAME."),
     ] = None,
     replicas: Annotated[int | None, typer.Option(min=0, help="Number of replicas.")] = None,
     gpus: Annotated[
@@ -101,6 +102,6 @@ def bench(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds these commands to the program."""
+    """Add these commands to the program."""
     for command in (init, bench):
         app.command()(command)

@@ -55,7 +55,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Epoch:
-        """The epoch written as ``BOOT_ID:NUMBER``; ValueError otherwise."""
+        """Parse ``BOOT_ID:NUMBER``; raise ValueError for anything else."""
         boot_id, separator, number = text.rpartition(":")
         if not separator or not boot_id or not number.isdigit():
             raise ValueError(f"epoch {text!r}: expected BOOT_ID:NUMBER, for example 3f9c21d0:4")
@@ -158,8 +158,10 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
 
 
 class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an engine that is not ours calls the process that answers clients, the one that makes
-    the steps and the one that runs the model. Null where that is not known."""
+    """Roles of an external engine's processes: which answers, which steps, which runs the model.
+
+    Each field has the name that the engine gives the process; None where that is unknown.
+    """
 
     serves: str | None = None
     steps: str | None = None

@@ -63,8 +63,11 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """A hypothesis: the growth follows ``counter``, by ``bytes_each`` for each of its events (for
-    ``time``: each hour). ``confidence`` is between 0 and 1."""
+    """A hypothesis about the cause: the growth follows ``counter``.
+
+    Each of its events adds ``bytes_each`` (for ``time``: each hour). ``confidence`` is between 0
+    and 1.
+    """
 
     counter: str
     bytes_each: float

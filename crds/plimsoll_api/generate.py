@@ -68,8 +68,11 @@ def _rewrite(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _property(node: dict[str, Any], required: bool, defs: dict[str, Any]) -> dict[str, Any]:
-    """An object that is always there (never null) gets a default, so that its parts' defaults
-    apply although a manifest leaves it out."""
+    """Rewrite the schema of a property for the API server.
+
+    An object that is always there (never null) gets a default, so that its parts' defaults apply
+    although a manifest leaves it out.
+    """
     out = _rewrite(node, defs)
     always_there = "anyOf" not in node and not required and "default" not in out
     if always_there and out.get("type") == "object" and "properties" in out:
@@ -148,7 +151,7 @@ _NAME_RULES = validations(
 
 
 def inference_service() -> dict[str, Any]:
-    """The CRD of InferenceService."""
+    """Build the CRD of InferenceService."""
     return _crd(
         of_model(InferenceService),
         names.SERVICE_KIND,
@@ -178,7 +181,7 @@ def inference_service() -> dict[str, Any]:
 
 
 def supervision_policy() -> dict[str, Any]:
-    """The CRD of SupervisionPolicy."""
+    """Build the CRD of SupervisionPolicy."""
     return _crd(
         of_model(SupervisionPolicy),
         names.POLICY_KIND,
@@ -201,7 +204,7 @@ def supervision_policy() -> dict[str, Any]:
 
 
 def leak_incident() -> dict[str, Any]:
-    """The CRD of LeakIncident."""
+    """Build the CRD of LeakIncident."""
     return _crd(
         {"description": inspect.getdoc(LeakIncident), **structural(LeakIncident)},
         names.INCIDENT_KIND,
@@ -238,7 +241,7 @@ def files() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the files, or with ``--check`` exits 1 and shows the difference."""
+    """Write the files, or with ``--check`` show the difference and return 1 if there is one."""
     parser = argparse.ArgumentParser(prog="plimsoll_api.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where a file differs")
     check = parser.parse_args(arguments).check

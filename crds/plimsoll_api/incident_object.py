@@ -25,7 +25,7 @@ from plimsoll_api.names import (
     POLICY_LABEL,
     SERVICE_LABEL,
 )
-from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
 
 Object = dict[str, Any]
@@ -94,14 +94,14 @@ def path_of(namespace: str, name: str, subresource: str = "") -> str:
 
 
 def object_of(incident: IncidentRecord, service: ServiceRef, pod: str, container: str) -> Object:
-    """The object for server-side apply, without its status (a subresource)."""
+    """Build the LeakIncident for server-side apply, without its status (a subresource)."""
     return _base(incident, service) | {
         "spec": msgspec.to_builtins(spec_of(incident, service, pod, container)),
     }
 
 
 def status_object_of(incident: IncidentRecord, service: ServiceRef) -> Object:
-    """What is applied on the status subresource."""
+    """Build what the supervisor applies to the status subresource."""
     body: Object = {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,

@@ -43,8 +43,11 @@ class Reason(StrEnum):
 
 
 class StepOutcome(StrEnum):
-    """What became of a step. ``Begun`` is in the journal before anything is sent; ``Requested``
-    is for the operator to do, as long as it is the newest step of an incident that is open."""
+    """What became of a step.
+
+    ``Begun`` is in the journal before anything is sent. ``Requested`` is for the operator to do, as
+    long as it is the newest step of an open incident.
+    """
 
     BEGUN = "Begun"
     REQUESTED = "Requested"
@@ -57,11 +60,13 @@ class StepOutcome(StrEnum):
 
 
 class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One line of the timeline. ``time`` is Unix seconds; bytes are those of the incident's kind.
-    A trim that has a ``finished_at`` and no outcome yet is measured by its ``after_bytes``.
+    """One line of an incident's timeline.
 
-    ``operation_id`` is set on steps that are sent somewhere: sent again after a supervisor's
-    restart, it names the same operation.
+    ``time`` is in Unix seconds; bytes are those of the incident's kind. A trim with a
+    ``finished_at`` and no outcome yet is measured by its ``after_bytes``.
+
+    A step that is sent somewhere has an ``operation_id``: sent again after a supervisor's restart,
+    it names the same operation.
     """
 
     time: float

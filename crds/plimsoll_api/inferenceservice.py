@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from plimsoll_api.cel import rule, validations
 from plimsoll_api.inferenceservice_status import InferenceServiceStatus
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_api.operation import (
     AUTOSCALING_RULES,
@@ -29,7 +30,7 @@ from plimsoll_api.probe import SPEC_RULES as PROBE_RULES
 from plimsoll_api.probe import Probe, refusal
 from plimsoll_api.schema import FromStruct, PreservedObject, ResourceModel
 from plimsoll_api.serving import ENGINE_RULES, MODEL_RULES, Engine, ModelSource, SupervisorContainer
-from plimsoll_api.supervision import MemoryPolicy, Supervision
+from plimsoll_api.supervision import Supervision
 from plimsoll_api.units import format_bytes, parse_bytes
 
 MAX_NAME = 50

@@ -80,7 +80,7 @@ class Requirement(ResourceModel):
         return (found is not None) == (self.operator is Operator.EXISTS)
 
     def query(self) -> str:
-        """The requirement as a part of a list's ``labelSelector``."""
+        """Write the requirement as one term of a ``labelSelector`` query."""
         if self.operator is Operator.EXISTS:
             return self.key
         if self.operator is Operator.DOES_NOT_EXIST:
@@ -127,12 +127,12 @@ class LabelSelector(ResourceModel):
         )
 
     def query(self) -> str:
-        """The selector as a list's ``labelSelector``."""
+        """Write the selector as the ``labelSelector`` query of a list request."""
         terms = [f"{key}={value}" for key, value in self.match_labels.items()]
         return ",".join([*terms, *(one.query() for one in self.match_expressions)])
 
     def manifest(self) -> dict[str, Any]:
-        """The selector as Kubernetes writes it, for example in a webhook's ``objectSelector``."""
+        """Write the selector as in a manifest, for example a webhook's ``objectSelector``."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 

@@ -35,6 +35,8 @@ QUANTITY_SCHEMA: dict[str, Any] = {
 DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": DURATION_PATTERN, "maxLength": 32}
 POSITIVE_DURATION_RULE = rule("self.matches('[1-9]')", "the duration must be more than 0")
 
+PositiveBytes = Annotated[int, msgspec.Meta(gt=0)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Path = tuple[int | str, ...]
 
 
@@ -134,7 +136,7 @@ _SPLIT: dict[type, tuple[Field, ...]] = {}
 
 
 def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of ``struct`` in their order."""
+    """Return the fields of ``struct`` in their order."""
     if struct not in _SPLIT:
         hints = get_type_hints(struct, include_extras=True)
         _SPLIT[struct] = tuple(
@@ -263,7 +265,7 @@ def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
 
 
 def _allowed(type_: Any) -> str:
-    """The values of an enumeration, or of a list of them."""
+    """Say which values an enumeration, or a list of them, allows; empty for other types."""
     inner = next(iter(get_args(type_)), type_)
     inner, _ = unwrap(inner)
     if isinstance(inner, type) and issubclass(inner, Enum):

@@ -82,8 +82,11 @@ class ScaleTarget(ResourceModel):
 
 
 class Autoscaling(ResourceModel):
-    """A HorizontalPodAutoscaler. KEDA needs none of this: point a ScaledObject at the
-    InferenceService, which has a scale subresource."""
+    """A HorizontalPodAutoscaler for the service.
+
+    KEDA does not need it: point a ScaledObject at the InferenceService, which has a scale
+    subresource.
+    """
 
     min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
         default=1, description="Minimum number of replicas. Defaults to 1."

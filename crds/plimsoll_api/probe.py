@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 
 from plimsoll_api.cel import rule
+from plimsoll_api.engines import EngineType
 from plimsoll_api.manifest import written
 from plimsoll_api.serving import Engine
-from plimsoll_api.supervision import EngineType
 
 PYTHONPATH = "PYTHONPATH"
 

@@ -112,8 +112,10 @@ STRUCTURAL = "x-structural"
 
 
 class FromStruct:
-    """The annotation of a field whose type is a msgspec struct: the struct says how it is written,
-    checked and described."""
+    """Annotation of a pydantic field whose type is a msgspec struct.
+
+    The struct says how the field is written, checked and described.
+    """
 
     def __init__(self, struct: type[msgspec.Struct]) -> None:
         self._struct = struct

@@ -8,12 +8,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from plimsoll_api import engine_flags
+from plimsoll_api import engines
 from plimsoll_api.cel import rule, validations
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.resources import RESOURCE_RULES, Resources
 from plimsoll_api.schema import PositiveDuration, PreservedObject, ResourceModel
-from plimsoll_api.supervision import EngineType
 
 _CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -278,7 +278,7 @@ class Engine(ResourceModel):
         if self.api_key_secret_ref is not None and self.type is not EngineType.PLIMSOLL:
             raise ValueError(KEYS_MESSAGE)
         keys = self.api_key_secret_ref is not None
-        if (refused := engine_flags.refusal(self.type, self.args, keys)) is not None:
+        if (refused := engines.refusal(self.type, self.args, keys)) is not None:
             raise ValueError(refused)
         return self
 
@@ -300,7 +300,7 @@ ENGINE_RULES = validations(
         KEYS_MESSAGE,
         fieldPath=".apiKeySecretRef",
     ),
-    *engine_flags.FLAG_RULES,
+    *engines.FLAG_RULES,
 )
 
 

@@ -13,10 +13,11 @@ from pydantic import Field, StringConstraints, field_validator
 from plimsoll_api.cel import rule, validations
 from plimsoll_api.inferenceservice import ObjectMeta
 from plimsoll_api.label_selector import SELECTOR_RULES, LabelSelector
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import API_VERSION, METRICS_PORT, POLICY_KIND, PROBE_PORT
 from plimsoll_api.probe import Probe
 from plimsoll_api.schema import FromStruct, ResourceModel
-from plimsoll_api.supervision import MemoryPolicy, Supervision
+from plimsoll_api.supervision import Supervision
 from plimsoll_api.supervision_policy_status import SupervisionPolicyStatus
 
 SUPERVISOR_PORTS = (METRICS_PORT, PROBE_PORT)

@@ -89,8 +89,10 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 
 
 class OpenFiles(msgspec.Struct):
-    """Open file descriptors of the process that is nearest to its limit; ``process`` as in
-    :class:`RoleRss`, ``limit`` is its soft limit, at least 1."""
+    """Open file descriptors of the process that is nearest to its limit.
+
+    ``process`` is as in :class:`RoleRss`; ``limit`` is its soft limit, at least 1.
+    """
 
     process: str
     open: int
@@ -103,14 +105,16 @@ class OpenFiles(msgspec.Struct):
 
 
 class Host(msgspec.Struct, omit_defaults=True):
-    """Host memory; ``rss_*`` are sums over the engine's processes (``processes`` of them, zero
-    where all that were known have ended). ``oom_kills`` counts the kernel's kills in their
-    group. ``frontend_lives`` is false where the process that the others end with has ended, and
-    ``cpu_s`` the processor time of the others, in seconds since any begin.
+    """Host memory of the engine's processes, in bytes.
 
-    ``shm_orphan`` is shared memory that no living process holds, ``shm_orphan_earlier`` the part of
-    it that an earlier container of the engine left. ``swap`` is what the processes have in swap,
-    ``cgroup_swap`` what their group has there; neither is part of any other figure.
+    ``rss_*`` are sums over ``processes`` processes, zero where all known ones have ended.
+    ``oom_kills`` counts the kernel's kills in their cgroup. ``frontend_lives`` is false where the
+    process that the others end with has ended, and ``cpu_s`` is the processor time of the others,
+    in seconds since an arbitrary start.
+
+    ``shm_orphan`` is shared memory that no living process holds, and ``shm_orphan_earlier`` the
+    part of it that an earlier container of the engine left. ``swap`` is what the processes have in
+    swap, and ``cgroup_swap`` what their cgroup has there; no other figure includes them.
     """
 
     rss_anon: int | None = None
@@ -133,8 +137,12 @@ class Host(msgspec.Struct, omit_defaults=True):
 
 
 class Malloc(msgspec.Struct, omit_defaults=True):
-    """The worker's allocator: ``mallinfo2`` in bytes, ``py_blocks`` a count. ``full_collections``
-    counts those of the oldest generation, in the process that has had the fewest."""
+    """The worker's allocators, in bytes.
+
+    ``in_use`` and ``retained`` come from ``mallinfo2``; ``py_blocks`` is a count.
+    ``full_collections`` counts garbage collections of the oldest generation, in the process that
+    has had the fewest.
+    """
 
     in_use: int | None = None
     retained: int | None = None
@@ -201,7 +209,7 @@ _sample = msgspec.json.Decoder(Sample)
 
 
 def open_for_writing(path: Path) -> IO[bytes]:
-    """Opens a trace for writing; the suffix decides on compression."""
+    """Open a trace for writing, compressed if its name ends in ``.gz``."""
     if path.name.endswith(".gz"):
         return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=6))
     return path.open("wb")
@@ -219,9 +227,9 @@ def write_line(out: IO[bytes], line: Header | Sample) -> None:
 
 
 def read(path: Path) -> tuple[Header, Iterator[Sample]]:
-    """The header and the samples of a trace, read as they are asked for.
+    """Read a trace: its header, and an iterator that reads the samples one by one.
 
-    Raises :class:`TraceError` with the file and the line that cannot be read.
+    Raises :class:`TraceError`, which names the file and the line that cannot be read.
     """
     try:
         raw = _open_for_reading(path)

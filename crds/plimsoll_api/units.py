@@ -6,6 +6,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
+DAY_S = 86_400.0
 _SUFFIX = {
     "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000), "": Fraction(1),
     "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9), "T": Fraction(10**12),
@@ -25,7 +26,10 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def quantity(text: str | int | float) -> Fraction:
-    """The exact value of a Kubernetes quantity, for example ``512Mi``, ``1.5G``, ``100m``."""
+    """Parse a Kubernetes quantity exactly, for example ``512Mi``, ``1.5G`` or ``100m``.
+
+    Raises ValueError for anything else. Source: ``k8s.io/apimachinery/pkg/api/resource``.
+    """
     written = str(text)
     match = _QUANTITY.match(written) if len(written) <= MAX_QUANTITY else None
     if match is None:
@@ -39,7 +43,7 @@ def quantity(text: str | int | float) -> Fraction:
 
 
 def parse_bytes(text: str | int) -> int:
-    """A memory quantity in whole bytes, rounded up."""
+    """Parse a memory quantity to whole bytes, rounded up; ValueError as in :func:`quantity`."""
     value = quantity(text)
     return -((-value.numerator) // value.denominator)
 
@@ -60,7 +64,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """A size for people, in binary units: ``1.5 GiB``, ``-312 KiB``."""
+    """Write a size for people, in binary units: ``1.5 GiB``, ``-312 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
             return (

@@ -6,7 +6,7 @@ UNKNOWN_VERSION = "unknown"
 
 
 def version() -> str:
-    """The version; ``unknown`` where the packages were copied without their metadata."""
+    """Return the installed version; ``unknown`` if the packages have no metadata."""
     # Imported here: it loads half of the email package, which most programs never need.
     from importlib import metadata
 

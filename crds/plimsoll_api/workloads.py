@@ -126,20 +126,24 @@ def service_of_ray(policy: str, cluster: str) -> str:
 
 
 def _distinct(name: str, whole: str) -> list[str]:
-    """What of ``name`` may stand in any object's name, at most 32 characters, and a digest of
-    ``whole``."""
+    """Return parts of an object's name: ``name`` in safe characters, and a digest of ``whole``.
+
+    At most 32 characters of ``name`` are kept.
+    """
     shown = re.sub(r"[^a-z0-9]+", "-", name.lower())[:32].strip("-")
     return [*filter(None, (shown,)), hashlib.sha256(whole.encode()).hexdigest()[:12]]
 
 
 def replicas_text(replicas: Iterable[Iterable[str]]) -> str:
-    """The value of the annotation with a slot's replicas: pods with commas between those of one
-    replica, and spaces between replicas."""
+    """Write the value of a slot's annotation that names its replicas.
+
+    Commas separate the pods of one replica, and spaces the replicas.
+    """
     return " ".join(",".join(pods) for pods in replicas)
 
 
 def replicas_in(text: str) -> list[tuple[str, ...]]:
-    """The replicas in such an annotation."""
+    """Read what :func:`replicas_text` writes."""
     return [tuple(one.split(",")) for one in text.split()]
 
 

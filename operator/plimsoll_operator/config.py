@@ -21,9 +21,12 @@ DEFAULT_IMAGES = Images(
 
 @dataclass(frozen=True)
 class Webhook:
-    """``namespace`` and ``name`` are those of the Service and of the Secret with the certificate;
-    the MutatingWebhookConfiguration has the same name. ``url`` takes the place of the Service.
-    ``provided`` says that somebody else writes the Secret."""
+    """Settings of the admission webhook.
+
+    ``namespace`` and ``name`` are those of the Service and of the Secret with the certificate; the
+    MutatingWebhookConfiguration has the same name. ``url`` takes the place of the Service.
+    ``provided`` says that somebody else writes the Secret.
+    """
 
     namespace: str
     name: str
@@ -34,9 +37,12 @@ class Webhook:
 
 @dataclass(frozen=True)
 class Config:
-    """Times are seconds. No namespaces means all of them. ``lease`` is the namespace and name of
-    the leader's Lease; None where there is only this operator. In ``unrestricted_namespaces`` a
-    ``podTemplate`` may ask for anything."""
+    """Settings of the operator; times are seconds.
+
+    No namespaces means all of them. ``lease`` is the namespace and name of the leader's Lease; None
+    if there is only this operator. In ``unrestricted_namespaces`` a ``podTemplate`` may ask for
+    anything.
+    """
 
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
@@ -59,7 +65,7 @@ class Config:
 def parse(
     arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """The configuration of a command line; argparse ends the process where one is wrong."""
+    """Read the configuration from a command line; argparse ends the process if one is wrong."""
     env = os.environ if environ is None else environ
     parser = argparse.ArgumentParser(
         prog="plimsoll-operator", description="Runs InferenceServices on a Kubernetes cluster."

@@ -50,9 +50,9 @@ class Health:
         return self._clock() - self._well
 
     async def definitions(self) -> None:
-        """Returns once the cluster serves our kinds; says once which ones it waits for.
+        """Wait until the cluster serves our kinds; log once which ones it waits for.
 
-        :class:`ApiError`, OSError or TimeoutError where the cluster cannot be asked.
+        Raises :class:`ApiError`, OSError or TimeoutError if it cannot ask the cluster.
         """
         said = ""
         while missing := [kind.crd for kind in DEFINED if not await self._api.serves(kind)]:
@@ -64,7 +64,7 @@ class Health:
             log.info("the CRDs are installed")
 
     async def canary(self, config: Config) -> None:
-        """Reads for ever, and never writes."""
+        """Read from the API server until canceled, and never write."""
         while True:
             try:
                 for namespace in config.namespaces or (None,):
@@ -75,7 +75,7 @@ class Health:
             await asyncio.sleep(CANARY_S)
 
     def verdict(self) -> str | None:
-        """What is wrong, None where nothing is."""
+        """Say what is wrong; None if nothing is."""
         if self.canary_age_s() >= CANARY_TIMEOUT_S:
             return f"the API server did not answer the canary for {self.canary_age_s():.0f} s"
         stale = self._watches.stale(STALE_LISTS)
@@ -83,7 +83,7 @@ class Health:
         return f"stale watches: {kinds} changed without an event" if stale else None
 
     async def serve(self, port: int) -> web.AppRunner:
-        """Serves on all interfaces; OSError where the port is taken."""
+        """Serve on all interfaces; raise OSError if the port is taken."""
 
         async def healthz(_: web.Request) -> web.Response:
             wrong = self.verdict()

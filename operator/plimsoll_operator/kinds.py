@@ -46,8 +46,11 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """``selector`` limits lists and watches to what the operator made. What is not ``watched`` is
-    of an API that a cluster may lack or get later: it is looked for and listed at each resync."""
+    """A kind of object that the operator reads or writes.
+
+    ``selector`` limits lists and watches to what the operator made. A kind that is not ``watched``
+    is of an API that a cluster may lack or get later: each resync looks for it and lists it.
+    """
 
     kind: str
     group: str
@@ -120,7 +123,7 @@ def owner_uid(item: Object) -> str | None:
 
 
 def key_of(item: Object) -> Key | None:
-    """The service or policy that ``item`` belongs to; None where it belongs to none."""
+    """Return the service or policy that ``item`` belongs to; None if it belongs to none."""
     meta = item["metadata"]
     namespace = meta.get("namespace") or ""
     if item["kind"] in (SERVICE.kind, POLICY.kind):

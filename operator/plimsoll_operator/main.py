@@ -41,8 +41,11 @@ VOTING_TIMEOUT_S = 5.0
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
-    """Works until ``stop``. ApiError, OSError or TimeoutError where the API server cannot be
-    listed at the start; an ExceptionGroup where a part died for good: see :mod:`background`."""
+    """Run the operator until ``stop``.
+
+    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start, and an
+    ExceptionGroup if a part died for good: see :mod:`background`.
+    """
     limit = RateLimit(config.qps, config.burst)
     api = await Api.connect(config.kubeconfig, config.request_timeout_s, limit)
     metrics = Metrics()
@@ -121,15 +124,19 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 def _freeze() -> None:
-    """Leave what is there now, and stays, out of later collections of garbage: a full one holds the
-    loop, and with it the webhook, for 50 ms and more."""
+    """Leave what is there now, and stays, out of later garbage collections.
+
+    A full one holds the loop, and with it the webhook, for 50 ms and more.
+    """
     gc.collect()
     gc.freeze()
 
 
 async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any) -> bool:
-    """Whether ``wanted`` came to its end before ``stop``; ``beside`` runs meanwhile, and its end
-    is an error."""
+    """Return whether ``wanted`` came to its end before ``stop``.
+
+    ``beside`` runs meanwhile, and its end is an error.
+    """
     tasks = [asyncio.create_task(part) for part in (stop.wait(), wanted, *beside)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +167,7 @@ async def _watch(watches: Watches, config: Config, stop: asyncio.Event) -> None:
 
 
 async def _until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Runs ``parts`` until ``stop``; one that ends before ends all, with an error."""
+    """Run ``parts`` until ``stop``; one that ends before ends all, with an error."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
         tasks = [group.create_task(part) for part in parts]

@@ -67,23 +67,26 @@ class Metrics:
         )
 
     def admitted(self, result: str, count: int = 1) -> None:
-        """Called for each admission review; with 0 once for each result, so that the first one of
-        a kind is an increase."""
+        """Count admission reviews by result.
+
+        With 0, called once for each result, the series exists, so that the first review is an
+        increase.
+        """
         self._admissions.labels(result).inc(count)
 
     def certificate(self, secret: str, expires_s: float) -> None:
-        """Called when the webhook serves a certificate; ``expires_s`` is Unix seconds."""
+        """Record the expiry of the certificate that the webhook serves, in Unix seconds."""
         self._certificate.labels(secret).set(expires_s)
 
     def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
-        """Called at the end of each reconcile."""
+        """Record the end of a reconcile."""
         self.waiting.observe(waited_s)
         self.latency.observe(took_s)
         if error is not None:
             self.errors.labels(reason_of(error)).inc()
 
     def page(self) -> bytes:
-        """The text for a scrape."""
+        """Write the text for a scrape."""
         return generate_latest(self.registry)
 
 

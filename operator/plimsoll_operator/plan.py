@@ -32,8 +32,11 @@ class InvalidSpec(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """``desired`` in the order of application; ``surplus`` is removed afterwards. ``changed`` is
-    what a suspect revision differs in from the last good one."""
+    """What to do for a service.
+
+    ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``changed`` is
+    what a suspect revision differs in from the last good one.
+    """
 
     desired: list[Object]
     surplus: list[Object]
@@ -43,7 +46,7 @@ class Plan:
 
 
 def parse(item: Object) -> InferenceService:
-    """The typed service; :class:`InvalidSpec` where it does not mean anything.
+    """Parse the service; raise :class:`InvalidSpec` if it does not mean anything.
 
     The API server refuses such specs by schema and CEL, except those stored before an upgrade.
     """
@@ -51,7 +54,7 @@ def parse(item: Object) -> InferenceService:
 
 
 def read(model: type[_Model], item: Object) -> _Model:
-    """The object as ``model``, without its status; :class:`InvalidSpec` names each wrong field."""
+    """Read the object as ``model``, without its status; InvalidSpec names each wrong field."""
     without_status = {key: value for key, value in item.items() if key != "status"}
     try:
         return model.model_validate(without_status)
@@ -73,10 +76,10 @@ def reconcile(
     status: Object | None = None,
     restricted: bool = True,
 ) -> Plan:
-    """What there should be, and what of the service's own objects should not be there any more.
+    """Plan what there should be, and which of the service's own objects should go.
 
-    ``pods`` are those that are not on their way out, ``status`` is what the last one said,
-    ``restricted`` holds the service's ``podTemplate`` to the pod security standard.
+    ``pods`` are those that are not terminating, ``status`` is the last one, and ``restricted``
+    holds the service's ``podTemplate`` to the pod security standard. Raises :class:`InvalidSpec`.
     """
     before = status or {}
     update = pod_hash(service)
@@ -130,14 +133,16 @@ def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[s
 
 
 def _running(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
-    """The revision that the Deployment has, empty where there is no Deployment yet."""
+    """Return the revision that the Deployment has, empty if there is no Deployment yet."""
     live = owned.get(Ref("Deployment", service.metadata.name)) or {"metadata": {}}
     return str((live["metadata"].get("annotations") or {}).get(POD_HASH, ""))
 
 
 def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
-    """Names of slot Leases that are in use: their holders still exist, renewed or not, for clocks
-    are not compared."""
+    """Name the slot Leases that are in use: their holders still exist.
+
+    Whether a holder renewed its Lease does not matter, for clocks are not compared.
+    """
     return [
         item["metadata"]["name"]
         for item in owned
@@ -146,7 +151,7 @@ def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
 
 
 def old_incidents(incidents: list[Object], kept: int) -> list[Object]:
-    """The oldest ended incidents beyond ``kept``."""
+    """Return the oldest ended incidents beyond ``kept``."""
     ended = [item for item in incidents if (item.get("status") or {}).get("phase") in ENDED]
     ended.sort(key=lambda item: item["metadata"].get("creationTimestamp") or "")
     return ended[: max(0, len(ended) - kept)]

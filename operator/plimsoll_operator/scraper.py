@@ -75,7 +75,7 @@ class Scraper:
         self._followed.pop(key, None)
 
     def publish(self, key: Key, fresh: dict[str, Figures]) -> None:
-        """Takes ``fresh`` for the status when it reads differently there and the time has come."""
+        """Publish ``fresh`` for the status if it reads differently there and the time has come."""
         now = self._clock()
         known = self._published.get(key)
         if known and _shown(known[1]) == _shown(fresh):
@@ -99,7 +99,7 @@ class Scraper:
                 self._rounds.clear()
 
     def session(self) -> aiohttp.ClientSession:
-        """A client without proxies, cookies or decompression."""
+        """Return a client without proxies, cookies or decompression."""
         return aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT),
@@ -172,14 +172,14 @@ class Scraper:
 
 
 def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
-    """What a status says of ``figures``."""
+    """Return what a status says of ``figures``."""
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
     return memory(figures), spent, known
 
 
 def address_of(pod: Object) -> str | None:
-    """The address of a running pod as it stands in a URL; None where it has none.
+    """Return the address of a running pod as it stands in a URL; None if it has none.
 
     Loopback, link-local (metadata services of clouds) and multicast are no pod's address.
     """

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
 from plimsoll_api.names import POLICY_KIND
-from plimsoll_api.supervision import POD_ENGINE_ENV, PodEngine, SupervisorConfig, of_pod
+from plimsoll_api.supervisor_config import POD_ENGINE_ENV, PodEngine, SupervisorConfig, of_pod
 
 
 class ConfigError(ValueError):
@@ -49,7 +49,7 @@ def _read(path: Path) -> SupervisorConfig:
     except OSError as error:
         raise ConfigError(f"configuration {path}: {error.strerror}") from error
     try:
-        config = supervision.decode(data)
+        config = supervisor_config.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"configuration {path}: {error}") from error
     own = os.environ.get(POD_ENGINE_ENV)

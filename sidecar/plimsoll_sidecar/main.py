@@ -14,7 +14,7 @@ from pathlib import Path
 
 from plimsoll_api import logs
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, POLICY_KIND, PROBE_PORT, TOKEN_FILE
-from plimsoll_api.supervision import SupervisorConfig
+from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for

@@ -11,7 +11,8 @@ from typing import Self
 
 from plimsoll_api import trace
 from plimsoll_api.admin import Status
-from plimsoll_api.supervision import MemoryBudget, SupervisorConfig
+from plimsoll_api.memory_policy import MemoryBudget
+from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_api.trace import Budgets, EngineInfo, Header, Limits, Sample, TraceBudget
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.signals.device.amd import AmdExporter

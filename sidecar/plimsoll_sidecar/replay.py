@@ -15,7 +15,8 @@ import msgspec
 
 from plimsoll_api import trace
 from plimsoll_api.admin import Capability, EngineState
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy, Mode, Supervision
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Header, Sample, TraceBudget, TraceError
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.govern.command import EngineView, Event, EventType, Outcome, Result, Turn

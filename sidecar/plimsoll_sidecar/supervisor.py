@@ -21,7 +21,8 @@ from plimsoll_api.assessment import Assessment
 from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.state import View
-from plimsoll_api.supervision import Mode, ServiceRef, SupervisorConfig
+from plimsoll_api.supervision import Mode
+from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.sweep import Sweep

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import WaitReason
-from plimsoll_api.supervision import POD_ENGINE_ENV, EngineEndpoint, EngineType, PodEngine
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervisor_config import POD_ENGINE_ENV, EngineEndpoint, PodEngine
 from plimsoll_api.workloads import Membership, WorkloadRef, slots_of
 from plimsoll_operator.plan import read
 from plimsoll_operator.policies.render import render

@@ -13,21 +13,14 @@ import pytest
 import yaml
 
 from plimsoll_api.admin import Status
+from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_object import path_of
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import OPERATOR, REPLICA_RESTARTS, SERVICE_RESTARTS
-from plimsoll_api.supervision import (
-    EngineEndpoint,
-    EngineType,
-    Mode,
-    RestartBudget,
-    ServiceRef,
-    Supervision,
-    SupervisorConfig,
-    encode,
-)
+from plimsoll_api.supervision import Mode, RestartBudget, Supervision
+from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig, encode
 from plimsoll_api.trace import Sample
 from plimsoll_operator.fleet import slots
 from plimsoll_operator.render import disruption, rbac

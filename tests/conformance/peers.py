@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.engines import EngineType
 
 FOLDER = Path(os.environ.get("PLIMSOLL_ENGINES") or Path.home() / ".cache" / "plimsoll-engines")
 CHECKPOINT, LARGE = FOLDER / "checkpoint", FOLDER / "large"

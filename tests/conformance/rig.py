@@ -16,19 +16,15 @@ from pathlib import Path
 
 import urllib3
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
 from plimsoll_api.admin import EngineState, Role, Status
-from plimsoll_api.supervision import (
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Drain, Mode, RestartBudget, Supervision
+from plimsoll_api.supervisor_config import (
     CONTAINER_ENV,
     PROBE_DIR_ENV,
-    Drain,
     EngineEndpoint,
-    MemoryBudget,
-    MemoryPolicy,
-    Mode,
-    RestartBudget,
     ServiceRef,
-    Supervision,
     SupervisorConfig,
 )
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
@@ -98,7 +94,7 @@ class Rig:
         """A supervisor with the folder ``state`` below ours; it asks the probe if ``asks``. Whoever
         starts one ends it."""
         path = self.folder / f"{state}.json"
-        path.write_bytes(supervision.encode(self._config(mode)))
+        path.write_bytes(supervisor_config.encode(self._config(mode)))
         port = self.metrics_port if state == "state" else free_port()
         command = [sys.executable, "-m", "plimsoll_sidecar.main", f"--config={path}"]
         command += [f"--run-dir={self.folder}", f"--state-dir={self.folder / state}"]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.engines import EngineType
 from tests.conformance.peers import CHECKPOINT, FOLDER, KERNEL_STUB, PEERS, PLUGIN, Peer
 
 PYTHON = "3.12"

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 import urllib3
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import EngineType
 from tests.conformance import table
 from tests.conformance.conftest import Started
 from tests.conformance.peers import PEERS

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from plimsoll_api.supervision import CONTAINER_ENV
+from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_operator.injection.configuration import Injected
 from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.options import WITHOUT_POLICY, Options

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from plimsoll_api.incident_object import object_of, status_object_of
-from plimsoll_api.supervision import Mode, ServiceRef
+from plimsoll_api.supervision import Mode
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.trace import TraceError
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record.journal import Journal, JournalError

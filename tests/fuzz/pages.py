@@ -9,14 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.supervision import (
-    EngineEndpoint,
-    EngineType,
-    MemoryBudget,
-    MemoryPolicy,
-    Mode,
-    Supervision,
-)
+from plimsoll_api.engines import EngineType
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
+from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_operator.status import figures
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.admin import Capability, EngineState
-from plimsoll_api.supervision import EngineEndpoint, EngineType
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb

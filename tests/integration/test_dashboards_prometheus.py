@@ -12,7 +12,7 @@ import pytest
 
 from docs.tools import scene
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.server import StateServer

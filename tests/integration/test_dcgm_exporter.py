@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from plimsoll_api.supervision import EXPORTER_PORT, NODE_IP
+from plimsoll_api.supervisor_config import EXPORTER_PORT, NODE_IP
 from plimsoll_sidecar.signals.device.amd import AmdExporter
 from plimsoll_sidecar.signals.device.dcgm import SCRAPE_S, Dcgm
 from plimsoll_sidecar.signals.device.exporter_page import Pod, node_url

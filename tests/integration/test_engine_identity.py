@@ -17,7 +17,8 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import EngineState, Parts, Role
-from plimsoll_api.supervision import CONTAINER_ENV, EngineEndpoint, EngineType
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import CONTAINER_ENV, EngineEndpoint
 from plimsoll_sidecar.act.adapters import external_engine, owned_processes
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError

@@ -18,10 +18,10 @@ import pytest
 
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode, EngineState, Load, Role
-from plimsoll_api.supervision import (
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import (
     CONTAINER_ENV,
     EngineEndpoint,
-    EngineType,
     ServiceRef,
     SupervisorConfig,
     encode,

@@ -12,20 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentPhase
-from plimsoll_api.supervision import (
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Action, Drain, Mode, Supervision
+from plimsoll_api.supervisor_config import (
     CONTAINER_ENV,
-    Action,
-    Drain,
     EngineEndpoint,
-    EngineType,
-    MemoryBudget,
-    MemoryPolicy,
-    Mode,
     ServiceRef,
-    Supervision,
     SupervisorConfig,
 )
 from plimsoll_sidecar.act import readiness
@@ -69,7 +65,7 @@ class Pod:
             sample_interval_s=0.25,
         )
         path = self.folder / "supervisor.json"
-        path.write_bytes(supervision.encode(config))
+        path.write_bytes(supervisor_config.encode(config))
         command = [sys.executable, str(HERE / "supervise_external.py"), f"--config={path}"]
         command += [f"--run-dir={self.folder}", f"--state-dir={self.state_dir}"]
         command += [f"--metrics-port={self.ports[1]}", "--host=127.0.0.1"]

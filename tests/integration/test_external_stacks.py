@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.admin import Diagnostic, EngineState, Load, ProcessMemory, Role, Status
-from plimsoll_api.supervision import PROBE_DIR_ENV, EngineType
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_probe.install import install
 from plimsoll_sidecar.act.adapters.external_diagnostics import gather
 from plimsoll_sidecar.clients.http import EngineError

@@ -11,16 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from plimsoll_api import supervision
-from plimsoll_api.supervision import (
-    EngineEndpoint,
-    EngineType,
-    LogLevel,
-    Mode,
-    ServiceRef,
-    Supervision,
-    SupervisorConfig,
-)
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervision import LogLevel, Mode, Supervision
+from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 from plimsoll_cli.local import ports
 
 NOBODY = "http://127.0.0.1:1"
@@ -35,7 +29,7 @@ def write(path: Path, mode: Mode, level: LogLevel) -> None:
         sample_interval_s=0.2,
     )
     fresh = path.with_suffix(".new")
-    fresh.write_bytes(supervision.encode(config))
+    fresh.write_bytes(supervisor_config.encode(config))
     fresh.rename(path)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.incidents import IncidentPhase
-from plimsoll_api.supervision import PROBE_DIR_ENV, Action
+from plimsoll_api.supervision import Action
+from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_probe.install import install
 from tests.integration.test_external_incident import Pod
 

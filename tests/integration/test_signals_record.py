@@ -16,13 +16,12 @@ import pytest
 
 from plimsoll_api import trace
 from plimsoll_api.admin import EngineState, Load, ProcessMemory, Role, Status
-from plimsoll_api.supervision import (
+from plimsoll_api.engines import EngineType
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervisor_config import (
     AMD_EXPORTER_PORT,
     NODE_IP,
     EngineEndpoint,
-    EngineType,
-    MemoryBudget,
-    MemoryPolicy,
     ServiceRef,
     SupervisorConfig,
 )

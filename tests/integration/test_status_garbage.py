@@ -12,18 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_api import supervision
-from plimsoll_api.supervision import (
-    EngineEndpoint,
-    EngineType,
-    MemoryBudget,
-    MemoryPolicy,
-    Mode,
-    ServiceRef,
-    Stall,
-    Supervision,
-    SupervisorConfig,
-)
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Mode, Stall, Supervision
+from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 from plimsoll_sidecar.act.adapters import plimsoll_engine
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import EngineError
@@ -159,7 +152,7 @@ def test_a_supervisor_lives_on_it_and_sends_nothing(
             supervision=Supervision(mode=Mode.RECOVER, stall=Stall(timeout_s=600.0)),
         )
         file = tmp_path / "supervisor.json"
-        file.write_bytes(supervision.encode(config))
+        file.write_bytes(supervisor_config.encode(config))
         places = ["--config", str(file), "--run-dir", str(tmp_path), "--state-dir", str(tmp_path)]
         now = 0.0
         supervisor, metrics = build(parser().parse_args(places), None, clock=lambda: now)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.admin import Diagnostic, EngineState, Epoch, Status
-from plimsoll_api.supervision import EngineEndpoint, EngineType
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.act.adapters.termination import Ender
 from plimsoll_sidecar.clients.http import EngineError

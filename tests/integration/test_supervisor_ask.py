@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from plimsoll_api.action_answer import ActionAnswer
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import TOKEN_FILE
-from plimsoll_api.supervision import (
+from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     EngineEndpoint,
-    EngineType,
     ServiceRef,
     SupervisorConfig,
     encode,

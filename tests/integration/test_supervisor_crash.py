@@ -10,18 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentPhase
-from plimsoll_api.supervision import (
-    EngineEndpoint,
-    EngineType,
-    MemoryPolicy,
-    Mode,
-    ServiceRef,
-    Supervision,
-    SupervisorConfig,
-)
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
+from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
 
@@ -63,7 +58,7 @@ class Rig:
             supervision=Supervision(mode=mode),
             sample_interval_s=0.02,
         )
-        self.config.write_bytes(supervision.encode(config))
+        self.config.write_bytes(supervisor_config.encode(config))
 
     @contextmanager
     def engine(self) -> Iterator[subprocess.Popen[str]]:

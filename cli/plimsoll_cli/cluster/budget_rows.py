@@ -107,7 +107,7 @@ def _state(conditions: list[Object]) -> str:
 
 
 def _state_of_policy(conditions: list[Object]) -> str:
-    """A conflict, else the reason of ``Ready``, which says how many pods are supervised."""
+    """Return ``Conflicting``, or the reason of ``Ready``: how many pods are supervised."""
     found = {one.get("type"): one for one in conditions}
     if (found.get("Conflicting") or {}).get("status") == "True":
         return "Conflicting"

@@ -39,7 +39,7 @@ class Cluster:
         namespace: str | None = None,
         everywhere: bool = False,
     ) -> None:
-        """Reads the configuration as kubectl does; UsageError where there is none."""
+        """Read the configuration as kubectl does; raise UsageError if there is none."""
         configuration = k8s.Configuration()
         file = str(kubeconfig) if kubeconfig else None
         try:
@@ -154,8 +154,11 @@ class Cluster:
 
 
 def _tls(configuration: k8s.Configuration) -> ssl.SSLContext:
-    """Verifies certificates as kubectl does. Python 3.13 also demands key identifiers, which the
-    CAs of many clusters, EKS's among them, lack. The pool adds the cluster's CA."""
+    """Return a context that verifies certificates as kubectl does.
+
+    Python 3.13 also demands key identifiers, which the CAs of many clusters, EKS's among them,
+    lack. The pool adds the cluster's CA.
+    """
     verify = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
     context = create_urllib3_context(cert_reqs=verify)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -191,7 +194,7 @@ def rule_of(method: str, path: str) -> tuple[str, str, str, str | None]:
 
 
 def denied(method: str, path: str) -> str:
-    """What is missing, and the rule that would give it."""
+    """Explain a refusal: which permission is missing, and the rule that grants it."""
     verb, group, resource, namespace = rule_of(method, path)
     what = f"{resource}.{group}" if group else resource
     where = f"in namespace {namespace}" if namespace else "in all namespaces"

@@ -117,7 +117,7 @@ def _operator(cluster: Cluster) -> Check:
 
 
 def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
-    """The policies, and the webhook that carries them out."""
+    """Check the policies, and the webhook that carries them out."""
     try:
         found = policy_checks.policies(cluster, name)
     except RunError as error:
@@ -132,7 +132,7 @@ def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
 
 
 def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """What each supervisor sees of its engine."""
+    """Check what each supervisor sees of its engine."""
     from plimsoll_cli.actions import status
     from plimsoll_cli.cluster.exec import beside
 
@@ -159,7 +159,7 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
 
 
 def _sight(seen: ActionAnswer) -> str:
-    """What a supervisor sees, and what its engine can do."""
+    """Describe what a supervisor sees, and what its engine can do."""
     host = (
         f"host memory by {seen.host_memory}"
         if seen.host_memory
@@ -177,8 +177,10 @@ def _sight(seen: ActionAnswer) -> str:
 
 
 def shared_memory(name: str, seen: ActionAnswer) -> Iterator[Check]:
-    """Memory of ``/dev/shm`` that no process holds; nothing where the supervisor cannot watch it,
-    because the pod has no volume there."""
+    """Check the memory of ``/dev/shm`` that no process holds.
+
+    Yields nothing if the supervisor cannot watch it, because the pod has no volume there.
+    """
     if seen.shared_memory_error:
         yield Check(f"{name} /dev/shm", None, f"unknown: {seen.shared_memory_error}")
     elif seen.shared_orphan is not None:

@@ -14,7 +14,7 @@ from plimsoll_cli.errors import RunError
 
 
 def beside(cluster: Cluster, pod: str, namespace: str | None = None) -> Reach:
-    """Runs the supervisor's ``ask`` program in the supervisor's container of ``pod``."""
+    """Return a function that runs the supervisor's ``ask`` program in its container of ``pod``."""
 
     def reach(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
         command = ["python", "-m", ASK_MODULE, *arguments]

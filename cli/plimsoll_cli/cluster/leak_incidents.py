@@ -15,8 +15,10 @@ MAX_LABEL = 63
 
 
 def every(cluster: Cluster, target: str | None, tell: Callable[[str], None]) -> list[IncidentView]:
-    """All incidents that may be of ``target``, by page. Labels narrow the list at the API server.
-    ``tell`` hears how far it is."""
+    """List all incidents that may be of ``target``, page by page.
+
+    Labels narrow the list at the API server; ``tell`` hears how far it is. Raises RunError.
+    """
     found: dict[tuple[str, str], IncidentView] = {}
     try:
         for query in queries(target):
@@ -31,7 +33,7 @@ def every(cluster: Cluster, target: str | None, tell: Callable[[str], None]) -> 
 
 
 def queries(target: str | None) -> list[dict[str, str]]:
-    """The lists in which all incidents of ``target`` are."""
+    """Return the list queries that together find all incidents of ``target``."""
     if target is None or ((meant := parse(target)).is_pod and "/" in target):
         return [{}]
     # A name alone may be a service's, a workload's or a policy's.
@@ -42,7 +44,7 @@ def queries(target: str | None) -> list[dict[str, str]]:
 
 
 def one(cluster: Cluster, name: str) -> IncidentView:
-    """The incident of that name."""
+    """Read the incident of that name. Raises UsageError and RunError."""
     item = cluster.named(PLURAL, name)
     if item is None:
         space = cluster.namespace or "default"

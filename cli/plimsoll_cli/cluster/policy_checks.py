@@ -1,5 +1,4 @@
-"""What ``plimsoll doctor`` says of SupervisionPolicies: their status, and pods without a
-supervisor."""
+"""What ``plimsoll doctor`` checks of SupervisionPolicies: status, pods without a supervisor."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ ROLLED_OUT = ("Deployment", "StatefulSet", "DaemonSet")
 
 
 def policies(cluster: Cluster, name: str | None) -> list[Object]:
-    """The policy of that name, or all. RunError where there is none of that name."""
+    """List the policy of that name, or all; raise RunError if there is none of that name."""
     if name is None:
         return list(cluster.pages(POLICY_PLURAL))
     found = cluster.named(POLICY_PLURAL, name)
@@ -33,7 +32,7 @@ def policies(cluster: Cluster, name: str | None) -> list[Object]:
 
 
 def checks(cluster: Cluster, policy: Object) -> Iterator[Check]:
-    """What the status of ``policy`` says, and what to do about its pods."""
+    """Check the status of ``policy``, and say what to do about its pods."""
     name = f"policy {policy['metadata']['name']}"
     yield from of_status(policy)
     try:
@@ -71,7 +70,7 @@ def of_status(policy: Object) -> Iterator[Check]:
 
 
 def _by_workload(pods: Sequence[Object]) -> str:
-    """The pods by what recreates them, with the command that does."""
+    """Group the pods by what recreates them, with the command for it."""
     held = defaultdict(list)
     for pod in pods:
         held[membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))

@@ -42,8 +42,10 @@ def labelled(cluster: Cluster) -> Iterator[Object]:
 
 
 def of_policy(cluster: Cluster, policy: Object) -> list[Object]:
-    """The pods that ``policy`` selects, with a supervisor or without one. RunError where its
-    selector is invalid."""
+    """List the pods that ``policy`` selects, with a supervisor or without one.
+
+    Raises RunError if its selector is invalid.
+    """
     meta = policy["metadata"]
     try:
         selector = LabelSelector.model_validate((policy.get("spec") or {}).get("selector")).query()

@@ -1,5 +1,4 @@
-"""``plimsoll top``: every service and policy, and how much of its leak budget is spent, worst
-first."""
+"""``plimsoll top``: services and policies by the share of their leak budget that is spent."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ INSTALL = "install the chart with --set webhook.enabled=true"
 
 
 def certificate(cluster: Cluster, now: datetime.datetime) -> Check:
-    """The newest certificate that the API server trusts for the webhook."""
+    """Check the newest certificate that the API server trusts for the webhook."""
     name = "webhook certificate"
     try:
         found = cluster.get(CONFIGURATIONS)["items"]
@@ -47,7 +47,7 @@ def certificate(cluster: Cluster, now: datetime.datetime) -> Check:
 
 
 def of_bundle(bundle: str, now: datetime.datetime) -> Check:
-    """What a webhook's ``caBundle`` says."""
+    """Check when the newest certificate in a webhook's ``caBundle`` expires."""
     name = "webhook certificate"
     try:
         read = x509.load_pem_x509_certificates(base64.b64decode(bundle, validate=True))
@@ -85,7 +85,7 @@ def answers(cluster: Cluster, policy: Object) -> Iterator[Check]:
 
 
 def of_trial(name: str, made: Object, policy: str) -> Check:
-    """What the pod of the trial shows."""
+    """Check what admission did to the pod of the trial."""
     meta = made["metadata"]
     owner = (meta.get("labels") or {}).get(POLICY_LABEL)
     refusal = (meta.get("annotations") or {}).get(REFUSED)
@@ -105,8 +105,10 @@ def of_trial(name: str, made: Object, policy: str) -> Check:
 
 
 def trial(policy: Object) -> Object | None:
-    """A pod that ``policy`` selects and can supervise, under the restricted pod security standard;
-    None where its selector does not say what such a pod is like."""
+    """Make a pod that ``policy`` selects and can supervise; None if the selector leaves it open.
+
+    It meets the restricted pod security standard.
+    """
     spec = policy.get("spec") or {}
     try:
         selector = LabelSelector.model_validate(spec.get("selector"))

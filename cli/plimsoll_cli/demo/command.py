@@ -27,7 +27,10 @@ TRACE = "trace.jsonl.gz"
 
 
 def run(out: Path, streams: int, file: Path, device: str, view: bool) -> None:
-    """Raises RunError, after the report was written, where something is missing from it."""
+    """Run the demo and write its report to ``out``.
+
+    Raises RunError, after the report is written, if something is missing from it.
+    """
     service = services.on_device(manifest.read(file), device)
     services.check(file, service)
     try:
@@ -69,7 +72,7 @@ def run(out: Path, streams: int, file: Path, device: str, view: bool) -> None:
 
 
 def _conclude(out: Path, plan: Plan, seen: Observed, troubles: list[str], say: runner.Say) -> None:
-    """Writes the report and tells the story; raises RunError where something is missing."""
+    """Write the report and print the story; raise RunError if something is missing."""
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
     values = figures(replace(seen, budget_bytes=budget))

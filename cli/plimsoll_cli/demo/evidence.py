@@ -64,12 +64,12 @@ class Observed:
 
 
 def memory_of(samples: Sequence[Sample], started_at: float) -> list[Point]:
-    """The replica's host memory over time, as the detector sees it."""
+    """Return the replica's host memory over time, as the detector sees it."""
     return [Point(started_at + t, size) for t, size in traces.host_memory(samples)]
 
 
 def cured(incidents: Sequence[IncidentRecord]) -> IncidentRecord | None:
-    """The first incident that a worker restart resolved."""
+    """Find the first incident that a worker restart resolved."""
     found = [
         i
         for i in incidents
@@ -101,8 +101,10 @@ def pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> 
 
 
 def gaps_in(reply: Reply, window: tuple[float, float]) -> list[tuple[float, float]]:
-    """Begin and end of the gaps between chunks that overlap ``window``; none where the reply was
-    not under way when the window began."""
+    """Return begin and end of the gaps between chunks that overlap ``window``.
+
+    There are none if the reply was not under way when the window began.
+    """
     begin, end = window
     if not reply.sent_at <= begin <= reply.ended_at:
         return []
@@ -111,13 +113,13 @@ def gaps_in(reply: Reply, window: tuple[float, float]) -> list[tuple[float, floa
 
 
 def idle_bytes(memory: Sequence[Point], begin: float, end: float) -> int | None:
-    """The median of the samples between two times."""
+    """Return the median of the samples between two times; None if there are none."""
     sizes = [point.bytes for point in memory if begin <= point.at <= end]
     return round(median(sizes)) if sizes else None
 
 
 def figures(seen: Observed) -> dict[str, float | int | None]:
-    """The figures of the report; None where something could not be measured."""
+    """Compute the figures of the report; None where something could not be measured."""
     incident = cured(seen.incidents)
     windows = restarts(seen.incidents)
     met = pauses(seen.replies, windows)
@@ -165,7 +167,7 @@ def _growth(incident: IncidentRecord, idle: int | float | None) -> int | None:
 
 
 def missing(values: dict[str, float | int | None]) -> list[str]:
-    """What keeps the demo from having succeeded, one line each; empty when it has."""
+    """List what keeps the demo from success, one line each; empty if it succeeded."""
     lines = []
     if not values["worker_restarts_count"] or "returned_bytes" not in values:
         lines.append("no incident was resolved by a worker restart")

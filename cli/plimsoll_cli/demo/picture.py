@@ -26,7 +26,7 @@ MARKED = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab
 
 
 def draw(file: Path, title: str, seen: Observed, budget_bytes: int | None) -> None:
-    """Writes the picture. Times are seconds since the first request."""
+    """Write the picture. Times are seconds since the first request."""
     start = seen.times.traffic_from
     figure, (top, bottom) = pyplot.subplots(
         2, 1, sharex=True, figsize=(13, 7), height_ratios=(3, 1.4), layout="constrained"

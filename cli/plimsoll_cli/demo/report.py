@@ -25,8 +25,10 @@ def write(
     budget_bytes: int | None,
     command: list[str],
 ) -> str:
-    """Writes ``report.json``, ``incident.json``, ``memory.png`` and ``story.txt``; returns the
-    story. The trace is there already. Raises OSError."""
+    """Write ``report.json``, ``incident.json``, ``memory.png`` and ``story.txt``; return the story.
+
+    The trace is there already. Raises OSError.
+    """
     report = result(NAME, values, command, _samples(seen))
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     incident = cured(seen.incidents) or next(iter(seen.incidents), None)

@@ -47,8 +47,10 @@ class Scene:
     async def play(
         self, trace: Path, deadline: float, console: Console | None, say: runner.Say
     ) -> Observed:
-        """Until an incident was resolved and some seconds more, or until ``deadline`` (loop time),
-        which is no error here: the figures say what is missing."""
+        """Run the leaky service until some seconds after an incident was resolved, and observe it.
+
+        At ``deadline`` (loop time) it ends without an error: the figures say what is missing.
+        """
 
         def ended(line: str) -> None:
             self.troubles.append(line)
@@ -115,7 +117,7 @@ class Scene:
 
 
 def _recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Container:
-    """The supervisor's own recorder, as one more process beside engine and supervisor."""
+    """Return the supervisor's own recorder, as one more process beside engine and supervisor."""
     program = (sys.executable, "-m", "plimsoll_cli.main", "record")
     argv = (*program, str(file.absolute()), f"--run-dir={plan.root}")
     return Container(
@@ -124,7 +126,7 @@ def _recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Contain
 
 
 def _allocated(poller: Poller) -> int | None:
-    """What torch has allocated on all devices; None on a CPU or where one is unknown."""
+    """Return what torch has allocated on all devices; None on a CPU or if one is unknown."""
     status = poller.snapshot.status
     sizes = [device.torch_allocated for device in status.devices] if status else []
     known = [size for size in sizes if size is not None]

@@ -12,7 +12,7 @@ INJECT = "PLIMSOLL_INJECT"
 
 
 def check(file: Path, service: InferenceService) -> None:
-    """Raises UsageError where the manifest cannot make a demo."""
+    """Raise UsageError if the manifest cannot make a demo."""
     spec = service.spec
     if not any(variable.name == INJECT for variable in spec.engine.env):
         raise UsageError(
@@ -29,19 +29,19 @@ def check(file: Path, service: InferenceService) -> None:
 
 
 def on_device(service: InferenceService, device: str) -> InferenceService:
-    """The service on ``cpu`` or ``cuda``, in float32 so that texts can be compared."""
+    """Put the service on ``cpu`` or ``cuda``, in float32 so that texts can be compared."""
     args = [*service.spec.engine.args, f"--device={device}", "--dtype=float32"]
     return _with_engine(service, {"args": args})
 
 
 def with_model(service: InferenceService, folder: Path) -> InferenceService:
-    """The service with the checkpoint of ``folder``."""
+    """Give the service the checkpoint in ``folder``."""
     model = service.spec.model.model_copy(update={"uri": f"file://{folder}"})
     return service.model_copy(update={"spec": service.spec.model_copy(update={"model": model})})
 
 
 def without_fault(service: InferenceService) -> InferenceService:
-    """The same service, healthy."""
+    """Return the same service, healthy."""
     env = [variable for variable in service.spec.engine.env if variable.name != INJECT]
     return _with_engine(service, {"env": env})
 

@@ -14,7 +14,7 @@ Values = dict[str, float | int | None]
 
 
 def tell(service: str, seen: Observed, values: Values, missing: list[str]) -> str:
-    """The story with times in seconds since the first request."""
+    """Write the story, with times in seconds since the first request."""
     start = seen.times.traffic_from
     lines = [
         f"The service {service} answered {values['requests_count']} requests on "

@@ -85,7 +85,7 @@ class Clients:
         )
 
     def traffic(self) -> Traffic:
-        """The sums for the live view."""
+        """Sum the replies up for the live view."""
         ends = [reply.end for reply in self.replies]
         gaps = [gap for reply in self.replies for gap in (longest_gap(reply),) if gap is not None]
         return Traffic(
@@ -105,7 +105,7 @@ def longest_gap(reply: Reply) -> float | None:
 
 
 async def references(url: str, model: str) -> list[str]:
-    """The text that answers each prompt. RunError where one is not answered."""
+    """Ask for the text that answers each prompt; raise RunError if one is not answered."""
     replies = [Reply(0, index, now()) for index in range(len(PROMPTS))]
     async with _client(url, len(PROMPTS)) as client, asyncio.TaskGroup() as group:
         for reply in replies:
@@ -117,7 +117,7 @@ async def references(url: str, model: str) -> list[str]:
 
 
 async def ask(client: httpx.AsyncClient, model: str, reply: Reply) -> None:
-    """Sends the prompt of ``reply`` and fills the reply in; what goes wrong is in it as well."""
+    """Send the prompt of ``reply`` and record the answer in it, and whatever goes wrong."""
     began = False
     try:
         wish = body(model, PROMPTS[reply.prompt])
@@ -135,7 +135,7 @@ async def ask(client: httpx.AsyncClient, model: str, reply: Reply) -> None:
 
 
 async def _read(answer: httpx.Response, reply: Reply) -> str | None:
-    """Reads the events of a stream; what is wrong with it, None where it ends as it should.
+    """Read the events of a stream; say what is wrong with it, None if it ends as it should.
 
     Raises ValueError for an event that is not JSON.
     """

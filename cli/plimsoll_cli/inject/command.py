@@ -91,7 +91,7 @@ def _holds_itself(value: object, around: tuple[int, ...]) -> bool:
 
 
 def flat(documents: list[Object], within: str = "document ") -> Iterator[tuple[str, Object]]:
-    """The documents, each with its place, and in place of a List its items."""
+    """Yield the documents, each with its place, and in place of a List its items."""
     for at, document in enumerate(documents, 1):
         place = f"{within}{at}"
         if str(document.get("kind", "")).endswith("List") and "items" in document:
@@ -102,8 +102,10 @@ def flat(documents: list[Object], within: str = "document ") -> Iterator[tuple[s
 
 
 def without_old(documents: list[Object], fresh: list[Object]) -> list[Object]:
-    """``documents`` without those that ``fresh`` objects among them replace: a file that was
-    injected before holds what is made again."""
+    """Return ``documents`` without those that the ``fresh`` objects among them replace.
+
+    A file that was injected before holds what is made again.
+    """
     made = {identity(one) for one in fresh}
     new = {id(one) for one in fresh}
     return [one for one in documents if id(one) in new or identity(one) not in made]

@@ -60,5 +60,8 @@ def _requirement(text: str) -> Requirement:
 
 
 def _one_of(key: str, values: set[str], negated: bool) -> Requirement:
-    """A negated requirement also takes what has no such label, as the Kubernetes API does."""
+    """Require that a label has one of ``values``, or with ``negated`` none of them.
+
+    As in the Kubernetes API, a negated requirement also takes objects without the label.
+    """
     return lambda labels: ((key in labels) and labels[key] in values) is not negated

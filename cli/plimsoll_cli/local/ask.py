@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.names import ASK_MODULE
-from plimsoll_api.supervision import CONFIG_FILE
+from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_cli.errors import RunError, UsageError
 
 
 def beside(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
-    """Runs the supervisor's ``ask`` program with the files of the run in ``folder``.
+    """Return a function that runs the supervisor's ``ask`` program on the run in ``folder``.
 
-    It returns exit status, output and error. UsageError where no service ran there; RunError where
-    no answer comes in time.
+    It returns exit status, output and error. Raises UsageError if no service ran there; the
+    function raises RunError if no answer comes in time.
     """
     config = folder / "etc" / CONFIG_FILE
     if not config.is_file():

@@ -17,7 +17,10 @@ FOR_EVER_S = 10 * 365 * 86_400.0
 
 
 def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) -> None:
-    """Returns after ``duration_s`` or a signal. Raises UsageError and RunError."""
+    """Run the service of a manifest here, until ``duration_s`` or a signal ends it.
+
+    Raises UsageError and RunError.
+    """
     service = manifest.read(file)
     folder = (run_dir or root.of(service.metadata.name)).absolute()
     console = Console()
@@ -48,7 +51,7 @@ def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) 
 
 
 def screens(its_plan: plan.Plan, poller: Poller) -> Callable[[], Screen]:
-    """What the live view of a replica draws."""
+    """Return the function that makes what the live view of a replica draws."""
     growth = Growth()
 
     def screen() -> Screen:

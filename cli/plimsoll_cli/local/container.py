@@ -39,11 +39,11 @@ class Container:
         self._stopping = asyncio.Event()
 
     def start(self) -> None:
-        """Starts the process and keeps it running."""
+        """Start the process and keep it running."""
         self._keeper = asyncio.create_task(self._keep(), name=self.command.name)
 
     def check(self) -> None:
-        """Raises the error that keeps the process from being started at all, if there is one."""
+        """Raise the error that keeps the process from starting at all, if there is one."""
         if self._keeper is not None and self._keeper.done() and not self._keeper.cancelled():
             self._keeper.result()
 
@@ -107,13 +107,13 @@ class Container:
                 self._process.terminate()
 
     def kill(self) -> None:
-        """Ends all processes of the container at once."""
+        """End all processes of the container at once."""
         process = self._process
         if process is not None and process.returncode is None:
             self._sweep(process.pid)
 
     def tail(self) -> str:
-        """The last lines of the log, for an error message."""
+        """Return the last lines of the log, for an error message."""
         try:
             with self.command.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -124,7 +124,7 @@ class Container:
 
 
 def describe(status: int) -> str:
-    """``ended with status 2`` or ``was killed by SIGKILL``."""
+    """Put an exit status in words: ``ended with status 2`` or ``was killed by SIGKILL``."""
     if status >= 0:
         return f"ended with status {status}"
     try:

@@ -1,5 +1,7 @@
-"""The checkpoint of a local replica: a directory here, one of the Hugging Face Hub or of a bucket,
-or the tiny one made on demand."""
+"""The checkpoint of a local replica: in a directory here, downloaded, or made on demand.
+
+Downloads come from the Hugging Face Hub or a bucket; what is made is the tiny checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ MAKE_TIMEOUT_S = 120.0
 
 
 def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
-    """The checkpoint's directory, and whether it has to be made or downloaded first.
+    """Return the checkpoint's directory, and whether it must be made or downloaded first.
 
-    Raises :class:`UsageError` that names the field.
+    Raises :class:`UsageError`, which names the field.
     """
     uri = service.spec.model.uri
     if uri.startswith(HUB):
@@ -59,7 +61,7 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
 
 
 async def make(service: InferenceService, folder: Path, say: Callable[[str], None]) -> None:
-    """Downloads or makes what :func:`resolve` found absent. Raises :class:`RunError`."""
+    """Download or make what :func:`resolve` found absent. Raises :class:`RunError`."""
     if service.spec.model.uri.startswith((HUB, BUCKET)):
         say(f"downloading {service.spec.model.uri} into {folder}")
         await download(service, folder, say)
@@ -69,9 +71,11 @@ async def make(service: InferenceService, folder: Path, say: Callable[[str], Non
 
 
 async def download(service: InferenceService, folder: Path, say: Callable[[str], None]) -> None:
-    """As the init container does in a cluster; a private repository needs HF_TOKEN here, a private
-    bucket AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. The clients bound their waits; how long a
-    model takes is not bounded. Raises :class:`RunError`."""
+    """Download the checkpoint, as the init container does in a cluster. Raises :class:`RunError`.
+
+    A private repository needs HF_TOKEN here, a private bucket AWS_ACCESS_KEY_ID and
+    AWS_SECRET_ACCESS_KEY. The clients bound their waits; how long a model takes is not bounded.
+    """
     model = service.spec.model
     source = [f"--s3={model.uri}"]
     if model.uri.startswith(HUB):
@@ -99,7 +103,7 @@ async def download(service: InferenceService, folder: Path, say: Callable[[str],
 
 
 async def make_tiny(folder: Path) -> None:
-    """Makes the tiny checkpoint, whole or not at all. Raises :class:`RunError`."""
+    """Make the tiny checkpoint, whole or not at all. Raises :class:`RunError`."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from plimsoll_api import supervision
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SUPERVISOR_MODULE
+from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_api.units import parse_duration
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.local.ports import LOOPBACK
@@ -44,7 +44,7 @@ class Plan:
     service: InferenceService
     places: Places
     root: Path
-    config: supervision.SupervisorConfig
+    config: SupervisorConfig
     engine: Command
     supervisor: Command
     startup_timeout_s: float
@@ -82,8 +82,11 @@ class Plan:
 
 
 def wanted_ports(service: InferenceService) -> list[int | None]:
-    """Serving, admin, metrics and probe port. Only the first is for clients; two runs that start
-    together would take each other's if the others were fixed, too."""
+    """Return the ports to ask for: serving, admin, metrics and probe; None for any.
+
+    Only the first is for clients. If the others were fixed, two runs that start together would take
+    each other's.
+    """
     return [service.spec.engine.port, None, None, None]
 
 
@@ -94,9 +97,10 @@ def make(
     model_dir: Path,
     environ: Mapping[str, str],
 ) -> Plan:
-    """The plan. ``ports`` are in the order of :func:`wanted_ports`; ``root`` is absolute.
+    """Plan the processes of a local replica.
 
-    Raises :class:`UsageError` where the manifest asks for something that only a cluster has.
+    ``ports`` are in the order of :func:`wanted_ports`; ``root`` is absolute. Raises
+    :class:`UsageError` if the manifest asks for something that only a cluster has.
     """
     # A manifest that was read from a cluster has a uid; here is no object that it could name.
     service = service.model_copy(
@@ -107,7 +111,7 @@ def make(
         model_dir=str(model_dir),
         run_dir=str(root / "run"),
         state_dir=str(root / "state"),
-        config_file=str(root / "etc" / supervision.CONFIG_FILE),
+        config_file=str(root / "etc" / CONFIG_FILE),
         host=LOOPBACK,
         port=port,
         admin_port=admin_port,
@@ -144,7 +148,7 @@ def make(
 
 
 def notices(service: InferenceService) -> list[str]:
-    """What the manifest says and this machine does not do, one line each."""
+    """List what the manifest says and this machine does not do, one line each."""
     spec = service.spec
     lines = []
     if spec.replicas != 1:

@@ -15,10 +15,9 @@ TRIES = 200
 
 
 def choose(wanted: Sequence[int | None]) -> list[int]:
-    """For each wanted port itself where it is free on the loopback, else another that is free; any
-    for None.
+    """Return each wanted port that is free on the loopback, and another free one for the rest.
 
-    All of them differ. Raises OSError where none is free.
+    None stands for any port. All of them differ. Raises OSError if none is free.
     """
     with contextlib.ExitStack() as held:
         return [_hold(port, held) for port in wanted]

@@ -13,5 +13,5 @@ def base() -> Path:
 
 
 def of(service: str) -> Path:
-    """The directory of the service of that name."""
+    """Return the directory of the service of that name."""
     return base() / service

@@ -17,7 +17,7 @@ from typing import IO
 
 import httpx
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_cli.errors import RunError, UsageError
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 async def prepare(
     service: InferenceService, root: Path, say: Say, environ: Mapping[str, str] | None = None
 ) -> Plan:
-    """The plan of ``service`` below ``root`` (absolute): ports chosen, checkpoint made."""
+    """Plan ``service`` below ``root``, an absolute path: choose ports, provide the checkpoint."""
     folder, missing = model.resolve(service, root)
     if missing:
         await model.make(service, folder, say)
@@ -56,8 +56,11 @@ class LocalReplica:
         self.supervisor = Container(its_plan.supervisor, say)
 
     async def start(self) -> None:
-        """Returns when the engine is ready. Raises :class:`RunError` with the last lines of the log
-        of the container that does not get there."""
+        """Start the replica and return when its engine is ready.
+
+        Raises :class:`RunError` with the last lines of the log of the container that does not get
+        there.
+        """
         self.supervisor.start()
         await self._reach(self.supervisor, f"{self.plan.probe_url}/live", LIVE_TIMEOUT_S)
         self.engine.start()
@@ -68,7 +71,7 @@ class LocalReplica:
         )
 
     async def stop(self) -> None:
-        """The engine first, with the time its requests may take; then the supervisor."""
+        """Stop the engine, with the time that its requests may take; then the supervisor."""
         await self.engine.stop(self.plan.engine_stop_s)
         await self.supervisor.stop(SUPERVISOR_STOP_S)
 
@@ -99,9 +102,9 @@ class LocalReplica:
 
 @contextlib.asynccontextmanager
 async def running(its_plan: Plan, say: Say) -> AsyncIterator[LocalReplica]:
-    """A replica that is ready; at the end of the block every one of its processes is gone.
+    """Run a replica during the block, ready at its beginning; end every process of it afterwards.
 
-    Cancelling the block while it stops kills the processes instead of waiting for them.
+    If the block is canceled while it stops, it kills the processes instead of waiting for them.
     """
     replica = LocalReplica(its_plan, say)
     with _own(its_plan.root):
@@ -120,7 +123,7 @@ async def running(its_plan: Plan, say: Say) -> AsyncIterator[LocalReplica]:
 
 
 def _own(root: Path) -> IO[str]:
-    """Makes the run directory and locks it; closing the returned file unlocks it."""
+    """Make the run directory and lock it; closing the returned file unlocks it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / "lock").open("w")
@@ -135,7 +138,7 @@ def _own(root: Path) -> IO[str]:
 
 
 def _write_files(its_plan: Plan) -> None:
-    """The directories and files of a new pod; the journal of earlier runs stays."""
+    """Write the directories and files of a new pod; the journal of earlier runs stays."""
     config = Path(its_plan.places.config_file)
     try:
         for folder in (its_plan.run_dir, its_plan.state_dir, config.parent):
@@ -145,7 +148,7 @@ def _write_files(its_plan: Plan) -> None:
             (its_plan.run_dir / name).unlink(missing_ok=True)
         for log in (its_plan.engine.log, its_plan.supervisor.log):
             log.write_bytes(b"")
-        config.write_bytes(supervision.encode(its_plan.config))
+        config.write_bytes(supervisor_config.encode(its_plan.config))
     except OSError as error:
         raise _unusable(its_plan.root, error) from None
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api import supervision, trace
+from plimsoll_api import supervisor_config, trace
 from plimsoll_api.names import TOKEN_FILE
-from plimsoll_api.supervision import CONFIG_FILE, Mode, SupervisorConfig
+from plimsoll_api.supervision import Mode
+from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_api.times import unix_seconds
 from plimsoll_api.trace import Sample, TraceError
 from plimsoll_cli.errors import RunError, UsageError
@@ -25,7 +26,7 @@ from plimsoll_sidecar.detect.attribution.segments import HostSource
 
 
 def record(out: Path, service: str | None, run_dir: Path | None, duration_s: float | None) -> int:
-    """Records until ``duration_s``, SIGINT or SIGTERM; the count of samples."""
+    """Record until ``duration_s``, SIGINT or SIGTERM; return the number of samples."""
     if not out.name.endswith(trace.SUFFIXES):
         raise UsageError(f"{out}: the name must end in one of {', '.join(trace.SUFFIXES)}")
     if run_dir is None and service is None:
@@ -43,7 +44,7 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
 
 
 def replay(file: Path, mode: Mode) -> int:
-    """Prints what the supervisor makes of a trace; the exit status."""
+    """Print what the supervisor makes of a trace; return the exit status."""
     return replaying.main([str(file), f"--mode={mode.value}"])
 
 
@@ -68,7 +69,7 @@ def host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
 
 def _config(file: Path) -> SupervisorConfig:
     try:
-        return supervision.decode(file.read_bytes())
+        return supervisor_config.decode(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}: does the service run here?") from None
     except msgspec.MsgspecError as error:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState, Segment
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.local.status import Snapshot
 from plimsoll_cli.timeline import incident_lines
@@ -38,8 +38,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Screen:
-    """All that a frame shows. ``memory`` are the budgets of the manifest; ``grown`` is the growth
-    of each segment since this epoch's warm-up, empty before it."""
+    """All that a frame shows.
+
+    ``memory`` is the manifest's policy with its budgets; ``grown`` is the growth of each segment
+    since this epoch's warm-up in bytes, empty before it.
+    """
 
     service: str
     memory: MemoryPolicy
@@ -215,7 +218,7 @@ class Growth:
         self._first: dict[Segment, int] = {}
 
     def since(self, seen: Assessment) -> dict[Segment, int]:
-        """The growth of each segment; empty while ``seen`` is not warm."""
+        """Return the growth of each segment in bytes; empty while ``seen`` is not warm."""
         if not seen.warm:
             return {}
         if seen.epoch != self._epoch:

@@ -23,8 +23,10 @@ BACKDATED = datetime.timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Certificate:
-    """PEM texts, as a Secret of type ``kubernetes.io/tls`` has them. ``bundle`` is what a client
-    trusts."""
+    """A certificate as PEM texts, as a Secret of type ``kubernetes.io/tls`` has them.
+
+    ``bundle`` is what a client trusts.
+    """
 
     certificate: bytes
     key: bytes
@@ -61,7 +63,7 @@ def make(
     before: Certificate | None = None,
     valid: datetime.timedelta = VALID,
 ) -> Certificate:
-    """A new certificate for ``host``; the bundle also trusts ``before`` until that has expired."""
+    """Make a certificate for ``host``; the bundle also trusts ``before`` until that has expired."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "plimsoll-webhook")])
     made = (

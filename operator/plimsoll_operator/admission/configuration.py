@@ -52,7 +52,7 @@ class Address:
 def configuration(
     name: str, policies: Sequence[SupervisionPolicy], address: Address, bundle: bytes
 ) -> Object:
-    """The whole object, for server-side apply."""
+    """Build the whole MutatingWebhookConfiguration for server-side apply."""
     client = address.client_config(bundle)
     own, shared = policies[:MAX_WEBHOOKS], policies[MAX_WEBHOOKS:]
     webhooks = [
@@ -115,5 +115,5 @@ def _webhook(name: str, client: Object, namespaces: list[str], selector: Object)
 
 
 def _digest(namespace: str, name: str) -> str:
-    """A name for a webhook: those of policies may be too long together."""
+    """Return a name for a policy's webhook: namespace and name may be too long together."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

@@ -37,7 +37,7 @@ class Policies:
         return [one for _, held in sorted(self._by_namespace.items()) for one in held]
 
     def of(self, namespace: str, labels: Mapping[str, str]) -> SupervisionPolicy | None:
-        """The policy that supervises a pod: of those that select it, the oldest one."""
+        """Find the policy that supervises a pod: the oldest of those that select it."""
         found = selecting(self._by_namespace.get(namespace, ()), labels)
         return found[0] if found else None
 

@@ -35,7 +35,7 @@ class Reviewer:
         return self.answer(request)
 
     def answer(self, review: Any) -> Object:
-        """The answer to ``review``; the pod is unchanged where anything goes wrong."""
+        """Answer an AdmissionReview; if anything goes wrong, the pod is created unchanged."""
         request = review.get("request") if isinstance(review, dict) else None
         uid = request.get("uid", "") if isinstance(request, dict) else ""
         response: Object = {"uid": uid if isinstance(uid, str) else "", "allowed": True}
@@ -75,7 +75,7 @@ class Reviewer:
 
 
 def patch(before: Object, after: Object) -> list[Object]:
-    """The JSON patch between two versions of a pod, by whole fields of metadata and spec."""
+    """Make the JSON patch between two versions of a pod, by whole fields of metadata and spec."""
     operations: list[Object] = []
     for part in ("metadata", "spec"):
         old, new = before[part], after[part]

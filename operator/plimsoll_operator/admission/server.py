@@ -35,7 +35,7 @@ class Tally(Protocol):
         """``count`` reviews ended with ``result``."""
 
     def certificate(self, secret: str, expires_s: float) -> None:
-        """The certificate of ``secret`` is served until ``expires_s``, Unix seconds."""
+        """Note that the certificate of ``secret`` is served until ``expires_s``, Unix seconds."""
 
 
 class Admission:
@@ -69,8 +69,10 @@ class Admission:
         self._tasks: list[asyncio.Task[None]] = []
 
     def current(self) -> bool:
-        """Whether pods that are created now are injected by the present policies, as far as this
-        replica can tell."""
+        """Return whether the present policies inject pods that are created now.
+
+        The answer is what this replica can tell.
+        """
         return self._upkeep.current()
 
     def start(self, background: Background) -> None:

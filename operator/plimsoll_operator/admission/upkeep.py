@@ -1,8 +1,8 @@
-"""Keeps what admission needs current: policies and certificate in every replica, and the Secret and
-the MutatingWebhookConfiguration by the leader alone.
+"""Upkeep of what admission needs: policies, certificate and webhook configuration.
 
-It lists and reads instead of watching: a standby has no watches, a list of policies is short, and
-nothing that a watch could miss stays missed.
+Every replica reads policies and certificate; the leader alone writes the Secret and the
+MutatingWebhookConfiguration. It lists and reads instead of watching: a standby has no watches, a
+list of policies is short, and nothing that a watch could miss stays missed.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ class Upkeep:
         served: Callable[[float], None] = lambda _: None,
         now: Callable[[], datetime.datetime] = _now,
     ) -> None:
-        """``folder`` is for the certificate that is served. With ``provided``, somebody else, such
-        as cert-manager, writes the Secret. ``served`` is told when a certificate that is served
-        from now on expires, in Unix seconds."""
+        """Prepare the upkeep; ``folder`` is for the files of the certificate that is served.
+
+        With ``provided``, somebody else, such as cert-manager, writes the Secret. ``served`` is
+        called with the expiry, in Unix seconds, of each certificate that is served from then on.
+        """
         self._api, self._policies, self._address, self._name = api, policies, address, name
         self._namespaces, self._leading = namespaces, leading
         self._provided, self._served, self._now = provided, served, now
@@ -81,8 +83,11 @@ class Upkeep:
         return recent and self.serving.is_set() and self._written is not None
 
     async def run(self) -> None:
-        """Works for ever; ApiError, OSError or TimeoutError where the API server refuses or does
-        not answer: then all stays as it was."""
+        """Keep everything current until canceled.
+
+        Raises ApiError, OSError or TimeoutError if the API server refuses or does not answer: then
+        all stays as it was.
+        """
         while True:
             await self.turn()
             await asyncio.sleep(EVERY_S)
@@ -148,7 +153,7 @@ class Upkeep:
         self._written = wanted
 
     def _load(self, found: Certificate) -> None:
-        """New connections get the new certificate; those that are open go on."""
+        """Serve new connections with this certificate; open ones go on with theirs."""
         self.certfile.write_bytes(found.certificate)
         self.keyfile.touch(mode=0o600)
         self.keyfile.write_bytes(found.key)

@@ -36,7 +36,10 @@ class Findings:
 
 
 def examine(service: Object, pods: list[Object], incidents: list[Object], now: str) -> Findings:
-    """What there is to tell. ``pods`` are all pods of the service, those on their way out too."""
+    """Find incidents that only pods tell of, requests and orphans.
+
+    ``pods`` are all pods of the service, terminating ones too. ``now`` is RFC 3339.
+    """
     found = Findings()
     known = {one["metadata"]["name"]: one for one in incidents}
     for pod in pods:

@@ -20,8 +20,11 @@ from plimsoll_operator.kinds import Object
 
 @dataclass(frozen=True)
 class Course:
-    """What a roll-out does about a bad revision. ``revision`` is the one to run; ``requested``
-    says that a person asked for the last good one, not a leak."""
+    """What a rollout does about a bad revision.
+
+    ``revision`` is the one to run; ``requested`` says that a person asked for the last good one,
+    not a leak.
+    """
 
     revision: str
     paused: bool = False
@@ -62,10 +65,11 @@ def course(
     known: Collection[str],
     running: str = "",
 ) -> Course:
-    """What to run. ``known`` are the revisions whose template still exists, ``running`` is the one
-    that the Deployment has.
+    """Decide which revision to run.
 
-    A roll-back that was begun goes on until the spec changes: its evidence ages and goes.
+    ``known`` are the revisions whose template still exists, and ``running`` is the one that the
+    Deployment has. A rollback that was begun goes on until the spec changes: its evidence ages and
+    goes.
     """
     target = last_good(status.get("revisions") or {}, update, known, running)
     if service.spec.rollout.revision is RunRevision.LAST_GOOD:
@@ -87,16 +91,17 @@ def course(
 
 
 def last_good(revisions: Object, update: str, known: Collection[str], running: str = "") -> str:
-    """The revision to go back to from ``update``, empty where there is none.
+    """Return the revision to go back to from ``update``, empty if there is none.
 
-    The newest good one, unless another good one runs already: then somebody has gone back to it.
+    This is the newest good one, unless another good one runs already: then somebody has gone back
+    to it.
     """
     found = [one for one in good(revisions) if one != update and one in known]
     return running if running in found else next(iter(found), "")
 
 
 def _held(status: Object, update: str) -> Course:
-    """A roll-out that is under way stops; one that is done is only reported."""
+    """Stop a rollout that is under way; only report one that is done."""
     if (status.get("revisions") or {}).get("current") == update:
         return Course(update, action="Reported")
     return Course(update, paused=True, action="Held")

@@ -131,7 +131,7 @@ class _Shares:
         return self._used < self._limit and self.hold(key)
 
     def hold(self, key: SlotSet) -> bool:
-        """Counts a slot, unless it is beyond the share of its service or namespace."""
+        """Count a slot and return True, unless it exceeds the share of its service or namespace."""
         within = (
             self._services[key] < self._of_service
             and self._namespaces[key.namespace] < self._of_namespace
@@ -143,9 +143,11 @@ class _Shares:
 
 
 def _waits(incidents: list[Object], slots: list[Object]) -> dict[SlotSet, tuple[int, str]]:
-    """Those with an open incident: whether one of them asks for a slot, and since when the oldest
-    is there. What an incident says of its beginning, or of its workload, is its writer's claim:
-    whose slot the pod of a policy may take is on the slot."""
+    """Find the slot sets with an open incident: whether one asks for a slot, and the oldest's time.
+
+    What an incident says of its beginning, or of its workload, is its writer's claim: whose slot
+    the pod of a policy may take is on the slot.
+    """
     of_pods: dict[tuple[str, str], SlotSet] | None = None
     found: dict[SlotSet, tuple[int, str]] = {}
     for incident in incidents:

@@ -33,8 +33,11 @@ class Suspect:
 
 
 class ReplicaPod(NamedTuple):
-    """A pod as evidence. ``replica`` names what it is, or is a part of; ``in_set`` says whether a
-    ReplicaSet made it; ``created`` is RFC 3339, empty where no other pod ever has its name."""
+    """A pod as evidence.
+
+    ``replica`` names what it is, or is a part of; ``in_set`` says whether a ReplicaSet made it;
+    ``created`` is RFC 3339, empty if no other pod ever has its name.
+    """
 
     pod: str
     revision: str
@@ -44,7 +47,7 @@ class ReplicaPod(NamedTuple):
 
 
 def of_pods(pods: Iterable[Object]) -> list[ReplicaPod]:
-    """The replicas of an InferenceService."""
+    """Return the pods of an InferenceService as evidence."""
     return [ReplicaPod(name := pod["metadata"]["name"], revision_of(pod), name) for pod in pods]
 
 
@@ -75,7 +78,7 @@ def find(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Susp
 
 
 def revision_of(pod: Object) -> str:
-    """The revision that ``pod`` was made from, empty where it does not say."""
+    """Return the revision that ``pod`` was made from, empty if it does not say."""
     return str((pod["metadata"].get("labels") or {}).get(REVISION_LABEL, ""))
 
 

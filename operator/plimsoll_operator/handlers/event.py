@@ -54,7 +54,7 @@ class Recorder:
                 log.warning("%s: Event %s: %s", name, notice.reason, error or repr(error))
 
     def _event(self, service: Object, notice: Notice) -> Object | None:
-        """The Event, None where the same one was written just now."""
+        """Build the Event; None if the same one was written just now."""
         meta, now = service["metadata"], self._clock()
         message = clean(notice.message, MAX_MESSAGE)
         key = digest([meta["uid"], notice.type, notice.reason, message])

@@ -41,7 +41,7 @@ REPORT_AFTER = 3
 
 
 def now() -> str:
-    """The present as the API writes it."""
+    """Return the present time as the API writes it."""
     return rfc3339(time.time())
 
 
@@ -58,8 +58,11 @@ class Controller:
         later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = now,
     ) -> None:
-        """``served`` has the optional kinds that the cluster has now; ``later`` asks for another
-        reconcile of a service after some seconds."""
+        """Prepare a controller for the services in ``store``.
+
+        ``served`` has the optional kinds that the cluster has now; ``later`` asks for another
+        reconcile of a service after some seconds.
+        """
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
         self._served, self._recorder = served, Recorder(api, clock)
@@ -143,8 +146,10 @@ class Controller:
         failure: Failure | None,
         plan: Plan | None,
     ) -> float | None:
-        """Write the status where it changed; return the seconds after which it may change although
-        nothing happens."""
+        """Write the status if it changed.
+
+        Returns the seconds after which it may change although nothing happens; None for never.
+        """
         item = self._store.service(key) or item
         pods, now = self._pods(key), self._clock()
         events, again = await pod_events(self._api, key.namespace, pods, now)
@@ -169,7 +174,7 @@ class Controller:
         return again
 
     def _pods(self, key: Key) -> list[Object]:
-        """The service's pods that are not on their way out."""
+        """Return the service's pods that are not terminating."""
         return [
             item
             for item in self._store.of(key, {"Pod"})

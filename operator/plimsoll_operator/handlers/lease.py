@@ -46,8 +46,7 @@ MAX_TRANSITIONS = 2**31
 
 
 class _Seen(NamedTuple):
-    """What a Lease's spec is and whether it has a holder, each with the time since which it is
-    so."""
+    """A Lease's spec and whether it has a holder, each with the time since when it is so."""
 
     version: str
     at: float
@@ -132,7 +131,7 @@ class Breaker:
         return dead, overlong
 
     def _pass_turns(self, now: float) -> None:
-        """Ends the turns that nobody used, where others ask for theirs."""
+        """End the turns that nobody used, if others ask for theirs."""
         opened = {one["metadata"]["uid"] for one in self.last.open}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:
@@ -169,8 +168,11 @@ class Breaker:
         self._renewed.pop(lease["metadata"]["uid"], None)
 
     async def _write(self, lease: Object, who: str) -> Object | None:
-        """None once ``who`` has it or nobody can have it any more, else what is there in place of
-        the version that ``lease`` is. A Lease that the API server refuses is its own affair."""
+        """Give a Lease to ``who``; return None once that is done or cannot be done any more.
+
+        If another version took the place of ``lease``, returns that version. A Lease that the API
+        server refuses does not hold up the others.
+        """
         spec = dict(lease.get("spec") or {})
         at = rfc3339_micro(time.time())
         if spec.get("holderIdentity") != who:

@@ -1,5 +1,8 @@
-"""What is done and read for a service's pods besides keeping them: incidents that only pods tell
-of, replacements that supervisors ask for, and Events of pods that tell nothing themselves."""
+"""What the operator reads from a service's pods and does about them.
+
+It writes incidents that only pods tell of, evicts pods whose supervisors ask for it, and reads
+Events of pods that tell nothing themselves.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ async def attend(
     api: Api, store: Store, key: Key, item: Object, pods: list[Object], incidents: list[Object],
     now: str, kept: Collection[str] = (),
 ) -> float | None:  # fmt: skip
-    """Writes incidents and evicts pods; returns after how many seconds to look again.
+    """Write incidents and evict pods; return after how many seconds to look again.
 
-    ``pods`` are all pods of the service or policy, those on their way out too. ``kept`` names those
-    that nothing would create anew.
+    ``pods`` are all pods of the service or policy, terminating ones too. ``kept`` names those that
+    nothing would create anew.
     """
     found = examine(item, pods, incidents, now)
     for incident in found.new:
@@ -47,12 +50,11 @@ async def attend(
 async def pod_events(
     api: Api, namespace: str, pods: list[Object], now: str
 ) -> tuple[dict[str, list[Object]], float | None]:
-    """Events, by the pod's name, of some pods whose containers are not created, and when to look
-    again at any pod.
+    """Read the Events of some pods whose containers are not created, by the pod's name.
 
-    Nothing in such a pod tells of a volume that cannot be mounted, and nothing in it changes.
-    ApiError where the API server may answer another time: without Events the status would lose its
-    reason and get it back.
+    Also returns the seconds after which to look again at any pod. Nothing in such a pod tells of a
+    volume that cannot be mounted, and nothing in it changes. Raises ApiError if the API server may
+    answer another time: without Events the status would lose its reason and get it back.
     """
     again = [due] if (due := again_s(pods, now)) is not None else []
     found: dict[str, list[Object]] = {}

@@ -51,8 +51,11 @@ class _Look(NamedTuple):
 
 
 class RollingRestarts:
-    """Remembers what was asked, so that a workload at rest costs no request. What it forgets, the
-    workloads' annotations say."""
+    """Requests for rolling restarts of workloads whose pods wait for a supervisor.
+
+    It remembers what was asked, so that a workload at rest costs no request. What it forgets, the
+    workloads' annotations say.
+    """
 
     def __init__(
         self,
@@ -60,14 +63,17 @@ class RollingRestarts:
         webhook: Callable[[], bool] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``webhook`` says whether pods that are created now get a supervisor; None where there is
-        no webhook."""
+        """Prepare requests through ``api``.
+
+        ``webhook`` says whether pods that are created now get a supervisor; None if there is no
+        webhook.
+        """
         self._api, self._webhook, self._clock = api, webhook, clock
         self._seen: dict[Key, tuple[tuple[str, int], float]] = {}
         self._looks: dict[Key, dict[WorkloadRef, _Look]] = {}
 
     def forget(self, key: Key) -> None:
-        """The policy is gone."""
+        """Drop what is known of a policy that is gone."""
         self._seen.pop(key, None)
         self._looks.pop(key, None)
 
@@ -79,9 +85,10 @@ class RollingRestarts:
         suspects: Collection[WorkloadRef | None],
         now: str,
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
-        """What is to be said of workloads with waiting pods, and those that were asked just now.
+        """Ask workloads with waiting pods to restart, at most :data:`MAX_AT_ONCE` a turn.
 
-        ApiError where the API server may answer another time.
+        Returns what to say of each in the status, and those that were asked by this call. Raises
+        ApiError if the API server may answer another time.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
@@ -124,7 +131,7 @@ class RollingRestarts:
     async def _ask(
         self, kind: Kind, namespace: str, name: str, policy: SupervisionPolicy, now: str
     ) -> tuple[str, bool]:
-        """What is to be said of the workload, and whether it was asked by this call."""
+        """Ask one workload; return what to say of it, and whether this call asked it."""
         try:
             live = await self._api.get(kind, namespace, name)
             if live is None:

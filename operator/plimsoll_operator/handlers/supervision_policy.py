@@ -86,8 +86,11 @@ class PolicyController:
         clock: Callable[[], str] = now,
         webhook: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``later`` asks for another reconcile of a policy after some seconds. ``webhook`` says
-        whether pods that are created now get a supervisor."""
+        """Prepare a controller for the policies in ``store``.
+
+        ``later`` asks for another reconcile of a policy after some seconds. ``webhook`` says
+        whether pods that are created now get a supervisor.
+        """
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
         self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
@@ -144,7 +147,7 @@ class PolicyController:
             self._later(key, again)
 
     async def _pods(self, key: Key, policy: SupervisionPolicy) -> tuple[SelectedPod, ...]:
-        """The selected pods, from the last list if it is recent and was for the same policies."""
+        """List the selected pods; reuse the last list if it is recent and for the same policies."""
         items = [
             one for one in self._store.of_kind(POLICY.kind)
             if one["metadata"].get("namespace") == key.namespace
@@ -243,7 +246,7 @@ def _list_s(pods: int) -> float:
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:
-    """What :func:`attend` needs of the pods that are supervised or on their way out."""
+    """Return what :func:`attend` needs of the pods that are supervised or terminating."""
     leaving = {"deletionTimestamp": "now"}
     return [
         {

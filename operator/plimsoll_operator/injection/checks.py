@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.names import METRICS_PORT, PROBE_PORT
-from plimsoll_api.supervision import MemoryBudget
 from plimsoll_api.units import format_bytes, parse_bytes
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
@@ -32,10 +32,10 @@ OWN_CONTAINERS = frozenset({names.SUPERVISOR, PROBE})
 
 
 def supervisor_of(pod: Object) -> Object | None:
-    """The supervisor that an earlier injection added to the pod spec.
+    """Find the supervisor that an earlier injection added to the pod spec.
 
-    It is known by its name and by the volume that holds its configuration: a container of somebody
-    else's may have the name alone.
+    It is known by its name and by the volume that holds its configuration: another container may
+    have the name alone.
     """
     for one in pod.get("initContainers") or ():
         mounted = {mount.get("name") for mount in one.get("volumeMounts") or ()}
@@ -62,8 +62,10 @@ def check_shape(pod: Object, at: str, fields: Fields) -> None:
 
 
 def check_names(pod: Object, at: str) -> None:
-    """Containers and volumes that have the names of the supervisor's. Not for a pod that has one
-    of ours already."""
+    """Refuse containers and volumes that have the names of the supervisor's.
+
+    Not for a pod that has one of ours already. Raises InjectionError.
+    """
     for field in ("initContainers", "containers"):
         for one in pod.get(field) or ():
             if one.get("name") in OWN_CONTAINERS:
@@ -96,7 +98,11 @@ def check_ports(containers: list[Object], engine: EngineContainer, at: str) -> N
 
 
 def check_user(pod: Object, container: Object, engine: EngineContainer, options: Options) -> None:
-    """The supervisor needs the engine's user ID, and must not be root where the pod may not be."""
+    """Refuse an engine whose user is unknown, if the supervisor cannot run as it safely.
+
+    The supervisor needs the engine's user ID, and must not be root where the pod may not be. Raises
+    InjectionError.
+    """
     own, whole = container.get("securityContext") or {}, pod.get("securityContext") or {}
     non_root = own.get("runAsNonRoot", whole.get("runAsNonRoot"))
     if engine.uid is not None or options.run_as_user is not None:
@@ -110,7 +116,10 @@ def check_user(pod: Object, container: Object, engine: EngineContainer, options:
 
 
 def check_mounts(container: Object, engine: EngineContainer, fields: Fields) -> None:
-    """The API server refuses a container with two mounts at one path."""
+    """Refuse a mount at a path of the probe's: the API server takes one a path.
+
+    Raises InjectionError.
+    """
     for mount in container.get("volumeMounts") or ():
         if mount["mountPath"] in (CODE_DIR, SOCKET_DIR) and mount["name"] not in (PROBE, SOCKETS):
             raise InjectionError(
@@ -120,7 +129,10 @@ def check_mounts(container: Object, engine: EngineContainer, fields: Fields) -> 
 
 
 def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: Fields) -> None:
-    """A host budget above the engine's memory limit could never be spent."""
+    """Refuse a host budget above the engine's memory limit, which could never be spent.
+
+    Raises InjectionError.
+    """
     limit = memory_limit(engine)
     if budget is not None and limit is not None and budget.growth_bytes > limit:
         raise InjectionError(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from plimsoll_api.supervision import (
+from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     POD_ENGINE_ENV,
     EngineEndpoint,
@@ -40,7 +40,7 @@ class Injected:
 
 
 def config_map(name: str, namespace: object, engine: EngineContainer, options: Options) -> Object:
-    """The ConfigMap of the workload called ``name``; ``namespace`` is None where none is set."""
+    """Build the ConfigMap of the workload called ``name``; ``namespace`` is None if none is set."""
     config = _config(name, str(namespace or "default"), engine, options)
     return {
         "apiVersion": "v1",
@@ -56,8 +56,11 @@ def metadata(name: str, namespace: object) -> Object:
 
 
 def endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
-    """Where ``engine`` answers; ``name`` is its model's where its arguments do not say it. The
-    worker of a multi-node engine does not serve."""
+    """Describe where ``engine`` answers.
+
+    ``name`` is its model's if its arguments do not say it. The worker of a multi-node engine does
+    not serve.
+    """
     url = f"{engine.scheme}://127.0.0.1:{engine.port}"
     return EngineEndpoint(
         type=engine.type,
@@ -70,7 +73,7 @@ def endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> En
 
 
 def pod_engine(found: PodEngine) -> Object:
-    """The variable that tells a supervisor of the engine of its own pod."""
+    """Return the variable that tells a supervisor about the engine of its own pod."""
     text = msgspec.json.encode(found, order="sorted").decode()
     # Kubernetes expands $(NAME) in values; $$ stands for a dollar.
     return {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}

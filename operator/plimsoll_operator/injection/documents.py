@@ -61,14 +61,14 @@ def inject(document: Object, options: Options) -> Injected:
 
 
 def _copy(value: Any) -> Any:
-    """A copy without shared parts: what YAML aliases in one pod must not change in another."""
+    """Copy without shared parts: what YAML aliases in one pod must not change in another."""
     if isinstance(value, dict):
         return {key: _copy(held) for key, held in value.items()}
     return [_copy(held) for held in value] if isinstance(value, list) else value
 
 
 def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
-    """The engine in ``pod``, or why the pod is left alone. InjectionError where it cannot be."""
+    """Find the engine in ``pod``, or why the pod is left alone. Raises InjectionError."""
     if pod.worker:
         return WORKERS
     if (why := unselected({**pod.inherited, **pod.labels}, options)) is not None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll_api import engine_flags
-from plimsoll_api.supervision import EngineType
+from plimsoll_api import engines
+from plimsoll_api.engines import EngineType
 from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
@@ -150,7 +150,10 @@ def command_words(container: Object) -> list[str]:
 
 
 def _server(words: Sequence[str]) -> Sequence[str]:
-    """The words of the server's own command: a script may start others, such as Ray, before."""
+    """Return the words of the server's own command.
+
+    A script may start others before it, such as Ray.
+    """
     begin = next((at for at, word in enumerate(words) if SERVER.search(word)), 0)
     end = next((at for at in range(begin, len(words)) if words[at] in SEPARATORS), len(words))
     return words[begin:end]
@@ -173,8 +176,11 @@ def _type(container: Object, words: Sequence[str]) -> EngineType:
 
 
 def _programs(words: Sequence[str]) -> Iterator[str]:
-    """Of a command line what may be programs, and what options call the engine. A model, a path or
-    a namespace may be called anything, so other options and their values are left out."""
+    """Yield those words of a command line that may be programs, and engines that options name.
+
+    A model, a path or a namespace may have any name, so other options and their values are left
+    out.
+    """
     value = False
     for at, word in enumerate(words):
         if named := NAMED.fullmatch(" ".join(words[at : at + 2]) if "=" not in word else word):
@@ -189,7 +195,7 @@ def _programs(words: Sequence[str]) -> Iterator[str]:
 def _scheme(container: Object, words: Sequence[str], kind: EngineType) -> str:
     """Return the scheme by the flags of a known engine, or by the probes of another one."""
     if kind is not EngineType.CUSTOM:
-        return engine_flags.scheme(kind, words)
+        return engines.scheme(kind, words)
     for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
         request = (container.get(probe) or {}).get("httpGet") or {}
         if "scheme" in request:

@@ -4,5 +4,7 @@ from __future__ import annotations
 
 
 class InjectionError(Exception):
-    """A workload that cannot be supervised safely. The message names its field and says what to
-    do."""
+    """A workload that cannot be supervised safely.
+
+    The message names its field and says what to do.
+    """

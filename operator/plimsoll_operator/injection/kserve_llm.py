@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import SERVICE_LABEL
-from plimsoll_api.supervision import EngineType, PodEngine
+from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
@@ -69,8 +70,10 @@ def is_service(document: Object) -> bool:
 
 
 def inject(document: Object, changed: Object, options: Options) -> Injected:
-    """Return ``changed``, a copy of ``document``, with a reference to the configuration that has
-    the supervisor; ``document`` itself where nothing can be supervised."""
+    """Let ``changed``, a copy of ``document``, refer to a configuration that adds the supervisor.
+
+    Returns ``document`` itself if nothing in it can be supervised. Raises InjectionError.
+    """
     meta = changed.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
     where = f"{KIND} {name}"
@@ -120,7 +123,7 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
 
 
 def _workloads(spec: Object, where: str) -> list[_Workload]:
-    """The service's own pods; with ``prefill``, those decode, and there are others."""
+    """Return the parts of the service with pods of their own: with ``prefill``, two."""
     at = f"{where}: spec"
     if spec.get("prefill") is None:
         return [_Workload(spec, at, PORT)]
@@ -131,7 +134,7 @@ def _workloads(spec: Object, where: str) -> list[_Workload]:
 def _supervised(
     workload: _Workload, name: str, model: str, options: Options
 ) -> tuple[EngineContainer, Object] | str:
-    """The engine, and what the configuration says of the workload; or why it is left alone."""
+    """Find the engine, and what the configuration says of the workload; or why it is left alone."""
     labels = _object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
     generated = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": PART_OF}
     if (why := unselected({**generated, **labels}, options)) is not None:
@@ -164,7 +167,10 @@ def _supervised(
 
 
 def _pod(workload: _Workload) -> Object:
-    """The pod as far as it is known: what the service says, with the preset's user and port."""
+    """Compose the pod as far as it is known.
+
+    It is what the service says, with the preset's user and port.
+    """
     template = workload.spec.get("template")
     found: Object = template if isinstance(template, dict) else {}
     listed = list(found.get("containers") or [])
@@ -178,7 +184,7 @@ def _pod(workload: _Workload) -> Object:
 
 
 def _preset(container: Object, port: int) -> Object:
-    """The engine's container over what every preset says of it."""
+    """Put the engine's container over what every preset says of it."""
     security = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     return {
         **container,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import METRICS_PORT, PROBE_PORT
-from plimsoll_api.supervision import Action, EngineType
+from plimsoll_api.supervision import Action
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.options import Options
 
@@ -13,7 +14,7 @@ Object = dict[str, Any]
 
 
 def notes(where: str, pod: Object, engine: EngineContainer, options: Options) -> list[str]:
-    """The sentences, each of which begins with ``where``, the pod's place."""
+    """Say what to know about an injection; each sentence begins with the pod's place."""
     known = engine.type is not EngineType.CUSTOM
     found = [f"{engine.type.value} in container {engine.container}, port {engine.port}"]
     found += _of_user(engine, options, known)
@@ -57,7 +58,7 @@ def _of_user(engine: EngineContainer, options: Options, known: bool) -> list[str
 
 
 def _of_mode(options: Options) -> list[str]:
-    """What ``Recover`` lacks without the operator."""
+    """Say what ``Recover`` lacks without the operator."""
     if not options.acts:
         return []
     found = [

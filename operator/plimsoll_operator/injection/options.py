@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.label_selector import LabelSelector
-from plimsoll_api.supervision import EngineType, MemoryBudget, MemoryPolicy, Mode, Supervision
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
 
 WITHOUT_POLICY = MemoryPolicy(host=MemoryBudget(growth_bytes=2 << 30), warmup_s=300.0)
@@ -68,7 +70,7 @@ class Options:
 def of_policy(
     policy: SupervisionPolicy, image: str, fields: Fields, namespace: str | None = None
 ) -> Options:
-    """The options that ``policy`` stands for; ``image`` is the supervisor's."""
+    """Translate ``policy`` into options; ``image`` is the supervisor's."""
     spec = policy.spec
     return Options(
         image=image,

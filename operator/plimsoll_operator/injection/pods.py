@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll_api.names import SERVICE_KIND
-from plimsoll_api.supervision import CONTAINER_ENV
+from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_api.workloads import LWS_API, LWS_KIND, LWS_NAME, RAY_API
 from plimsoll_operator.injection.errors import InjectionError
 
@@ -109,14 +109,16 @@ def containers_of(pod: Object) -> list[Object]:
 
 
 def engines_of(pod: Object) -> list[Object]:
-    """The objects that become containers of the pod, to be changed in place: those listed, and the
-    model that KServe makes one of."""
+    """Return the objects that become containers of the pod, to be changed in place.
+
+    These are the listed ones, and the model that KServe makes one of.
+    """
     model = pod.get("model")
     return [*(pod.get("containers") or []), *([model] if isinstance(model, dict) else [])]
 
 
 def engine_of(pod: Object, container: str) -> Object | None:
-    """The container itself, or the model that KServe makes it of."""
+    """Find the container itself, or the model that KServe makes it of."""
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
     made = model if isinstance(model, dict) else None
@@ -189,7 +191,7 @@ def _template(
 
 
 def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
-    """The object at ``path``, made where nothing stands."""
+    """Return the object at ``path``, made if it is absent."""
     found = document
     for at, key in enumerate(path):
         if found.get(key) is None:

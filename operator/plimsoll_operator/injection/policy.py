@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll_api.names import POLICY_LABEL, REFUSED, object_name
-from plimsoll_api.supervision import POD_ENGINE_ENV, GroupMember, PodEngine
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.supervisor_config import POD_ENGINE_ENV, GroupMember, PodEngine
 from plimsoll_api.workloads import (
     LWS_GROUP,
     LWS_NAME,
@@ -107,8 +107,11 @@ def _check(pod: Object) -> None:
 
 
 def _check_group(metadata: Object) -> None:
-    """A pod does not say its LeaderWorkerSet's restart policy, whose default restarts the group.
-    A Ray worker without a RayCluster has no head whose supervisor could speak for it."""
+    """Refuse pods of groups that a supervisor would harm, or in which nobody speaks for it.
+
+    A pod does not say its LeaderWorkerSet's restart policy, whose default restarts the group. A Ray
+    worker without a RayCluster has no head whose supervisor could speak for it.
+    """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(RAY_NODE) == RAY_WORKER and not membership(metadata).ray_cluster:
         raise InjectionError(WORKERS)
@@ -126,8 +129,7 @@ def _in_group(labels: Object) -> bool:
 
 
 def _group(pod: Object, policy: str) -> GroupMember | None:
-    """The place of the pod in a RayCluster or a group of a LeaderWorkerSet; None where it is in
-    none."""
+    """Return the pod's place in a RayCluster or a LeaderWorkerSet; None if it is in none."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     cluster, node = membership(meta).ray_cluster, labels.get(RAY_NODE)
@@ -180,7 +182,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
 
 
 def _engine(pod: Object, group: GroupMember | None, options: Options) -> EngineContainer | None:
-    """The pod's engine. A Ray worker runs no server that would show what it is."""
+    """Find the pod's engine. A Ray worker runs no server that would show what it is."""
     named, unrecognized = options.engine.container, options.engine_type is not None
     if group is not None and group.worker and membership(pod["metadata"]).ray_cluster:
         named = worker_container(pod["spec"], AT, named, FIELDS.container)

@@ -12,12 +12,12 @@ Object = dict[str, Any]
 
 
 def worker_container(pod: Object, at: str, named: str | None, field: str) -> str:
-    """Name of that container: the one that is ``named`` if the worker has it, its only one, or the
-    only one that runs ``ray start``.
+    """Name the container of a Ray worker that runs the engine.
 
-    A RayCluster may call the head's container by another name than those of its workers, so a name
-    that the worker lacks is no error. InjectionError, which begins with ``at``, if nothing fits;
-    ``field`` is what a person names a container by.
+    This is the one that is ``named`` if the worker has it, its only one, or the only one that runs
+    ``ray start``. A RayCluster may give the head's container another name than those of its
+    workers, so a name that the worker lacks is no error. Raises InjectionError, which begins with
+    ``at``, if nothing fits; ``field`` is what a person names a container by.
     """
     containers: list[Object] = pod.get("containers") or []
     if any(one.get("name") == named for one in containers):

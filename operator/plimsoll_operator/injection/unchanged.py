@@ -9,7 +9,7 @@ from plimsoll_operator.injection.options import Options
 
 
 def left_alone(why: str) -> str:
-    """The note of a pod that stays as it is."""
+    """Write the note about a pod that stays as it is."""
     return f"left unchanged: {why}"
 
 

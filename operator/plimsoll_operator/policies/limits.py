@@ -47,11 +47,14 @@ def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]
 
 
 def name_of(ref: WorkloadRef | None) -> str:
-    """The workload in a message. Whoever creates a pod may write any text as its owner's name."""
+    """Name the workload in a message, cut and cleaned.
+
+    Whoever creates a pod may write any text as its owner's name.
+    """
     return clean(str(ref), MAX_SHOWN) if ref else "pods without an owner"
 
 
 def named(names: Sequence[str]) -> str:
-    """Some of the names, and how many more there are."""
+    """List some of the names, and how many more there are."""
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

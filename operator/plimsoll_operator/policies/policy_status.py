@@ -41,11 +41,11 @@ def status(
     now: str,
     said: Mapping[WorkloadRef | None, str] | None = None,
 ) -> Object:
-    """The status that ``item`` should have.
+    """Compute the status that ``item`` should have.
 
-    ``pods`` is None where the spec is invalid: what the last status says of pods stays.
-    ``figures`` is None until the supervisors were asked for the first time. ``now`` is RFC 3339.
-    ``said`` is what waiting pods of a workload wait for, where they are to be recreated.
+    ``pods`` is None if the spec is invalid: what the last status says of pods stays. ``figures`` is
+    None until the supervisors were asked for the first time. ``now`` is RFC 3339. ``said`` is what
+    waiting pods of a workload wait for, if they are to be recreated.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -91,8 +91,11 @@ def _counts(pods: Sequence[SelectedPod]) -> Object:
 
 
 def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
-    """Incidents that go on, by pod. One counts only for a pod that the policy supervises: whoever
-    has the account of such a pod may write one in the policy's name."""
+    """Count the open incidents by pod.
+
+    One counts only for a pod that the policy supervises: whoever has the account of such a pod may
+    write one in the policy's name.
+    """
     supervised = {one.name for one in pods if one.state is State.SUPERVISED}
     return Counter(
         pod
@@ -103,7 +106,7 @@ def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[s
 
 
 def of_workloads(status: Object) -> dict[str, Object]:
-    """What a status says of each workload, by KIND/NAME."""
+    """Return what a status says of each workload, by KIND/NAME."""
     shown = status.get("workloads") or ()
     return {f"{one.get('kind')}/{one.get('name', '')}": one for one in shown}
 
@@ -160,7 +163,10 @@ def _named(ref: WorkloadRef | None) -> Object:
 def _consumed(
     workload: Workload, figures: Mapping[str, Figures] | None, before: Object
 ) -> int | None:
-    """The largest share of a budget in one of the workload's pods; None is unknown."""
+    """Return the largest spent share of a budget in the workload's pods, in percent.
+
+    None is unknown.
+    """
     if figures is None:
         return before.get("consumedPercent")
     found = [figures[one.name] for one in workload.pods if one.name in figures]

@@ -1,11 +1,14 @@
-"""The objects of a policy: the supervisors' configuration and rights, restart slots, and a Service
-for each RayCluster."""
+"""The objects of a policy: configuration and rights of supervisors, slots, Services.
+
+Each RayCluster gets a Service.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import (
     API_GROUP,
     INCIDENT_PLURAL,
@@ -18,15 +21,14 @@ from plimsoll_api.names import (
     SLOT_WORKLOAD,
     object_name,
 )
-from plimsoll_api.supervision import (
+from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
+from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     EngineEndpoint,
-    EngineType,
     ServiceRef,
     SupervisorConfig,
     encode,
 )
-from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
 from plimsoll_api.workloads import RAY_CLUSTER, service_of_ray, slots_of
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.policies.workloads import Workload
@@ -42,15 +44,15 @@ DEFAULT_PORT = 8000
 
 
 def key_of(policy: SupervisionPolicy) -> Key:
-    """The policy's key."""
+    """Return the policy's key."""
     return Key(policy.metadata.namespace, policy.metadata.name, POLICY_KIND)
 
 
 def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
-    """What all of the policy's pods have in common.
+    """Write down what all of the policy's pods have in common.
 
     Each supervisor replaces ``engine`` with what was found in its pod
-    (:class:`plimsoll_api.supervision.PodEngine`).
+    (:class:`plimsoll_api.supervisor_config.PodEngine`).
     """
     meta, spec = policy.metadata, policy.spec
     url = f"http://127.0.0.1:{spec.engine.port or DEFAULT_PORT}"
@@ -104,8 +106,11 @@ def render(
 
 
 def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
-    """The slots of one workload. The admission policy for slots selects Leases by their label, and
-    lets only the pods take one that its annotation names."""
+    """Build the slots of one workload.
+
+    The admission policy for slots selects Leases by their label, and lets only the pods take one
+    that its annotation names.
+    """
     name = policy.metadata.name
     annotations = {SLOT_REPLICAS: workload.replicas()}
     if workload.ref is not None:
@@ -125,8 +130,11 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
 
 
 def _service(policy: SupervisionPolicy, cluster: str) -> Object:
-    """Lists the supervised pods of a RayCluster, ready or not: the head's supervisor finds the
-    addresses of its workers there. KubeRay makes a Service for the head only."""
+    """Build a Service that lists the supervised pods of a RayCluster, ready or not.
+
+    The head's supervisor finds the addresses of its workers there. KubeRay makes a Service for the
+    head only.
+    """
     name = policy.metadata.name
     return {
         "apiVersion": "v1",
@@ -142,7 +150,10 @@ def _service(policy: SupervisionPolicy, cluster: str) -> Object:
 
 
 def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
-    """What the supervisors use. The admission policies hold each to what its own pod has."""
+    """Build the Role with what the supervisors use.
+
+    The admission policies hold each supervisor to what its own pod has.
+    """
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "Role",
@@ -160,7 +171,7 @@ def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
 
 
 def role_binding(policy: SupervisionPolicy, accounts: Collection[str]) -> Object:
-    """The role, for the accounts of the pods that have a supervisor."""
+    """Bind the role to the accounts of the pods that have a supervisor."""
     name, namespace = object_name(policy.metadata.name), policy.metadata.namespace
     return {
         "apiVersion": f"{RBAC}/v1",

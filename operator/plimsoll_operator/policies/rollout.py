@@ -34,12 +34,12 @@ KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
 
 
 def waiting(workloads: Sequence[Workload]) -> list[Workload]:
-    """The workloads with pods that would get a supervisor if they were created anew."""
+    """Return the workloads with pods that would get a supervisor if they were created anew."""
     return [one for one in workloads if one.count(State.WAITING)]
 
 
 def kind_of(workload: Workload) -> Kind | None:
-    """The kind that can be asked for a rolling restart; None where somebody must restart it.
+    """Return the kind that can be asked for a rolling restart; None if somebody must restart it.
 
     The name becomes part of a URL, and whoever creates a pod may write any text as its owner's.
     """
@@ -49,7 +49,7 @@ def kind_of(workload: Workload) -> Kind | None:
 
 
 def by_hand(ref: WorkloadRef | None) -> str:
-    """What is said of a workload that has no rolling restart."""
+    """Say that a workload has no rolling restart, and what to do."""
     if ref is None:
         return "no workload owns these pods: recreate them yourself"
     return f"a {ref.kind} has no rolling restart that the operator can ask for: restart it yourself"
@@ -80,8 +80,10 @@ def obstacle(live: Object, policy: SupervisionPolicy) -> str:
 
 
 def request(live: Object, policy: SupervisionPolicy, now: str) -> Object:
-    """What is applied to the workload, under a field manager of its own. The UID makes the API
-    server refuse another object of the same name."""
+    """Build what the operator applies to the workload, under a field manager of its own.
+
+    The UID makes the API server refuse another object of the same name.
+    """
     meta = live["metadata"]
     return {
         "apiVersion": live["apiVersion"],

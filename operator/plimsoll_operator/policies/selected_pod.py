@@ -34,10 +34,13 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SelectedPod:
-    """What is kept of a pod. ``others`` names the other policies that select it, oldest first;
-    ``mine`` says whether this policy is older than they are. ``holds`` says whether the policy's
-    supervisor in it may hold a restart slot: also while it ends. ``created`` is RFC 3339: a
-    StatefulSet gives the next pod the same name."""
+    """What the operator keeps of a pod that a policy selects.
+
+    ``others`` names the other policies that select it, oldest first; ``mine`` says whether this
+    policy is older than they are. ``holds`` says whether the policy's supervisor in it may hold a
+    restart slot: also while it ends. ``created`` is RFC 3339: a StatefulSet gives the next pod the
+    same name.
+    """
 
     name: str
     account: str
@@ -53,8 +56,10 @@ class SelectedPod:
 def examine(
     pod: Object, policy: SupervisionPolicy, selecting: Sequence[str], images: Images
 ) -> SelectedPod:
-    """Where ``pod`` stands with ``policy``. ``selecting`` names all policies that select it, in the
-    order in which they may have it."""
+    """Find out where ``pod`` stands with ``policy``.
+
+    ``selecting`` names all policies that select it, in the order in which they may have it.
+    """
     meta, spec = pod["metadata"], pod.get("spec") or {}
     name = policy.metadata.name
     others = tuple(other for other in selecting if other != name)

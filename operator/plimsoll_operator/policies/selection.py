@@ -10,7 +10,7 @@ from plimsoll_operator.plan import InvalidSpec, read
 
 
 def in_order(items: Iterable[Object]) -> list[SupervisionPolicy]:
-    """The policies of one namespace, oldest first; of two of the same second, by name.
+    """Read the policies of one namespace, oldest first; of two of the same second, by name.
 
     A policy that is invalid or is being deleted selects nothing.
     """

@@ -24,8 +24,11 @@ of restarts need up to 128 KiB of them."""
 
 @dataclass(frozen=True)
 class Workload:
-    """What owns some of a policy's pods. ``ref`` is None for pods that nothing controls, and
-    ``api_group`` is empty where its pods name several."""
+    """What owns some of a policy's pods.
+
+    ``ref`` is None for pods that nothing controls, and ``api_group`` is empty if its pods name
+    several.
+    """
 
     ref: WorkloadRef | None
     api_group: str
@@ -56,8 +59,10 @@ class Workload:
         return slots_of(policy, self.ref, count)
 
     def replicas(self) -> str:
-        """The pods that may take its slots, by replica, as a slot's annotation has them; cut off
-        where they are too many."""
+        """Write which pods may take its slots, by replica, for a slot's annotation.
+
+        The text is cut off after :data:`MAX_REPLICAS_BYTES`, between replicas.
+        """
         found: dict[str, list[str]] = defaultdict(list)
         for one in sorted(self.pods, key=lambda one: one.name):
             if one.holds:
@@ -74,7 +79,7 @@ class Workload:
 
 
 def grouped(pods: Iterable[SelectedPod]) -> list[Workload]:
-    """The workloads of ``pods``, ordered."""
+    """Group ``pods`` by their workload, in order."""
     found: dict[WorkloadRef | None, list[SelectedPod]] = defaultdict(list)
     for one in pods:
         found[one.member.workload].append(one)
@@ -88,8 +93,11 @@ def grouped(pods: Iterable[SelectedPod]) -> list[Workload]:
 def with_slots(
     policy: str, workloads: Sequence[Workload], leases: Collection[str]
 ) -> list[Workload]:
-    """Those of ``workloads`` that have slots: at most :data:`MAX_WORKLOADS`. One that has them
-    already, by the names in ``leases``, keeps them; supervised ones come before those that wait."""
+    """Return those of ``workloads`` that have slots: at most :data:`MAX_WORKLOADS`.
+
+    One that has them already, by the names in ``leases``, keeps them; supervised ones come before
+    those that wait.
+    """
     wanted = [one for one in workloads if one.needs_slots]
 
     def rank(one: Workload) -> tuple[bool, bool]:
@@ -101,11 +109,10 @@ def with_slots(
 
 
 def counting_slots(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
-    """Names of slots that nobody needs now and whose restarts still count: a workload that is
-    scaled to zero, or is created anew, does not get its restart budget back.
+    """Name the slots that nobody needs now and whose restarts still count.
 
-    The time in a Lease is its last holder's claim. At most :data:`MAX_WORKLOADS` are kept, the
-    newest.
+    A workload that is scaled to zero, or is created anew, does not get its restart budget back. The
+    time in a Lease is its last holder's claim. At most :data:`MAX_WORKLOADS` are kept, the newest.
     """
     found = []
     for one in leases:

@@ -24,7 +24,7 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """The engine alone sees it."""
+    """Return the mount of the keys, which only the engine's container gets."""
     if service.spec.engine.api_key_secret_ref is None:
         return []
     return [{"name": VOLUME, "mountPath": KEYS_DIR, "readOnly": True}]

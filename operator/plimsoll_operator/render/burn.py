@@ -1,11 +1,13 @@
-"""Alerts on leak budgets that burn too fast: the one source of the rules for a whole cluster
-(``dashboards/``) and of those that one service asks for.
+"""Alerts on leak budgets that burn too fast.
+
+This is the one source of the rules for a whole cluster (``dashboards/``) and of those that one
+service asks for.
 
 Burn rate = increase(growth over a range) / budget x window / range: at 1 the budget is spent
-exactly within its window. The multi-window form is the Site Reliability Workbook's (chapter 5):
-a long range that matters and a short one that says it still goes on. Its 14.4 and 6 assume a
-window of 30 days; here a factor is what spends ``share`` of the budget within ``window / part``,
-so factor = share x part, and the ranges follow from the window. PromQL needs literal ranges.
+exactly within its window. The multi-window form is the Site Reliability Workbook's (chapter 5): a
+long range that matters and a short one that says it still goes on. Its 14.4 and 6 assume a window
+of 30 days; here a factor is what spends ``share`` of the budget within ``window / part``, so factor
+= share x part, and the ranges follow from the window. PromQL needs literal ranges.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
 
 
 def burn(rule: Burn, window_s: int, matchers: str = "", window: str = "") -> dict[str, Any]:
-    """The rule with ranges for a window of ``window_s``.
+    """Write the rule with ranges for a window of ``window_s`` seconds.
 
     Its ``window`` label is the class of the window, so that a service's own rule and the cluster's
     give one alert: Alertmanager takes equal labels for the same.

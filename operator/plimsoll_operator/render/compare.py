@@ -13,7 +13,7 @@ _QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
 
 
 def needs_apply(desired: dict[str, Any], live: dict[str, Any] | None) -> bool:
-    """True where ``live`` is absent, lacks something of ``desired``, or was applied with more."""
+    """Return True if ``live`` is absent, lacks part of ``desired``, or was applied with more."""
     if live is None:
         return True
     return not (_applied_hash(desired) == _applied_hash(live) and contains(live, desired))
@@ -22,7 +22,7 @@ def needs_apply(desired: dict[str, Any], live: dict[str, Any] | None) -> bool:
 def with_replicas(
     desired: dict[str, Any], live: dict[str, Any] | None, first: int
 ) -> dict[str, Any]:
-    """A Deployment under an autoscaler as it is applied: with the replicas that it has.
+    """Prepare a Deployment under an autoscaler for apply: with the replicas that it has.
 
     Server-side apply takes a field away that its owner leaves out, and the default would be one
     replica. The resource version makes the server refuse (409) when the autoscaler was quicker.

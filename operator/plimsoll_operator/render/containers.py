@@ -23,8 +23,10 @@ class Images:
 
 
 def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
-    """An HTTP or HTTPS probe, whose certificate the kubelet does not verify; thresholds are the
-    caller's."""
+    """Build an HTTP or HTTPS probe; the caller adds thresholds.
+
+    The kubelet does not verify the certificate.
+    """
     return {
         "httpGet": {"path": path, "port": port, "scheme": scheme},
         "periodSeconds": PROBE_PERIOD_S,
@@ -33,7 +35,7 @@ def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
 
 
 def restricted() -> dict[str, Any]:
-    """The security context that the restricted pod security standard asks for, and more."""
+    """Return the security context that the restricted pod security standard asks for, and more."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},

@@ -23,7 +23,7 @@ PULL_S = 300
 
 
 def digest(value: Any) -> str:
-    """A short hash of a JSON value, the same in every process."""
+    """Hash a JSON value, the same in every process; return 10 hex digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -44,13 +44,13 @@ def pod_hash(service: InferenceService) -> str:
 
 
 def _probe(service: InferenceService) -> dict[str, Any]:
-    """What the hash says about the probe: nothing without one, as before there was one."""
+    """Return what the hash says about the probe: nothing without one, as before there was one."""
     probe = service.spec.probe
     return {"probe": {"image": probe.image}} if probe.enabled else {}
 
 
 def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
-    """The ControllerRevision that holds ``template``."""
+    """Build the ControllerRevision that holds ``template``."""
     name = names.revision(service.metadata.name, pod_hash(service))
     return {
         "apiVersion": "apps/v1",
@@ -64,7 +64,7 @@ def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, A
 def deployment(
     service: InferenceService, template: dict[str, Any], of: str, paused: bool = False
 ) -> dict[str, Any]:
-    """The Deployment with the template ``of`` a revision; ``paused`` holds a roll-out."""
+    """Build the Deployment with the template ``of`` a revision; ``paused`` holds a rollout."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -118,6 +118,9 @@ _NONE = ("0", "0%")
 
 
 def _devices(container: dict[str, Any]) -> bool:
-    """Extended resources (``nvidia.com/gpu``) have a domain; cpu and memory have none."""
+    """Return whether the container asks for devices.
+
+    Extended resources (``nvidia.com/gpu``) have a domain; cpu and memory have none.
+    """
     limits = (container.get("resources") or {}).get("limits") or {}
     return any("/" in resource for resource in limits)

@@ -10,7 +10,7 @@ from plimsoll_operator.render.paths import KEYS_DIR, KEYS_FILE, Places, in_pod
 
 
 def engine_args(service: InferenceService, places: Places | None = None) -> list[str]:
-    """What follows ``python -m plimsoll_engine``."""
+    """Return the arguments after ``python -m plimsoll_engine``."""
     at = places or in_pod(service)
     engine = service.spec.engine
     return [
@@ -28,7 +28,7 @@ def engine_args(service: InferenceService, places: Places | None = None) -> list
 
 
 def drain_args(service: InferenceService, places: Places | None = None) -> list[str]:
-    """What follows ``python -m plimsoll_engine`` before a pod ends."""
+    """Return the arguments after ``python -m plimsoll_engine`` that drain it before a pod ends."""
     at = places or in_pod(service)
     deadline = service.spec.supervision.drain.deadline_s
     return [
@@ -40,7 +40,7 @@ def drain_args(service: InferenceService, places: Places | None = None) -> list[
 
 
 def engine_env(service: InferenceService) -> list[dict[str, Any]]:
-    """The manifest's variables as a container takes them, in its order."""
+    """Return the manifest's variables as a container takes them, in the manifest's order."""
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
         for variable in service.spec.engine.env
@@ -48,8 +48,10 @@ def engine_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def plain_env(service: InferenceService) -> dict[str, str]:
-    """The manifest's variables as a process takes them; ValueError where one, or the engine's API
-    keys, are a reference."""
+    """Return the manifest's variables as a process takes them.
+
+    Raises ValueError if one of them, or the engine's API keys, refers to another object.
+    """
     if service.spec.engine.api_key_secret_ref is not None:
         raise ValueError(
             "spec.engine.apiKeySecretRef needs a cluster; to run without one, leave it out and "

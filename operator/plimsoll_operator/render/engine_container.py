@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from plimsoll_api import engine_flags
+from plimsoll_api import engines
+from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.supervision import CONTAINER_ENV, EngineType
+from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_api.units import parse_duration
 from plimsoll_operator.render import api_keys, model, names, paths
 from plimsoll_operator.render.containers import (
@@ -28,12 +29,12 @@ ENDPOINTS_S = 5
 
 
 def engine_container(service: InferenceService, images: Images) -> dict[str, Any]:
-    """The container that is named ``engine``."""
+    """Build the container that is named ``engine``."""
     engine = service.spec.engine
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
     budget_s = parse_duration(engine.startup_timeout) + STARTUP_MARGIN_S
-    scheme = engine_flags.scheme(engine.type, engine.args).upper()
+    scheme = engines.scheme(engine.type, engine.args).upper()
     return {
         "name": names.ENGINE,
         "image": engine.image or images.engine,
@@ -94,7 +95,7 @@ def _start(service: InferenceService) -> dict[str, Any]:
 
 
 def _coordinates(service: InferenceService) -> list[dict[str, Any]]:
-    """What a custom engine has to know; the others are told by arguments."""
+    """Return what a custom engine has to know; the others are told by arguments."""
     if service.spec.engine.type is not EngineType.CUSTOM:
         return []
     at = paths.in_pod(service)

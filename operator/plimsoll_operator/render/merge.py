@@ -27,7 +27,7 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
 
 
 def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
-    """What ``item`` merges by, None where it lacks it."""
+    """Return what ``item`` merges by, None if it lacks it."""
     if not isinstance(item, dict):
         return None
     found = tuple(item.get(key) for key in keys)
@@ -35,7 +35,7 @@ def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """``base`` with ``patch`` over it; neither is changed."""
+    """Merge ``patch`` over ``base``; neither is changed."""
     if isinstance(patch, dict):
         merged = dict(base) if isinstance(base, dict) else {}
         for key, value in patch.items():
@@ -65,7 +65,7 @@ def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> lis
 
 
 def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """The pod template with ``patch`` over it.
+    """Merge ``patch`` over the pod template.
 
     The supervisor runs as an init container (a native sidecar); a patch that names it under
     ``containers``, where people look for it, means that one.

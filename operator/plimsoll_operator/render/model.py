@@ -21,7 +21,7 @@ def mounts(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """The volume that holds the checkpoint."""
+    """Return the volume that holds the checkpoint, if there is one."""
     model = service.spec.model
     if model.uri.startswith("file://"):
         return []
@@ -34,9 +34,9 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
-    """The init container that downloads, in our own engine's image whatever engine follows.
+    """Return the init container that downloads, in our own engine's image whatever engine follows.
 
-    It goes on where an earlier one was cut off, and is done at once where all is there.
+    It goes on where an earlier one was cut off, and is done at once if everything is there.
     """
     model = service.spec.model
     if not model.uri.startswith(("hf://", "s3://")):

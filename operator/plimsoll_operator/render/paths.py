@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.serving import ModelSource
-from plimsoll_api.supervision import CONFIG_FILE
+from plimsoll_api.supervisor_config import CONFIG_FILE
 
 RUN_DIR = "/run/plimsoll"
 CONFIG_DIR = "/etc/plimsoll"
@@ -27,8 +27,10 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorPlaces:
-    """What a supervisor uses. Paths are absolute. ``host`` is the address that it binds, as the
-    serving API does."""
+    """Paths and ports that a supervisor uses. Paths are absolute.
+
+    ``host`` is the address that it binds, as the serving API does.
+    """
 
     run_dir: str
     state_dir: str
@@ -74,7 +76,7 @@ def model_dir(model: ModelSource) -> str:
 
 
 def in_pod(service: InferenceService) -> Places:
-    """The places of a replica in a pod."""
+    """Return the places of a replica in a pod."""
     return Places(
         model_dir=model_dir(service.spec.model),
         run_dir=SUPERVISED.run_dir,

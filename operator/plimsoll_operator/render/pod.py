@@ -8,7 +8,7 @@ from typing import Any
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import METRICS_PORT, PROBE_PORT, REVISION_LABEL, SUPERVISOR_MODULE
 from plimsoll_api.serving import SupervisorContainer
-from plimsoll_api.supervision import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
+from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
 from plimsoll_operator.render import api_keys, model, names, paths
 from plimsoll_operator.render.containers import LAST_WORDS, Images, probe, resources, restricted
 from plimsoll_operator.render.deployment import pod_hash
@@ -28,7 +28,7 @@ TOKEN_LIFETIME_S = 3600
 
 
 def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
-    """The pod template of ``service``, with its ``podTemplate`` merged over it."""
+    """Build the pod template of ``service``, with its ``podTemplate`` merged over it."""
     template = rendered_template(service, images)
     if service.spec.pod_template:
         template = merge_template(template, service.spec.pod_template)
@@ -39,7 +39,7 @@ def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
 
 
 def rendered_template(service: InferenceService, images: Images) -> dict[str, Any]:
-    """The operator's own part of the pod template."""
+    """Build the operator's own part of the pod template."""
     meta = service.metadata
     return {
         "metadata": {
@@ -80,7 +80,7 @@ def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
 
 
 def _group(service: InferenceService) -> dict[str, Any]:
-    """A new claim belongs to root: the download could not write to it."""
+    """Return the group that may write to a new claim, which belongs to root, for the download."""
     if service.spec.model.cache is None:
         return {}
     return {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}
@@ -92,7 +92,7 @@ def grace_period(service: InferenceService) -> int:
 
 
 def supervisor_container(supervisor: SupervisorContainer, image: str) -> dict[str, Any]:
-    """The native sidecar, as it stands in ``initContainers``; ``image`` is its default."""
+    """Build the native sidecar for ``initContainers``; ``image`` is its default."""
     return {
         "name": names.SUPERVISOR,
         "image": supervisor.image or image,
@@ -153,7 +153,7 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def token_sources() -> list[dict[str, Any]]:
-    """What ``automountServiceAccountToken`` would mount, for the supervisor alone."""
+    """Return what ``automountServiceAccountToken`` would mount, for the supervisor alone."""
     field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
     ca = [{"key": "ca.crt", "path": "ca.crt"}]
     return [

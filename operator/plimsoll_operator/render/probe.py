@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plimsoll_api.supervision import PROBE_DIR_ENV
+from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_operator.render.containers import LAST_WORDS
 
 Object = dict[str, Any]

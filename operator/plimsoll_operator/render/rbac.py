@@ -14,7 +14,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def service_account(service: InferenceService) -> dict[str, Any]:
-    """The identity of the pods; only the supervisor's container gets its token."""
+    """Build the identity of the pods; only the supervisor's container gets its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -45,7 +45,7 @@ def role(service: InferenceService, held: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def role_binding(service: InferenceService) -> dict[str, Any]:
-    """The role for the identity."""
+    """Bind the role to the service account."""
     name = names.supervisor(service.metadata.name)
     namespace = service.metadata.namespace
     return {

@@ -11,7 +11,7 @@ PORT = 80
 
 
 def service_object(service: InferenceService) -> dict[str, Any]:
-    """A ClusterIP Service in front of the ready replicas."""
+    """Build the ClusterIP Service in front of the ready replicas."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

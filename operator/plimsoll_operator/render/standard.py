@@ -71,8 +71,11 @@ IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAcco
 
 
 def check(service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]) -> None:
-    """:class:`NotAllowed` where ``template`` goes beyond the standard, or changes what is
-    ``rendered`` of the pod's identity and of the volumes with tokens."""
+    """Raise :class:`NotAllowed` if ``template`` goes beyond the restricted standard.
+
+    It is also raised if it changes what is ``rendered`` of the pod's identity and of the volumes
+    with tokens.
+    """
     found = list(_problems(service, template, rendered))
     if found:
         raise NotAllowed(
@@ -143,8 +146,10 @@ def _container(one: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[st
 
 
 def _context(context: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[str]:
-    """What a pod's and a container's security context have in common; ``pod`` is what a container
-    inherits, empty for the pod itself."""
+    """Check what a pod's and a container's security context have in common.
+
+    ``pod`` is what a container inherits, empty for the pod itself.
+    """
     whole = pod | {key: value for key, value in context.items() if value is not None}
     if whole.get("runAsNonRoot") is not True:
         yield f"{at}.runAsNonRoot must be true"

@@ -6,15 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from plimsoll_api import engine_flags
+from plimsoll_api import engines
+from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.serving import Engine
-from plimsoll_api.supervision import (
+from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     EngineEndpoint,
-    EngineType,
-    MemoryBudget,
-    MemoryPolicy,
     ServiceRef,
     SupervisorConfig,
     encode,
@@ -28,9 +27,9 @@ from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod
 def supervisor_config(
     service: InferenceService, places: Places | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
-    """What the manifest means, in bytes and seconds. Without a uid there are no slot Leases.
+    """Translate the manifest into bytes and seconds. Without a uid there are no slot Leases.
 
-    ``container`` is the engine's own, which local mode has not.
+    ``container`` is the engine's own, which local mode does not have.
     """
     at = places or in_pod(service)
     meta, spec = service.metadata, service.spec
@@ -69,11 +68,11 @@ def _admin_url(engine: Engine, at: Places) -> str:
 
 
 def _scheme(engine: Engine) -> str:
-    return engine_flags.scheme(engine.type, engine.args)
+    return engines.scheme(engine.type, engine.args)
 
 
 def _memory(memory: MemoryPolicy, engine: Engine) -> MemoryPolicy:
-    """The policy with what the engine's resources say where the manifest says nothing."""
+    """Complete the policy with the engine's resources where the manifest says nothing."""
     return replace(
         memory,
         host=_limited(memory.host, engine.resources.limits.get("memory")),
@@ -88,7 +87,7 @@ def _limited(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | N
 
 
 def supervisor_args(at: SupervisorPlaces) -> list[str]:
-    """What follows the supervisor's command."""
+    """Return the arguments of the supervisor's command."""
     return [
         f"--config={at.config_file}",
         f"--run-dir={at.run_dir}",
@@ -100,7 +99,10 @@ def supervisor_args(at: SupervisorPlaces) -> list[str]:
 
 
 def config_map(service: InferenceService) -> dict[str, Any]:
-    """The ConfigMap with ``supervisor.json``, mounted as a directory: changes need no restart."""
+    """Build the ConfigMap with ``supervisor.json``.
+
+    It is mounted as a directory, so that changes need no restart.
+    """
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

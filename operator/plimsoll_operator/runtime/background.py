@@ -49,8 +49,11 @@ class Background:
     async def keep(
         self, name: str, part: Callable[[], Awaitable[None]], needed: bool = True
     ) -> None:
-        """Runs ``part`` again and again. Raises its last exception where it is ``needed`` and
-        failed :data:`MAX_FAILURES` times in a row; a part that is not needed never ends this."""
+        """Run ``part`` again and again, with growing pauses after failures.
+
+        Raises its last exception if it is ``needed`` and failed :data:`MAX_FAILURES` times in a
+        row; a part that is not needed never ends this.
+        """
         row = 0
         while True:
             began = self._clock()

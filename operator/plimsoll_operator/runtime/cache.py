@@ -38,8 +38,11 @@ class _Packed(NamedTuple):
         return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
 
     def older(self, than: _Packed) -> bool:
-        """Of two versions of one object the lower resource version is older (comparable since
-        1.35, and in fact always: they are etcd revisions). Another uid is another object."""
+        """Return whether this is an older version of the same object (uid).
+
+        Resource versions are comparable (officially since 1.35, and in fact always: they are etcd
+        revisions).
+        """
         if self.uid != than.uid or not (self.version.isdigit() and than.version.isdigit()):
             return False
         return int(self.version) < int(than.version)
@@ -76,7 +79,7 @@ class Store:
         return kept is not None and kept.is_of(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
-        """Takes ``item`` in unless a newer version is known; returns its service."""
+        """Store ``item`` unless a newer version is known; return its service."""
         key = key_of(item)
         if key is not None:
             self._put(key, ref(item), _Packed.of(item))
@@ -107,7 +110,7 @@ class Store:
             self._objects.pop(key, None)
 
     def begin_listing(self) -> None:
-        """What is deleted from now on is not taken back in by :meth:`replace`."""
+        """Begin a list: :meth:`replace` does not take back in what is deleted from now on."""
         self._gone = set()
 
     def listed(self, items: Iterable[Object]) -> list[Listed]:
@@ -124,10 +127,10 @@ class Store:
         return found
 
     def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
-        """Takes a list of all objects of ``kind`` in, which was current at ``version``; returns
-        how many of them were not known, or known in an older version.
+        """Store a list of all objects of ``kind``, which was current at ``version``.
 
-        Objects that are newer than the list stay: watches go on while it is read.
+        Returns how many of them were not known, or known in an older version. Objects that are
+        newer than the list stay: watches go on while it is read.
         """
         listed: set[tuple[Key, Ref]] = set()
         behind = 0
@@ -152,11 +155,11 @@ class Store:
         return kept.item if kept else None
 
     def service(self, key: Key) -> Object | None:
-        """The InferenceService itself."""
+        """Return the InferenceService itself."""
         return self.get(key, Ref(SERVICE.kind, key.name))
 
     def of(self, key: Key, kinds: Container[str]) -> list[Object]:
-        """A service's objects of some kinds."""
+        """Return a service's objects of some kinds."""
         known = self._objects.get(key, {}).items()
         return [kept.item for where, kept in known if where.kind in kinds]
 

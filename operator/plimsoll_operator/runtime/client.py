@@ -55,11 +55,11 @@ class Conflict(ApiError):
 
 
 class Api:
-    """One connection pool. Every call raises :class:`ApiError`, or OSError or TimeoutError where
-    the server does not answer within ``timeout_s``.
+    """Client of the API server with one connection pool.
 
-    ``writes`` counts by verb and kind what is done for services, ``requests`` all that was sent,
-    ``refusals`` how often the server asked for patience.
+    Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not answer
+    within ``timeout_s``. ``writes`` counts by verb and kind what is done for services, ``requests``
+    all that was sent, and ``refusals`` how often the server asked for patience.
     """
 
     def __init__(self, connection: Any, timeout_s: float, limit: RateLimit) -> None:
@@ -91,14 +91,16 @@ class Api:
         return cls(client.ApiClient(settings), timeout_s, limit)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._client.close()
 
     async def pages(
         self, kind: Kind, namespace: str | None
     ) -> AsyncIterator[tuple[list[Object], str]]:
-        """All objects that the operator is concerned with, some hundred at a time, each time with
-        the version that the whole list is of."""
+        """List all objects that the operator is concerned with, in pages of some hundred.
+
+        Each page comes with the version that the whole list is of.
+        """
         query = {"limit": str(PAGE)} | ({"labelSelector": kind.selector} if kind.selector else {})
         while True:
             page = await self._call("GET", kind.path(namespace), query)
@@ -128,11 +130,11 @@ class Api:
         return found
 
     async def probe(self, kind: Kind, namespace: str | None) -> None:
-        """Reads at most one object, to know whether reading works."""
+        """Read at most one object, to know whether reading works."""
         await self._call("GET", kind.path(namespace), {"limit": "1"})
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object, None where there is none."""
+        """Read the object, None if there is none."""
         try:
             return await self._call("GET", kind.path(namespace, name))
         except ApiError as error:
@@ -141,11 +143,11 @@ class Api:
             raise
 
     async def create(self, kind: Kind, item: Object) -> Object:
-        """A new object; :class:`Conflict` where one of its name is there."""
+        """Create an object; raise :class:`Conflict` if one of its name exists."""
         return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        """The object in place of the version that it names; :class:`Conflict` where that passed."""
+        """Replace the version that ``item`` names; raise :class:`Conflict` if that has passed."""
         meta = item["metadata"]
         return await self._call("PUT", kind.path(meta["namespace"], meta["name"]), body=item)
 
@@ -191,7 +193,7 @@ class Api:
         )
 
     async def delete(self, kind: Kind, item: Object) -> bool:
-        """Deletes exactly what was seen; False where it changed since: a Lease was taken."""
+        """Delete exactly what was seen; return False if it changed since: a Lease was taken."""
         meta = item["metadata"]
         seen = {key: meta[key] for key in ("uid", "resourceVersion")}
         self.writes["delete", kind.kind] += 1

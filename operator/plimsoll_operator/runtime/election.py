@@ -48,7 +48,7 @@ class Election:
         self.leading = False
 
     async def acquire(self) -> None:
-        """Returns when this process leads."""
+        """Wait until this process leads."""
         said = ""
         while True:
             try:
@@ -81,7 +81,7 @@ class Election:
                 raise LeadershipLost(f"not renewed for {self._clock() - renewed:.0f} s")
 
     async def release(self) -> None:
-        """Gives the Lease back, so that the next one need not wait; a failure only costs time."""
+        """Give the Lease back, so that the next one need not wait; a failure only costs time."""
         if not self.leading:
             return
         self.leading = False
@@ -94,7 +94,7 @@ class Election:
             log.warning("releasing the leader's lease: %s", error or repr(error))
 
     async def _try(self) -> str:
-        """Takes or renews the Lease where it may; returns who holds it."""
+        """Take or renew the Lease if possible; return who holds it."""
         lease = await self._api.get(LEASE, self._namespace, self._name)
         if lease is None:
             await self._write(self._new())

@@ -12,8 +12,11 @@ import kopf
 
 
 class Login(kopf.ConnectionInfo):
-    """Verifies the API server's certificate as kubectl does. Python 3.13 also demands key
-    identifiers, which the CAs of many clusters, EKS's among them, lack."""
+    """A login that verifies the API server's certificate as kubectl does.
+
+    Python 3.13 also demands key identifiers, which the CAs of many clusters, EKS's among them,
+    lack.
+    """
 
     def as_ssl_context(self) -> ssl.SSLContext:
         """Return kopf's context without VERIFY_X509_STRICT."""
@@ -23,20 +26,20 @@ class Login(kopf.ConnectionInfo):
 
     @classmethod
     def of(cls, found: kopf.ConnectionInfo) -> Login:
-        """The same login, verified so."""
+        """Copy a login so that it verifies like this."""
         return cls(
             **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
         )
 
 
 def in_pod(**given: Any) -> Login | None:
-    """The pod's own account, else the user's default file."""
+    """Log in with the pod's own account, else with the user's default file."""
     account = kopf.login_with_service_account(**given)
     return Login.of(by_address(account, os.environ)) if account else by_file(**given)
 
 
 def by_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf.ConnectionInfo:
-    """The same account at the address that the kubelet gives every container.
+    """Return the same account at the address that the kubelet gives every container.
 
     kopf asks for the server by its name: without the cluster's DNS no watch would begin, while
     everything else that the operator sends goes to the address.
@@ -50,6 +53,6 @@ def by_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf
 
 
 def by_file(**given: Any) -> Login | None:
-    """The file that KUBECONFIG names."""
+    """Log in with the file that KUBECONFIG names."""
     found = kopf.login_with_kubeconfig(**given)
     return Login.of(found) if found else None

@@ -46,7 +46,7 @@ class WorkQueue(Generic[K]):
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Handles ``key`` as soon as a worker is free. Must be called on the event loop."""
+        """Handle ``key`` as soon as a worker is free. Call this on the event loop."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -57,7 +57,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Handles ``key`` after ``delay_s``, unless it is added before."""
+        """Handle ``key`` after ``delay_s``, unless it is added before."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()

@@ -25,7 +25,7 @@ class RateLimit:
         self.waited_s = 0.0
 
     async def turn(self) -> None:
-        """Returns when the caller may send its request."""
+        """Wait until the caller may send its request."""
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now

@@ -22,7 +22,7 @@ IDLE_S = 0.02
 
 
 def settings() -> kopf.OperatorSettings:
-    """Settings of kopf without events, annotations, finalizers and discovery of namespaces."""
+    """Return settings of kopf without events, annotations, finalizers and namespace discovery."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.posting.loggers = False
@@ -112,7 +112,7 @@ class Watches:
         return seen
 
     def take(self, kind: Kind, event: str | None, item: Object) -> None:
-        """Takes an event in; one of a list that a watch began with has no type.
+        """Take an event in; one of a list that a watch began with has no type.
 
         What is known in just this version asks for no reconcile: it is the echo of an own write, or
         an object of a list that repeats another.

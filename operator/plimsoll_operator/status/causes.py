@@ -42,13 +42,13 @@ class Cause:
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
-    """The beginning of ``text`` as one printable line of at most ``limit`` characters."""
+    """Return the beginning of ``text`` as one printable line of at most ``limit`` characters."""
     whole = _printable(_ANSI.sub("", text[: 8 * limit]))
     return whole if len(whole) <= limit else f"{whole[: limit - 3].rstrip()}..."
 
 
 def last_lines(text: str, limit: int = MAX_TEXT) -> str:
-    """The end of a log as one printable line of at most ``limit`` characters."""
+    """Return the end of a log as one printable line of at most ``limit`` characters."""
     lines = [_printable(line) for line in _ANSI.sub("", text[-8 * limit :]).splitlines()]
     whole = " | ".join([line for line in lines if line][-MAX_LINES:])
     return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
@@ -106,7 +106,7 @@ def _ended(container: Object) -> Cause:
 
 
 def _unscheduled(pod: Object) -> Cause | None:
-    """The scheduler's sentence, for example about devices that no node has left."""
+    """Return the scheduler's sentence, for example about devices that no node has left."""
     for one in (pod.get("status") or {}).get("conditions") or ():
         if one["type"] == "PodScheduled" and one["status"] == "False":
             reason = _word(one.get("reason") or "Unschedulable")
@@ -115,7 +115,7 @@ def _unscheduled(pod: Object) -> Cause | None:
 
 
 def _first_unfinished(pod: Object, name: str) -> Object | None:
-    """The init container that ``name`` waits for."""
+    """Find the init container that ``name`` waits for."""
     found: list[Object] = (pod.get("status") or {}).get("initContainerStatuses") or []
     for one in found:
         if one["name"] == name:
@@ -148,7 +148,7 @@ def creating_s(pod: Object, now: str) -> float | None:
 
 
 def _unmounted(events: Sequence[Object]) -> Cause | None:
-    """What the kubelet last said about the pod's volumes or its sandbox.
+    """Return what the kubelet last said about the pod's volumes or its sandbox.
 
     It repeats itself in several wordings: of the recent ones the first by the alphabet counts, so
     that a status does not change with each try.

@@ -213,7 +213,7 @@ def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
 
 
 def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str) -> str:
-    """What is said of a suspect revision."""
+    """Say what makes a revision suspect."""
     return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 

@@ -27,8 +27,11 @@ def crash_looping(pod: Object, container: Object, now: str) -> bool:
 
 
 def unsettled(pod: Object, container: Object, now: str) -> bool:
-    """Whether the last end of ``container`` still counts: the run before it was short, and the
-    present one has not outlived it. ``now`` is RFC 3339, empty where no time has passed."""
+    """Return whether the last end of ``container`` still counts.
+
+    It does if the run before it was short, and the present one has not outlived it. ``now`` is RFC
+    3339, empty if no time has passed.
+    """
     state = container.get("state") or {}
     if not last_end(container):
         return False
@@ -46,8 +49,10 @@ def _backs_off(state: Object) -> bool:
 
 
 def settled_s(pod: Object, container: Object) -> float | None:
-    """How long a new run must last to count as recovered; None where the last one was so long that
-    its end stands for itself."""
+    """Return how many seconds a new run must last to count as recovered.
+
+    None if the last one was so long that its end stands for itself.
+    """
     last = last_end(container)
     if not (last.get("startedAt") and last.get("finishedAt")):
         return SETTLE_S

@@ -41,9 +41,9 @@ _KIND = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
 def parse(page: bytes) -> Figures:
-    """The figures in a Prometheus text page; what is absent, odd or out of bounds is unknown.
+    """Read the figures in a Prometheus text page; what is absent, odd or out of bounds is unknown.
 
-    Where a page has a sample twice, the last one counts. Raises nothing.
+    If a page has a sample twice, the last one counts. Raises nothing.
     """
     ratios: dict[bytes, float | None] = {}
     left: float | None = None
@@ -57,7 +57,10 @@ def parse(page: bytes) -> Figures:
 
 
 def _number(text: bytes, most: float) -> float | None:
-    """A number from 0 to ``most``; None for NaN, the exporter's word for unknown, and the rest."""
+    """Read a number from 0 to ``most``; None for the rest.
+
+    An exporter writes NaN for unknown.
+    """
     try:
         value = float(text)
     except ValueError:

@@ -50,7 +50,7 @@ def applied(live: Object | None, desired: Object, course: Course) -> list[Notice
 
 
 def _rollback(before: str, after: str, course: Course) -> Notice:
-    """A person's own roll-back is no warning."""
+    """Tell of a rollback; a person's own is no warning."""
     if course.requested:
         text = (
             f"rolling back from revision {before} to {after}"
@@ -73,12 +73,12 @@ def finished(before: Object, after: Object) -> list[Notice]:
 
 
 def refused(failure: Failure) -> Notice:
-    """The API server's own sentence, or what is wrong with the spec."""
+    """Tell of a refusal: the API server's own sentence, or what is wrong with the spec."""
     return Notice(failure.reason, failure.message, "Warning")
 
 
 def restart_asked(workload: str) -> Notice:
-    """A workload of a policy was asked to recreate its pods."""
+    """Tell that a policy's workload was asked to recreate its pods."""
     text = f"asked {workload} for a rolling restart, because some of its pods have no supervisor"
     return Notice("RestartRequested", text)
 

@@ -35,12 +35,12 @@ def status(
     plan: Plan | None = None,
     events: Mapping[str, Sequence[Object]] = MappingProxyType({}),
 ) -> Object:
-    """The status that ``item`` should have.
+    """Compute the status that ``item`` should have.
 
-    ``service`` is None where the spec is invalid. ``figures`` is None until the supervisors were
-    asked for the first time: then what a status says about memory stays. ``now`` is RFC 3339,
-    ``missing`` names kinds that the cluster does not have; ``plan`` is None where there is none.
-    ``events`` are those of pods whose containers are not created, by the pod's name.
+    ``service`` is None if the spec is invalid. ``figures`` is None until the supervisors were asked
+    for the first time: then what a status says about memory stays. ``now`` is RFC 3339, ``missing``
+    names kinds that the cluster does not have; ``plan`` is None if there is none. ``events`` are
+    those of pods whose containers are not created, by the pod's name.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -119,8 +119,10 @@ def _wanted(service: InferenceService, deployment: Object | None) -> int:
 def merged(
     before: Object, verdicts: Sequence[Verdict], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """The verdicts, with the time of the last change; what nobody judged stays as it was, and of
-    two verdicts on one condition the later counts."""
+    """Merge the verdicts into the conditions, with the time of the last change.
+
+    What nobody judged stays as it was, and of two verdicts on one condition the later counts.
+    """
     known: dict[str, Any] = {one["type"]: one for one in before.get("conditions") or ()}
     for verdict in {one.type: one for one in verdicts}.values():
         word = {True: "True", False: "False", None: "Unknown"}[verdict.status]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryPolicy
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import LedgerLine, Sample
 from plimsoll_sidecar.detect.attribution import ledger
 from plimsoll_sidecar.detect.attribution.trigger import TriggerWatch, sentence

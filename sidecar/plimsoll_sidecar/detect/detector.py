@@ -13,7 +13,7 @@ import msgspec
 from plimsoll_api.admin import Parts
 from plimsoll_api.assessment import Assessment, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryPolicy
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import OpenFiles, Sample
 from plimsoll_sidecar.detect.attributed_budget import AttributedBudget
 from plimsoll_sidecar.detect.attribution import segments

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from plimsoll_api.assessment import Assessment, Suspicion
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import MemoryPolicy, Supervision
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Supervision
 from plimsoll_sidecar.govern import manual
 from plimsoll_sidecar.govern.command import (
     Command,

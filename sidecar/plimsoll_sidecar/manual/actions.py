@@ -19,7 +19,7 @@ import msgspec
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.names import ASK_MODULE, TOKEN_FILE
-from plimsoll_api.supervision import CONFIG_FILE, SupervisorConfig
+from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar.act import engine_end, readiness
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter

@@ -8,8 +8,8 @@ from html import escape
 import msgspec
 
 from plimsoll_api.assessment import DEVICE_SEGMENTS, HOST_SEGMENTS
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.state import View
-from plimsoll_api.supervision import MemoryPolicy
 from plimsoll_sidecar.page import sections
 from plimsoll_sidecar.page.chart import Band, growth, svg
 from plimsoll_sidecar.page.history import HistoryPoint

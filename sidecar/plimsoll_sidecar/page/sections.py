@@ -10,7 +10,8 @@ from plimsoll_api.admin import LedgerEntry
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import IncidentPhase
-from plimsoll_api.supervision import Action, MemoryBudget
+from plimsoll_api.memory_policy import MemoryBudget
+from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
 
 PRESENT = {

@@ -22,7 +22,8 @@ from prometheus_client import (
 from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState
 from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import OPERATOR_ONLY, IncidentKind, IncidentPhase
-from plimsoll_api.supervision import Action, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Action
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident

@@ -20,7 +20,7 @@ from plimsoll_api.incident_object import (
 )
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
-from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError

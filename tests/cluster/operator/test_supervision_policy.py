@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
 from plimsoll_api.times import unix_seconds
 
 SELECTOR = {"matchLabels": {"app": "vllm"}}
@@ -157,9 +157,9 @@ def resource_version(kubectl: Any) -> str:
     return str(kubectl.get("plsp", "engines")["metadata"]["resourceVersion"])
 
 
-def read_config(kubectl: Any) -> supervision.SupervisorConfig:
+def read_config(kubectl: Any) -> supervisor_config.SupervisorConfig:
     data = kubectl.get("configmap", "engines.policy")["data"]
-    return supervision.decode(data["supervisor.json"].encode())
+    return supervisor_config.decode(data["supervisor.json"].encode())
 
 
 def growth(kubectl: Any) -> int:

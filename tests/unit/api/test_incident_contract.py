@@ -12,7 +12,8 @@ from plimsoll_api import incidents, leakincident
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.names import POLICY_KIND, POLICY_LABEL, SERVICE_LABEL
-from plimsoll_api.supervision import Action, ServiceRef
+from plimsoll_api.supervision import Action
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_sidecar.govern.incident import Incident
 

@@ -9,11 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from plimsoll_api import generate
+from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.label_selector import LabelSelector
 from plimsoll_api.names import object_name
-from plimsoll_api.supervision import EngineEndpoint, EngineType, PodEngine
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
+from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine
 from plimsoll_api.workloads import WorkloadRef
 
 SELECTOR = {"matchLabels": {"app": "vllm"}}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from plimsoll_api import supervision
-from plimsoll_api.supervision import CONTAINER_ENV, EngineType, SupervisorConfig
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision_policy import SelectedEngine
+from plimsoll_api.supervisor_config import CONTAINER_ENV, SupervisorConfig
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.selection import Selection, parse
@@ -43,7 +44,7 @@ def config_map_of(made: Injected) -> Object:
 
 
 def config_of(made: Injected) -> SupervisorConfig:
-    return supervision.decode(config_map_of(made)["data"]["supervisor.json"].encode())
+    return supervisor_config.decode(config_map_of(made)["data"]["supervisor.json"].encode())
 
 
 def pod_of(document: Object) -> Object:

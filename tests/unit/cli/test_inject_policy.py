@@ -14,9 +14,10 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from docs.tools.blocks import ROOT, blocks
-from plimsoll_api import supervision
-from plimsoll_api.supervision import EngineType, SupervisorConfig
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
+from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.selection import Selection
@@ -74,7 +75,7 @@ def objects(result: Result) -> list[Object]:
 
 
 def config_of(config_map: Object) -> SupervisorConfig:
-    return supervision.decode(config_map["data"]["supervisor.json"].encode())
+    return supervisor_config.decode(config_map["data"]["supervisor.json"].encode())
 
 
 def test_a_policy_says_what_flags_would(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from plimsoll_api.admin import EngineState, Load, Status
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.incident_record import Attribution, Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
 from plimsoll_cli.local.status import Snapshot
 from plimsoll_cli.local.view import Growth, Screen, Traffic, render
 from plimsoll_sidecar.govern.incident import Incident

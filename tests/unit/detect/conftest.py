@@ -10,7 +10,7 @@ import pytest
 from leaklab.series import GIB, MIB, Series
 from plimsoll_api.assessment import Assessment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.detect.detector import Detector
 
 

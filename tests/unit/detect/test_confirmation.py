@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy, Mode, Supervision
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.replay import ReplayLine, judge

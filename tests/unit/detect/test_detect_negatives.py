@@ -122,7 +122,7 @@ def test_what_an_allocator_keeps_after_bursts_is_given_up(judge: Judge) -> None:
 
 
 def test_without_a_budget_memory_is_watched_and_nothing_suspected() -> None:
-    from plimsoll_api.supervision import MemoryPolicy
+    from plimsoll_api.memory_policy import MemoryPolicy
     from plimsoll_sidecar.detect.detector import Detector
 
     detector = Detector(MemoryPolicy(warmup_s=10), 30, 1)

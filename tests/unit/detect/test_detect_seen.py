@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryPolicy
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import Device, Host, Sample, SampleLoad, Torch
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.losses.capacity_loss import IDLE_S

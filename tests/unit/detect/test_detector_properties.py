@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leaklab.series import MIB, Series, steady
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Device, Host, LedgerLine, Malloc, Sample, SampleLoad, Torch
 from plimsoll_sidecar.detect.detector import Detector
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from leaklab.series import MIB, Series, steady
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.detect.detector import Detector
 
 POLICY = MemoryPolicy(host=MemoryBudget(growth_bytes=512 * MIB, window_s=3600.0), warmup_s=30.0)

@@ -13,7 +13,8 @@ import pytest
 
 from leaklab.series import GIB, MIB, Series, saturating, steady
 from plimsoll_api.assessment import Assessment, Segment
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy, Mode, Supervision
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Sample, Torch
 from plimsoll_sidecar.detect.detector import SOURCE_PATIENCE, Detector
 from plimsoll_sidecar.replay import ReplayLine, judge

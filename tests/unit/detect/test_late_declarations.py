@@ -11,7 +11,7 @@ import pytest
 
 from leaklab.series import GIB, MIB, Series, steady, step
 from plimsoll_api.assessment import Assessment
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import LedgerLine, Sample
 from plimsoll_sidecar.detect.attribution.ledger import Account
 from plimsoll_sidecar.detect.detector import Detector

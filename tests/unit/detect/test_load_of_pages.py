@@ -13,7 +13,7 @@ import random
 import pytest
 
 from leaklab.series import MIB
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, Malloc, Sample, SampleLoad
 from plimsoll_sidecar.detect.detector import Detector
 

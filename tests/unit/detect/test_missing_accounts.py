@@ -9,7 +9,7 @@ import pytest
 
 from leaklab.series import MIB, Series, steady
 from plimsoll_api.assessment import Segment
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.detect.detector import Detector
 
 POLICY = MemoryPolicy(host=MemoryBudget(256 * MIB, 3600.0), warmup_s=60.0)

@@ -6,7 +6,7 @@ Tests ``detect/detector.py``.
 from __future__ import annotations
 
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, OpenFiles, Sample, SampleLoad
 from plimsoll_sidecar.detect.detector import Detector
 

@@ -10,7 +10,7 @@ import pytest
 from leaklab.series import MIB, Series, steady
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Device, Host, Sample
 from plimsoll_sidecar.detect.attributed_budget import SHARED_DEVICE
 from plimsoll_sidecar.detect.detector import Detector

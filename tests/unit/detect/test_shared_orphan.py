@@ -8,7 +8,7 @@ from __future__ import annotations
 from leaklab.series import GIB, MIB
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, Sample
 from plimsoll_sidecar.detect.attribution.segments import HostSource, host_segments
 from plimsoll_sidecar.detect.detector import Detector

@@ -13,7 +13,7 @@ import pytest
 from leaklab.series import GIB, MIB, Series, steady
 from plimsoll_api.assessment import Assessment, Segment
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.detect.detector import Detector
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leaklab.series import MIB, Series
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import SampleLoad
 from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME, Footprints
 from plimsoll_sidecar.detect.attribution.trigger import TriggerWatch, sentence, trigger

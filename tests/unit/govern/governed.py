@@ -5,7 +5,8 @@ from __future__ import annotations
 from plimsoll_api.admin import Capability, EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryPolicy, Mode, Supervision
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_sidecar.govern.command import (
     Command,
     EngineView,

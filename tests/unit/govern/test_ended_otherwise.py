@@ -9,7 +9,7 @@ from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.govern.command import EngineProcess, EngineView, EventType, Outcome, Verb
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident

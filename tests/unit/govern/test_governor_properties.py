@@ -11,14 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from plimsoll_api.admin import Capability, EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import (
-    Action,
-    MaintenanceWindow,
-    MemoryPolicy,
-    Mode,
-    RestartBudget,
-    Supervision,
-)
+from plimsoll_api.maintenance_window import MaintenanceWindow
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import (
     Command,
     EngineView,

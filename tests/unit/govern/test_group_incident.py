@@ -9,7 +9,8 @@ from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import Action, MemoryPolicy, Mode, Supervision
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_sidecar.govern.command import EngineView, Event, Verb
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.policy import ladder

@@ -10,14 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import (
-    DAY_S,
-    MaintenanceWindow,
-    MemoryBudget,
-    MemoryPolicy,
-    Mode,
-    Supervision,
-)
+from plimsoll_api.maintenance_window import MaintenanceWindow
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
+from plimsoll_api.units import DAY_S
 from plimsoll_sidecar.govern.command import Verb
 from plimsoll_sidecar.govern.policy.maintenance_window import clock, opens_in
 from tests.unit.govern.governed import World, done

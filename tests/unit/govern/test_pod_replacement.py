@@ -9,14 +9,8 @@ from plimsoll_api.admin import Capability
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import (
-    Action,
-    MemoryBudget,
-    MemoryPolicy,
-    Mode,
-    RestartBudget,
-    Supervision,
-)
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import Outcome, Verb
 from plimsoll_sidecar.govern.state import ROUND, SLOT_WAIT_S, GovernorState
 from tests.unit.govern.governed import World, done

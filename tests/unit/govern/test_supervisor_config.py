@@ -9,16 +9,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import POLICY_KIND
-from plimsoll_api.supervision import (
+from plimsoll_api.supervision import Mode, Supervision
+from plimsoll_api.supervisor_config import (
     POD_ENGINE_ENV,
     EngineEndpoint,
-    EngineType,
-    Mode,
     PodEngine,
     ServiceRef,
-    Supervision,
     SupervisorConfig,
 )
 from plimsoll_sidecar.config import ConfigError, ConfigFile
@@ -38,7 +37,7 @@ def config(mode: Mode) -> SupervisorConfig:
 
 def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None:
     path = tmp_path / "supervisor.json"
-    path.write_bytes(supervision.encode(config(Mode.OBSERVE)))
+    path.write_bytes(supervisor_config.encode(config(Mode.OBSERVE)))
     file = ConfigFile(path)
     assert not file.reread()
     path.write_text('{"service": {"name": "tiny"}, "engine": 7}')
@@ -51,7 +50,7 @@ def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None
     assert not file.reread()
     assert file.error is not None
     assert "invalid start byte" in file.error
-    path.write_bytes(supervision.encode(config(Mode.RECOVER)))
+    path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
     assert file.reread()
     assert file.error is None
     assert file.current.supervision.mode is Mode.RECOVER
@@ -67,12 +66,12 @@ def test_a_pod_of_a_policy_has_an_engine_of_its_own(
     path, url = tmp_path / "supervisor.json", "http://127.0.0.1:30000"
     own = EngineEndpoint(type=EngineType.SGLANG, admin_url=url, serving_url=url, container="server")
     monkeypatch.setenv(POD_ENGINE_ENV, msgspec.json.encode(PodEngine(own)).decode())
-    path.write_bytes(supervision.encode(config(Mode.OBSERVE)))
+    path.write_bytes(supervisor_config.encode(config(Mode.OBSERVE)))
     file = ConfigFile(path)
     assert file.current.engine.type is EngineType.PLIMSOLL, "an InferenceService says all itself"
 
     of_policy = replace(config(Mode.RECOVER), service=ServiceRef("engines", kind=POLICY_KIND))
-    path.write_bytes(supervision.encode(of_policy))
+    path.write_bytes(supervisor_config.encode(of_policy))
     assert file.reread()
     assert file.current.engine == own
     assert file.current.supervision.mode is Mode.RECOVER
@@ -94,9 +93,11 @@ def test_a_first_file_that_is_absent_is_named(tmp_path: Path) -> None:
 def test_a_field_of_a_newer_operator_is_left_aside(tmp_path: Path) -> None:
     """An upgrade of the operator rolls no pod, and its configuration must go on arriving."""
     path = tmp_path / "supervisor.json"
-    path.write_bytes(supervision.encode(config(Mode.OBSERVE)))
+    path.write_bytes(supervisor_config.encode(config(Mode.OBSERVE)))
     file = ConfigFile(path)
-    newer = supervision.encode(config(Mode.RECOVER)).replace(b'"mode"', b'"newer": [1], "mode"')
+    newer = supervisor_config.encode(config(Mode.RECOVER)).replace(
+        b'"mode"', b'"newer": [1], "mode"'
+    )
     path.write_bytes(newer)
     assert file.reread()
     assert file.current.supervision.mode is Mode.RECOVER

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import POLICY_LABEL, REFUSED
-from plimsoll_api.supervision import (
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervision_policy_status import MAX_REASON, MAX_REFUSED_PODS
+from plimsoll_api.supervisor_config import (
     EngineEndpoint,
-    EngineType,
     GroupMember,
     PodEngine,
     SupervisorConfig,
     of_pod,
 )
-from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_REASON, MAX_REFUSED_PODS
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.kinds import Key, key_of
@@ -78,7 +78,7 @@ def pod(name: str = "vllm-0", supervisor: str = "", **spec: Any) -> dict[str, An
 
 def config_of(objects: list[dict[str, Any]]) -> SupervisorConfig:
     (found,) = [one for one in objects if one["kind"] == "ConfigMap"]
-    return supervision.decode(found["data"]["supervisor.json"].encode())
+    return supervisor_config.decode(found["data"]["supervisor.json"].encode())
 
 
 def test_the_objects_of_a_policy() -> None:

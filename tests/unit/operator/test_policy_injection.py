@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import POLICY_LABEL, REFUSED
-from plimsoll_api.supervision import POD_ENGINE_ENV, EngineType
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervisor_config import POD_ENGINE_ENV
 from plimsoll_api.workloads import service_of_ray
 from plimsoll_operator.injection.policy import ALLOW_GROUP_RESTARTS, Admitted, admit
 from plimsoll_operator.render.containers import Images

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.supervision import CONFIG_FILE, Action, MaintenanceWindow, decode
+from plimsoll_api.maintenance_window import MaintenanceWindow
+from plimsoll_api.supervision import Action
+from plimsoll_api.supervisor_config import CONFIG_FILE, decode
 from plimsoll_operator.kinds import OWNED
 from plimsoll_operator.plan import parse
 from plimsoll_operator.render import (

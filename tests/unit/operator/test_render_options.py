@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from plimsoll_api.supervision import CONFIG_FILE, decode
+from plimsoll_api.supervisor_config import CONFIG_FILE, decode
 from plimsoll_operator.plan import InvalidSpec, parse
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.render.compare import with_replicas

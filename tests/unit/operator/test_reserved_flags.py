@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.engine_flags import RESERVED_FLAGS
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.engines import RESERVED_FLAGS, EngineType
 from plimsoll_engine import __main__ as engine
 from plimsoll_operator.plan import parse
 from plimsoll_operator.render import Images

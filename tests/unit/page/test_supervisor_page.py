@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from plimsoll_api.admin import LedgerEntry, MemoryKind
 from plimsoll_api.assessment import DEVICE_SEGMENTS, HOST_SEGMENTS, Assessment, BudgetState, Segment
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
-from plimsoll_api.supervision import Action, MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.page import sections
 from plimsoll_sidecar.page.chart import Band, growth, svg

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import plimsoll_probe
-from plimsoll_api.supervision import PROBE_DIR_ENV
+from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_probe.install import install
 
 PACKAGE = Path(plimsoll_probe.__file__).parent

@@ -10,7 +10,7 @@ from plimsoll_api import leakincident
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar.govern.incident import Incident, incident_name
 from plimsoll_sidecar.record.publisher import describe
 

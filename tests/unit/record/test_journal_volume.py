@@ -11,20 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_api import supervision
+from plimsoll_api import supervisor_config
 from plimsoll_api.admin import Capability, EngineState, Load, Status
 from plimsoll_api.assessment import Assessment, Suspicion
+from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import (
-    EngineEndpoint,
-    EngineType,
-    MemoryPolicy,
-    Mode,
-    ServiceRef,
-    Supervision,
-    SupervisorConfig,
-)
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
+from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.leak.baseline import Checkpoint
@@ -95,7 +90,7 @@ def supervisor(folder: Path) -> tuple[Supervisor, Hands, Metrics]:
         memory=MemoryPolicy(),
         supervision=Supervision(mode=Mode.RECOVER),
     )
-    file.write_bytes(supervision.encode(config))
+    file.write_bytes(supervisor_config.encode(config))
     engine, hands, metrics = Stalled(), Hands(), Metrics()
 
     def actuator(frontend: Callable[[], ProcessId | None]) -> Hands:

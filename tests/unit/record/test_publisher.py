@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import ServiceRef
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar.clients.kube import KubeClient
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record import publisher

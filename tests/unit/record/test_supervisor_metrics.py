@@ -6,7 +6,7 @@ Tests ``record/metrics.py``.
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, Sample
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident

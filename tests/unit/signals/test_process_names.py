@@ -8,7 +8,7 @@ Tests ``signals/process/programs.py``.
 import pytest
 
 from plimsoll_api.admin import Parts, Role
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.signals.process.programs import name_of, named, parts_of
 
 MAIN = 1

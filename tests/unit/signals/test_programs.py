@@ -5,7 +5,7 @@ Tests ``signals/process/programs.py``.
 
 import pytest
 
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.signals.process.process_table import Container
 from plimsoll_sidecar.signals.process.programs import (
     default_port,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll_api.supervision import EngineEndpoint, EngineType
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 

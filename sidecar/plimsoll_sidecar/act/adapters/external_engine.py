@@ -23,7 +23,7 @@ from plimsoll_api.admin import (
     Load,
     Status,
 )
-from plimsoll_api.supervision import EngineEndpoint
+from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_diagnostics import gather
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.engines import EngineType
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from plimsoll_api.admin import Capability
-from plimsoll_api.supervision import EngineEndpoint, EngineType
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES, EngineProfile
 from plimsoll_sidecar.act.adapters.owned_processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from plimsoll_api.admin import ProcessMemory
-from plimsoll_api.supervision import EngineEndpoint
+from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.termination import TERM_GRACE_S, Ender, Ending
 from plimsoll_sidecar.signals.process.engine_processes import EngineFinder, Members, NoEngine, is_in
 from plimsoll_sidecar.signals.process.process_id import ProcessId, age_s, identify

@@ -18,7 +18,7 @@ from plimsoll_api.admin import (
     OperationState,
     Status,
 )
-from plimsoll_api.supervision import EngineEndpoint
+from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.owned_processes import OwnedEngine, sweep
 from plimsoll_sidecar.clients import http
 from plimsoll_sidecar.clients.http import EngineError

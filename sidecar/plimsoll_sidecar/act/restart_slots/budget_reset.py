@@ -1,5 +1,7 @@
-"""A person's reset of the restart budget: in the journal by the supervisor, on the slot Leases
-at once."""
+"""Reset of the restart budget by a person: in the journal and on the slot Leases.
+
+The supervisor resets its journal itself; the Leases change at once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.supervision import SupervisorConfig
+from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar.act.restart_slots import lease_counts
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
 
@@ -20,8 +22,10 @@ PAUSE_S = 0.1
 
 
 def pod_uid(token_file: Path) -> str:
-    """The UID of this pod, which Kubernetes writes into the token that it mounts; empty where it
-    cannot be read. Not verified: it is our own token."""
+    """Read this pod's UID from the token that Kubernetes mounts; empty if that fails.
+
+    The token is not verified: it is our own.
+    """
     try:
         payload = token_file.read_text().split(".")[1]
         claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -33,9 +37,9 @@ def pod_uid(token_file: Path) -> str:
 def clear(
     kube: KubeClient, config: SupervisorConfig, pod: str, uid: str, whole_service: bool
 ) -> str:
-    """Clears the counts on the Leases and says what was cleared and what still counts.
+    """Clear the restart counts on the Leases; say what was cleared and what still counts.
 
-    Raises KubeError. By default what this replica has spent; with ``whole_service`` all of it.
+    This clears what this replica has spent, or with ``whole_service`` everything. Raises KubeError.
     """
     cleared, left = 0, 0
     for name in config.slots:

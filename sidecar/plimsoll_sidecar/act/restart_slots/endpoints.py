@@ -25,16 +25,17 @@ class Leaving(Protocol):
 
 
 class Unseen:
-    """A pod without permission to read EndpointSlices, as ``plimsoll inject`` makes it: nobody
-    knows who else is ready, and leaving takes a fixed time."""
+    """Endpoints of a pod that may not read EndpointSlices, as ``plimsoll inject`` makes it.
+
+    Nobody knows who else is ready, and leaving takes a fixed time.
+    """
 
     def is_last_ready(self) -> bool:
-        """Always False: without the endpoints nobody can tell, and a restart must stay possible."""
+        """Return False: without endpoints nobody can tell, and a restart must stay possible."""
         return False
 
     def wait_until_left(self, timeout_s: float) -> bool:
-        """Wait a fixed time, at most ``timeout_s``, for routers that cannot be seen; always
-        True."""
+        """Wait a fixed time, at most ``timeout_s``, for routers that cannot be seen."""
         time.sleep(min(timeout_s, UNSEEN_S))
         return True
 
@@ -57,14 +58,14 @@ class Endpoints:
         return pods
 
     def is_last_ready(self) -> bool:
-        """True when others exist and none of them is ready: leaving now would lose the service.
+        """Return True if others exist and none is ready: leaving now would lose the service.
 
-        The only replica of a service may leave: nobody can take over from it, ever.
+        The only replica of a service may leave: nobody can ever take over from it.
         """
         return _none_ready(self.ready(), {self._pod})
 
     def wait_until_left(self, timeout_s: float) -> bool:
-        """Waits until this pod is not a ready endpoint any more; False when it still is."""
+        """Wait until this pod is no longer a ready endpoint; return False if it still is."""
         deadline = time.monotonic() + timeout_s
         while True:
             if not self.ready().get(self._pod, False):
@@ -75,12 +76,11 @@ class Endpoints:
 
 
 class ServicesOfPod:
-    """Endpoints of every Service that routes to the pod, whatever its name: a SupervisionPolicy
-    does not know the Services in front of its pods. Raises
-    :class:`~plimsoll_sidecar.clients.kube.KubeError`.
+    """Endpoints of every Service that routes to the pod, whatever its name.
 
-    ``replicas`` gives the pods of the pod's workload, by replica, as far as they are known.
-    ``apart`` names a Service that routes nobody, empty for none.
+    A SupervisionPolicy does not know the Services in front of its pods. ``replicas`` gives the pods
+    of the pod's workload, by replica, as far as they are known. ``apart`` names a Service that
+    routes nobody, empty for none. Raises :class:`~plimsoll_sidecar.clients.kube.KubeError`.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class ServicesOfPod:
         return [pods for name, pods in found.items() if name not in ignored and self._pod in pods]
 
     def is_last_ready(self) -> bool:
-        """True when a Service has other endpoints and none of them is ready, or none of those that
-        are replicas of the same workload: another one may serve another model.
+        """Return True if a Service, or the pod's workload in it, has others and none is ready.
 
-        The pods of one replica leave together: they do not stand in for one another.
+        The workload counts by itself because another one may serve another model. The pods of one
+        replica leave together: they do not stand in for one another.
         """
         replicas = self._replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
@@ -121,8 +121,11 @@ class ServicesOfPod:
         return False
 
     def wait_until_left(self, timeout_s: float) -> bool:
-        """Waits until this pod is not a ready endpoint of any Service any more; a fixed time if no
-        Service routes to it, for then its clients have its address from elsewhere."""
+        """Wait until no Service has this pod as a ready endpoint; False if one still has.
+
+        If no Service routes to the pod, its clients have its address from elsewhere: wait a fixed
+        time.
+        """
         if not self.services():
             return Unseen().wait_until_left(timeout_s)
         deadline = time.monotonic() + timeout_s
@@ -140,9 +143,12 @@ def _none_ready(pods: dict[str, bool], own: set[str]) -> bool:
 
 
 def _ready(piece: Object) -> Iterator[tuple[str, bool]]:
-    """Pod name and readiness of each endpoint in an EndpointSlice. A condition that is absent means
-    ready (the API's own rule). A Service with ``publishNotReadyAddresses`` calls every pod ready:
-    the pod's own readiness is the condition ``serving``."""
+    """Yield the pod name and readiness of each endpoint in an EndpointSlice.
+
+    A condition that is absent means ready (the API's own rule). A Service with
+    ``publishNotReadyAddresses`` calls every pod ready: the pod's own readiness is the condition
+    ``serving``.
+    """
     for endpoint in piece.get("endpoints") or []:
         name = (endpoint.get("targetRef") or {}).get("name", "")
         conditions = endpoint.get("conditions") or {}

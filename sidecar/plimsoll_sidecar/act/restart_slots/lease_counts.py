@@ -48,13 +48,13 @@ class UnreadableError(ValueError):
 
 
 def service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
-    """The service's restarts on this Lease that still count. Raises UnreadableError."""
+    """Read the service's restarts on this Lease that still count. Raises UnreadableError."""
     found = _read(lease, SERVICE_RESTARTS, _restarts, b"[]")
     return [restart for restart in found if now - restart.at < window_s]
 
 
 def count_service(lease: Object, incident: str, window_s: float, now: float) -> None:
-    """Counts a restart, once for each incident."""
+    """Count a restart, once for each incident. Raises UnreadableError."""
     restarts = service_restarts(lease, window_s, now)
     if all(restart.incident != incident for restart in restarts):
         restarts.append(ServiceRestart(now, incident))
@@ -62,14 +62,17 @@ def count_service(lease: Object, incident: str, window_s: float, now: float) -> 
 
 
 def of_replica(lease: Object, uid: str) -> ReplicaRestarts:
-    """What this Lease keeps of the replica. Raises UnreadableError."""
+    """Read what this Lease keeps of the replica. Raises UnreadableError."""
     return _read(lease, REPLICA_RESTARTS, _replicas, b"{}").get(uid, NONE)
 
 
 def keep_replica(
     lease: Object, uid: str, restarts: ReplicaRestarts, window_s: float, now: float
 ) -> None:
-    """Replaces what the Lease keeps of one replica, and forgets others that count no more."""
+    """Replace what the Lease keeps of one replica, and forget others that no longer count.
+
+    Raises UnreadableError.
+    """
     known = _read(lease, REPLICA_RESTARTS, _replicas, b"{}")
     known[uid] = ReplicaRestarts(restarts.at[-MAX_OF_REPLICA:], restarts.exhausted)
     living = {
@@ -128,7 +131,7 @@ def _read(lease: Object, name: str, decoder: msgspec.json.Decoder[_T], empty: by
 
 
 def _write(lease: Object, name: str, value: object) -> None:
-    """Sets the annotation, or leaves it out where there is nothing to keep."""
+    """Set the annotation, or remove it if there is nothing to keep."""
     annotations = dict(_annotations(lease))
     annotations.pop(name, None)
     if value:

@@ -39,20 +39,23 @@ class Slots(Protocol):
     known: ReplicaRestarts
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
-        """None when a slot is held, else why not. ``at`` counts a restart of this replica at that
-        time, if its budget allows one; None takes a slot back that was lost."""
+        """Take a slot; return None if one is held, else the reason why not.
+
+        ``at`` counts a restart of this replica at that time, in Unix seconds, if its budget allows
+        one. None takes a slot back that was lost.
+        """
 
     def held(self) -> bool:
         """Whether the slot is still ours, renewed when it is time for it."""
 
     def release(self) -> None:
-        """Gives back whatever this replica holds, also from before a restart of its own."""
+        """Give back whatever this replica holds, even from before its own restart."""
 
     def stored(self) -> ReplicaRestarts:
-        """What is kept of this replica outside of its journal."""
+        """Read the restarts of this replica that are kept outside of its journal."""
 
     def keep(self, policy: RestartBudget) -> None:
-        """Keeps ``known`` outside of the journal, if that is new."""
+        """Write ``known`` outside of the journal, if it has changed."""
 
 
 class LocalSlots:
@@ -65,7 +68,7 @@ class LocalSlots:
         return None
 
     def held(self) -> bool:
-        """Always True: nobody can take the slot away."""
+        """Return True: nobody can take the slot away."""
         return True
 
     def release(self) -> None:
@@ -82,10 +85,11 @@ class LocalSlots:
 
 
 class LeaseSlots:
-    """All but ``held`` raise KubeError when the API server does not answer, and UnreadableError
-    for a count that cannot be read. Safe to use from several threads.
+    """Restart slots as Leases of the API server. Safe to use from several threads.
 
-    ``uid`` is that of the pod: what is kept of a replica ends with it.
+    ``uid`` is that of the pod: what is kept of a replica ends with it. All methods but ``held``
+    raise KubeError when the API server does not answer, and UnreadableError for a count that cannot
+    be read.
     """
 
     def __init__(
@@ -108,8 +112,10 @@ class LeaseSlots:
         self.known = NONE
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
-        """Take the replica's own slot again, or one that is free or expired. The Refusal says why
-        there is none."""
+        """Take the replica's own slot again, or one that is free or expired.
+
+        Returns None if a slot is held, else a Refusal with the reason.
+        """
         with self._lock:
             try:
                 return self._take(incident, policy, at)
@@ -120,8 +126,10 @@ class LeaseSlots:
                 return Refusal(WaitReason.NO_SLOT, text)
 
     def replicas(self) -> list[tuple[str, ...]]:
-        """Pods that may take this slot, by replica; empty where its Lease names none, or there is
-        none yet. Raises KubeError."""
+        """Read which pods may take this slot, by replica. Raises KubeError.
+
+        Empty if its Lease names none, or does not exist yet.
+        """
         try:
             lease = self._kube.get(f"{self._path}/{self._names[0]}")
         except KubeError as error:
@@ -171,8 +179,7 @@ class LeaseSlots:
             return False
 
     def release(self) -> None:
-        """Free every slot of this holder for the next replica, with the time of this restart in
-        it."""
+        """Free every slot of this holder for the next replica, and note this restart's time."""
         with self._lock:
             for lease in self._leases():
                 if _holder(lease) == self._holder:
@@ -182,14 +189,14 @@ class LeaseSlots:
             self._mine = None
 
     def stored(self) -> ReplicaRestarts:
-        """The restarts that the Leases count for this replica; they outlive its journal."""
+        """Read the restarts that the Leases count for this replica; they outlive its journal."""
         with self._lock:
             found = self._stored(self._leases())
             self._kept = found
             return found
 
     def keep(self, policy: RestartBudget) -> None:
-        """Writes a count that changed without a slot: a crash, a restart by hand, a reset."""
+        """Write a count that changed without a slot: a crash, a restart by hand, a reset."""
         with self._lock:
             known = self.known
             if known == self._kept:
@@ -286,5 +293,5 @@ def _holder(lease: Object) -> str:
 
 
 def _now() -> str:
-    """A MicroTime as the API writes it."""
+    """Return the present time as the API writes a MicroTime."""
     return rfc3339_micro(time.time())

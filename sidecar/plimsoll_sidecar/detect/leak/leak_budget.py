@@ -11,7 +11,7 @@ from collections import deque
 
 from plimsoll_api.assessment import BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryBudget
+from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.leak.confirmation import Standing, spent, unconfirmed

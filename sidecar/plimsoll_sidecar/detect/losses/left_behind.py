@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import MemoryBudget
+from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.trace import Sample
 from plimsoll_api.units import format_bytes
 

@@ -8,7 +8,8 @@ from plimsoll_api.admin import DrainMode
 from plimsoll_api.assessment import Assessment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.supervision import Action, MemoryPolicy, Supervision
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Action, Supervision
 from plimsoll_sidecar.govern.command import Command, EngineView, Event, EventType, Turn, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.life.transitions import move

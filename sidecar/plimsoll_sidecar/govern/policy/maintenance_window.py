@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from plimsoll_api.supervision import DAY_S, MaintenanceWindow
+from plimsoll_api.maintenance_window import MaintenanceWindow
+from plimsoll_api.units import DAY_S
 
 THURSDAY = 3
 """The weekday of 1 January 1970, where 0 is Monday."""

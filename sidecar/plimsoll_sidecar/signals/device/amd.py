@@ -7,7 +7,7 @@ say which devices are the pod's; ``gpu_id`` is the device's number on its node.
 
 from __future__ import annotations
 
-from plimsoll_api.supervision import AMD_EXPORTER_PORT
+from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT
 from plimsoll_sidecar.signals.device.exporter_page import Exporter
 from plimsoll_sidecar.signals.device.sources import DeviceBytes
 

@@ -7,7 +7,7 @@ also says which pod each device was given to.
 
 from __future__ import annotations
 
-from plimsoll_api.supervision import EXPORTER_PORT
+from plimsoll_api.supervisor_config import EXPORTER_PORT
 from plimsoll_sidecar.signals.device.exporter_page import SCRAPE_S, Exporter
 from plimsoll_sidecar.signals.device.sources import DeviceBytes
 

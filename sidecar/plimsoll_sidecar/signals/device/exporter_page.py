@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from plimsoll_api.supervision import NODE_IP
+from plimsoll_api.supervisor_config import NODE_IP
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.serving.prometheus_text import LABELS, LARGEST
 

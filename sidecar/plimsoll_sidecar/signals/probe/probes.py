@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.admin import Capability, Diagnostic, Number, ProcessMemory, Role, Status
-from plimsoll_api.supervision import PROBE_DIR_ENV
+from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_sidecar.signals.probe import probe_report
 from plimsoll_sidecar.signals.probe.probe_report import Report
 from plimsoll_sidecar.signals.probe.probe_socket import TEXT_BYTES, Exchange, ask_all

@@ -1,10 +1,10 @@
 """Which processes are the engine: those of its own container, and nothing beside it.
 
 The container is the one that was started with its own name in the environment variable
-:data:`~plimsoll_api.supervision.CONTAINER_ENV`. Without it, as in pods of an earlier release, it is
-the container of the process that listens on the serving port, or of the only program of this type
-of engine. Outside of containers the engine is a tree of processes: its outermost process that is an
-engine by one of these three signs, and that process's descendants.
+:data:`~plimsoll_api.supervisor_config.CONTAINER_ENV`. Without it, as in pods of an earlier release,
+it is the container of the process that listens on the serving port, or of the only program of this
+type of engine. Outside of containers the engine is a tree of processes: its outermost process that
+is an engine by one of these three signs, and that process's descendants.
 
 The containers of a pod share the supervisor's PID namespace. A process of a nested namespace, as a
 pod seen from its node, is the engine only where it listens at the port.
@@ -18,7 +18,8 @@ import os
 
 import msgspec
 
-from plimsoll_api.supervision import CONTAINER_ENV, EngineType
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
 from plimsoll_sidecar.signals.process.process_table import (
     Container,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plimsoll_api.admin import Parts, ProcessMemory, Role
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.engines import EngineType
 
 
 @dataclass(frozen=True)

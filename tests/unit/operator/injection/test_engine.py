@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.supervision import EngineType
+from plimsoll_api.engines import EngineType
 from plimsoll_operator.injection import engine
 
 Object = dict[str, Any]

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import yaml
 
-from plimsoll_api import supervision
-from plimsoll_api.supervision import PodEngine
+from plimsoll_api import supervisor_config
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
+from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_operator.injection.configuration import Injected
 from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError
@@ -88,8 +88,8 @@ def test_decode_and_prefill_have_the_ports_of_the_presets() -> None:
     assert decode.engine.model == "meta-llama/Llama-3.1-8B-Instruct"
     assert (decode.memory_limit_bytes, prefill.memory_limit_bytes) == (64 << 30, 48 << 30)
     assert made.config_map is not None
-    read = supervision.decode(made.config_map["data"]["supervisor.json"].encode())
-    whole = supervision.of_pod(read, decode)
+    read = supervisor_config.decode(made.config_map["data"]["supervisor.json"].encode())
+    whole = supervisor_config.of_pod(read, decode)
     assert whole.engine.container == "main"
     assert whole.memory.host is not None
     assert whole.memory.host.limit_bytes == 64 << 30

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.supervision import Action, EngineEndpoint, EngineType, PodEngine, of_pod
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervision import Action
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_SHOWN_WORKLOADS
+from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.plan import read
 from plimsoll_operator.policies.policy_status import of_workloads, status

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import SERVICE_RESTARTS, SLOT_REPLICAS, SLOT_WORKLOAD
-from plimsoll_api.supervision import EngineEndpoint, EngineType, PodEngine, of_pod
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
 from plimsoll_api.workloads import (
     Membership,
     WorkloadRef,

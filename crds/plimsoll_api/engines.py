@@ -1,14 +1,23 @@
-"""Flags of engines that the operator writes itself. A second one in ``engine.args`` would win, and
-the probes, the Service and the supervisor would look for the engine where it is not."""
+"""The engines that Plimsoll knows, and those of their flags that matter to it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from plimsoll_api.cel import rule
-from plimsoll_api.supervision import EngineType
+
+
+class EngineType(StrEnum):
+    """Which engine a replica runs, and so by which verbs it is drained and restarted."""
+
+    PLIMSOLL = "plimsoll"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    CUSTOM = "custom"
+
 
 KEYS_FLAG = "--api-key-file"
 _OURS = (EngineType.PLIMSOLL,)
@@ -34,7 +43,9 @@ RESERVED_FLAGS = (
     Reserved("--startup-timeout", _OURS, "set engine.startupTimeout"),
     Reserved(KEYS_FLAG, _OURS, "engine.apiKeySecretRef sets it"),
 )
-"""The last one only where ``apiKeySecretRef`` is set: without it the flag is the manifest's."""
+"""Flags that the operator writes itself. A second one in ``engine.args`` would win, and the probes,
+the Service and the supervisor would look for the engine where it is not. The last one is reserved
+only where ``apiKeySecretRef`` is set: without it the flag is the manifest's."""
 
 
 TLS_FLAG = "--ssl-certfile"
@@ -58,8 +69,10 @@ def _message(one: Reserved) -> str:
 
 
 def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
-    """Why ``args`` of an engine cannot be, None where nothing is wrong; ``keys`` says whether
-    ``apiKeySecretRef`` is set."""
+    """Return why an engine may not have ``args``, or None if it may.
+
+    ``keys`` says whether ``apiKeySecretRef`` is set.
+    """
     for one in RESERVED_FLAGS:
         if type_ in one.types and (keys or one.flag != KEYS_FLAG):
             pattern = re.compile(_pattern(one.flag).replace("$", r"\Z"))

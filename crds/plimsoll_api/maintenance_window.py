@@ -1,0 +1,106 @@
+"""``spec.supervision.maintenanceWindow``: when restarts that can wait are done."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+
+from plimsoll_api.cel import rule, validations
+from plimsoll_api.manifest import POSITIVE_DURATION, FieldForm, written
+from plimsoll_api.units import DAY_S
+
+
+class Weekday(StrEnum):
+    """A day of the week; its place in this list is its number, 0 for Monday."""
+
+    MONDAY = "Monday"
+    TUESDAY = "Tuesday"
+    WEDNESDAY = "Wednesday"
+    THURSDAY = "Thursday"
+    FRIDAY = "Friday"
+    SATURDAY = "Saturday"
+    SUNDAY = "Sunday"
+
+
+_TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
+
+
+def _read_time_of_day(value: Any) -> float:
+    if not isinstance(value, str) or not re.match(_TIME_OF_DAY.replace("$", r"\Z"), value):
+        raise ValueError("must be a time of day in UTC, written HH:MM")
+    hours, minutes = map(int, value.split(":"))
+    return 3600.0 * hours + 60.0 * minutes
+
+
+def _write_time_of_day(seconds: float) -> str:
+    hours, minutes = divmod(int(seconds // 60), 60)
+    return f"{hours:02d}:{minutes:02d}"
+
+
+def _read_within_a_day(value: Any) -> float:
+    seconds: float = POSITIVE_DURATION.read(value)
+    if seconds > DAY_S:
+        raise ValueError("must be at most 24h")
+    return seconds
+
+
+def _read_weekdays(value: Any) -> tuple[int, ...]:
+    known = list(Weekday)
+    if not isinstance(value, list) or any(day not in known for day in value):
+        raise ValueError(f"may only name {', '.join(known)}")
+    return tuple(sorted({known.index(Weekday(day)) for day in value}))
+
+
+TIME_OF_DAY = FieldForm(
+    _read_time_of_day, _write_time_of_day, {"type": "string", "pattern": _TIME_OF_DAY}
+)
+WITHIN_A_DAY = POSITIVE_DURATION._replace(
+    read=_read_within_a_day,
+    schema=POSITIVE_DURATION.schema
+    | validations(
+        rule(
+            "duration(self) > duration('0s') && duration(self) <= duration('24h')",
+            "duration must be more than 0 and at most 24h",
+        )
+    ),
+)
+WEEKDAYS = FieldForm(
+    _read_weekdays,
+    lambda days: [list(Weekday)[day].value for day in days],
+    {
+        "type": "array",
+        "items": {"type": "string", "enum": [day.value for day in Weekday]},
+        "maxItems": 7,
+    },
+)
+
+
+class MaintenanceWindow(msgspec.Struct, frozen=True):
+    """When restarts that can wait are done: from ``start_s`` after midnight UTC, ``duration_s``.
+
+    ``days`` are the days on which it begins, 0 is Monday; none means every day.
+    """
+
+    start_s: Annotated[
+        float,
+        msgspec.Meta(ge=0, lt=86_400),
+        written(
+            "Time of day, in UTC, at which the window opens: HH:MM.", name="start", form=TIME_OF_DAY
+        ),
+    ]
+    duration_s: Annotated[
+        float,
+        msgspec.Meta(gt=0, le=86_400),
+        written(
+            "How long the window stays open. At most 24h. Defaults to 4h.",
+            name="duration",
+            form=WITHIN_A_DAY,
+        ),
+    ] = 4 * 3600.0
+    days: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=6)], ...],
+        written("Days on which the window opens. If empty, it opens every day.", form=WEEKDAYS),
+    ] = ()

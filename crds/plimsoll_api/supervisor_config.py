@@ -1,0 +1,162 @@
+"""The supervisor's configuration: one JSON file, mounted from a ConfigMap.
+
+The renderer writes it from an InferenceService or a SupervisionPolicy, local mode writes the same
+file, and the supervisor reads it again whenever it changes. All sizes are bytes and all times are
+seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
+
+from plimsoll_api.engines import EngineType
+from plimsoll_api.manifest import PositiveBytes, PositiveSeconds
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.names import SERVICE_KIND
+from plimsoll_api.supervision import Action, Mode, Supervision
+from plimsoll_api.workloads import WorkloadRef, slots_of
+
+CONFIG_FILE = "supervisor.json"
+NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
+AMD_EXPORTER_PORT = "AMD_EXPORTER_PORT"
+"""Environment of the supervisor's container, where a manifest names an exporter's port."""
+
+CONTAINER_ENV = "PLIMSOLL_CONTAINER"
+"""Environment of the engine's container: its name, by which the supervisor knows its processes."""
+
+POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
+"""Environment of the supervisor's container in a pod of a SupervisionPolicy: a
+:class:`PodEngine` as JSON. The policy's configuration is
+the same for all of its pods; this is what differs."""
+
+PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
+"""Environment of both containers: the folder for the sockets of the probes in the engine."""
+
+
+class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The place of a pod in a multi-node group, which is one replica of its workload.
+
+    ``index`` names the group within the workload. The leader serves, and restarts the group; a
+    ``worker`` serves nothing. ``subdomain`` is the headless Service that lists the group's pods,
+    empty where there is none.
+    """
+
+    index: Annotated[str, msgspec.Meta(max_length=63)]
+    worker: bool = False
+    subdomain: Annotated[str, msgspec.Meta(max_length=63)] = ""
+
+
+class ServiceRef(msgspec.Struct, frozen=True):
+    """The InferenceService or SupervisionPolicy that a replica belongs to, by ``kind``.
+
+    ``uid`` is empty in local mode. ``workload`` owns a policy's pod, and ``group`` is the pod's
+    place in a multi-node group of that workload.
+    """
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    kind: str = SERVICE_KIND
+    workload: WorkloadRef | None = None
+    group: GroupMember | None = None
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether the leader of the pod's group speaks for it."""
+        return self.group is not None and self.group.worker
+
+
+class EngineEndpoint(msgspec.Struct, frozen=True):
+    """Where the engine answers: both on the pod's own loopback.
+
+    ``container`` is the name of its container, which is in that container's environment
+    (:data:`CONTAINER_ENV`); empty where nobody set it, as outside of a pod. What does not
+    ``serve`` is the worker of a multi-node engine: nothing listens there.
+    """
+
+    type: EngineType
+    admin_url: str
+    serving_url: str
+    model: str = ""
+    version: str = ""
+    container: str = ""
+    serves: bool = True
+
+
+class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The engine of one pod, as it was found when the pod was created.
+
+    ``memory_limit_bytes`` is the memory limit of its container, None if it has none.
+    ``shared_device`` says whether a device plugin gives it a share of a device.
+    """
+
+    engine: EngineEndpoint
+    workload: WorkloadRef | None = None
+    group: GroupMember | None = None
+    memory_limit_bytes: PositiveBytes | None = None
+    shared_device: bool = False
+
+
+class SupervisorConfig(msgspec.Struct, frozen=True):
+    """The supervisor's whole configuration file.
+
+    ``slots`` names the service's restart-slot Leases; it is empty in local mode. In the file of a
+    SupervisionPolicy they are those of its pods that no workload owns.
+    """
+
+    service: ServiceRef
+    engine: EngineEndpoint
+    memory: MemoryPolicy = MemoryPolicy()
+    supervision: Supervision = Supervision()
+    slots: tuple[str, ...] = ()
+    sample_interval_s: PositiveSeconds = 1.0
+
+
+def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
+    """Combine a policy's configuration with what admission found in one of its pods.
+
+    The result has the pod's engine and memory limit, and the slots of its workload. The supervisor
+    of a worker only observes: its group's leader acts.
+    """
+    memory, host = config.memory, config.memory.host
+    if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
+        # A budget above the limit could never be spent: the kernel would be first.
+        growth = min(host.growth_bytes, pod.memory_limit_bytes)
+        host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
+    shared = memory.shared_device or pod.shared_device
+    supervision = config.supervision
+    if pod.workload is None:  # nothing would create the pod anew
+        ladder = tuple(one for one in supervision.ladder if one is not Action.POD_REPLACE)
+        supervision = replace(supervision, ladder=ladder)
+    service = replace(config.service, workload=pod.workload, group=pod.group)
+    slots = slots_of(config.service.name, pod.workload, len(config.slots))
+    if service.is_worker:
+        supervision, slots = replace(supervision, mode=Mode.OBSERVE), ()
+    return replace(
+        config,
+        service=service,
+        engine=pod.engine,
+        memory=replace(memory, host=host, shared_device=shared),
+        supervision=supervision,
+        slots=slots,
+    )
+
+
+def decode(data: bytes) -> SupervisorConfig:
+    """Read a configuration file; msgspec.DecodeError names the field that is wrong.
+
+    Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
+    read what a newer operator wrote.
+    """
+    return msgspec.json.decode(data, type=SupervisorConfig)
+
+
+def encode(config: SupervisorConfig) -> bytes:
+    """Write a configuration file.
+
+    The same configuration always gives the same bytes, so that a ConfigMap does not flap.
+    """
+    return msgspec.json.format(msgspec.json.encode(config, order="sorted"), indent=2) + b"\n"
