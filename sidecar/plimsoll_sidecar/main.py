@@ -13,13 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api import logs
-from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, POLICY_KIND, PROBE_PORT, TOKEN_FILE
+from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
 from plimsoll_api.supervisor_config import SupervisorConfig
-from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.restart_slots.budget_reset import pod_uid
-from plimsoll_sidecar.act.restart_slots.endpoints import Endpoints, Leaving, ServicesOfPod, Unseen
+from plimsoll_sidecar.act.restart_slots.endpoints import Leaving, Unseen, endpoints_of_pod
 from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots, LocalSlots, Slots
 from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
@@ -92,13 +91,9 @@ def build(
             slots = leases = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
         member, workload = current.service.group, current.service.workload
         kind = workload.kind if workload is not None else ""
-        if current.service.kind == POLICY_KIND:
-            replicas = leases.replicas if leases else tuple
-            # The Service that the operator made for a RayCluster has no clients.
-            apart = member.subdomain if member is not None and kind == RAY_KIND else ""
-            endpoints = ServicesOfPod(kube, namespace, pod, replicas, apart)
-        else:
-            endpoints = Endpoints(kube, namespace, current.service.name, pod)
+        endpoints = endpoints_of_pod(
+            kube, current.service, pod, leases.replicas if leases else tuple
+        )
         if member is not None and member.subdomain and not member.worker:
             group = GroupMembers(kube, namespace, member.subdomain, workers_of(kind, pod))
 

@@ -5,6 +5,7 @@ How a person writes each into a pod, how it falls ill, and how a client asks it.
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.conformance.peers import CHECKPOINT, PEERS, Peer
 from tests.lab import images
@@ -23,6 +25,11 @@ from tests.node import streams
 STANDIN = ROOT / "tests" / "integration" / "standin_external.py"
 REAL = PEERS["vllm-0.32.0"]
 CONTAINER, PORT = "server", 8000
+MASTER_PORT = 29500
+JOIN = """leader=${LWS_LEADER_ADDRESS%%.*}
+eval "address=\\$LLM_${leader##*-}_SERVICE_HOST"
+exec "$@" --master-addr="$address"
+"""
 LIMITED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 Document = dict[str, Any]
 
@@ -35,7 +42,8 @@ class Engine:
     that starts a leak in the container, until the container ends. ``ask`` is one client's request
     to a URL on a connection of its own; it raises ValueError or an error of httpx if it fails.
     ``start_s`` and ``story_s`` bound a start, and an incident from the leak to its end. ``peer`` is
-    the real engine that it is.
+    the real engine that it is. ``pair`` makes of its container the two containers of an engine on
+    two nodes: the leader's, and that of a worker, which serves nothing.
     """
 
     container: Document
@@ -44,6 +52,7 @@ class Engine:
     leak: str
     prepare: Callable[[Kube, Path], None]
     ask: Callable[[str], None]
+    pair: Callable[[Document], tuple[Document, Document]]
     start_s: int = 180
     story_s: int = 240
     peer: Peer | None = None
@@ -60,6 +69,15 @@ class Engine:
             "containers": [self.container],
             "volumes": list(self.volumes),
         }
+
+
+def install(node: Lab, engine: Engine) -> None:
+    """The image of a real engine, where it is one."""
+    if engine.peer is None:
+        return
+    if not engine.peer.ready:
+        pytest.skip(f"{engine.peer.name} is not installed: make engines")
+    node.load_peer(engine.peer.home)
 
 
 def standin(node: Lab) -> Engine:
@@ -89,7 +107,14 @@ def standin(node: Lab) -> Engine:
         leak=f"touch {sick}",
         prepare=prepare,
         ask=_models,
+        pair=_standin_pair,
     )
+
+
+def _standin_pair(container: Document) -> tuple[Document, Document]:
+    worker = _without_server(container)
+    worker["args"].append("--worker")
+    return container, worker
 
 
 def vllm(node: Lab) -> Engine:
@@ -132,10 +157,42 @@ def vllm(node: Lab) -> Engine:
         leak=f"echo {2 << 20} >/tmp/leak-{REAL.role(REAL.runner)}",
         prepare=prepare,
         ask=_completion,
+        pair=_vllm_pair,
         start_s=900,
         story_s=1500,
         peer=REAL,
     )
+
+
+def _vllm_pair(container: Document) -> tuple[Document, Document]:
+    """One model over two pods of a LeaderWorkerSet: a Worker in each.
+
+    The lab's node has no DNS, so that a worker finds its leader by the Service which has the
+    leader's name. Four such pods share the machine's memory.
+    """
+    address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    leader = copy.deepcopy(container)
+    leader["env"].append(address)
+    leader["resources"] = {"limits": {"memory": "4Gi"}}
+    leader["args"] += [
+        "--tensor-parallel-size=2",
+        "--distributed-executor-backend=mp",
+        "--nnodes=$(LWS_GROUP_SIZE)",
+        "--node-rank=$(LWS_WORKER_INDEX)",
+        f"--master-port={MASTER_PORT}",
+    ]
+    worker = _without_server(leader)
+    leader["args"].append("--master-addr=$(VLLM_HOST_IP)")
+    worker["args"] = [*worker["command"], *worker["args"], "--headless"]
+    worker["command"] = ["sh", "-c", JOIN, "sh"]
+    return leader, worker
+
+
+def _without_server(container: Document) -> Document:
+    """A copy that nothing asks whether it is ready."""
+    probes = ("startupProbe", "readinessProbe", "livenessProbe")
+    left = {key: value for key, value in container.items() if key not in ("ports", *probes)}
+    return copy.deepcopy(left)
 
 
 def _health(**more: int) -> Document:

@@ -42,6 +42,7 @@ def test_a_person_restarts_a_workload_pod_by_pod_while_its_service_answers(
         restarted = plimsoll(kube, "restart", f"deployment/{owner.workload}", "--yes")
     print(restarted.output, visits.answered, visits.failures)
     assert restarted.exit_code == 0, restarted.exception or restarted.output
+    assert visits.failures == []
     assert [line.split(":")[0] for line in restarted.stdout.splitlines()] == [
         f"restart {name}" for name in sorted(replicas.pods())
     ]

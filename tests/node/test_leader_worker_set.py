@@ -6,7 +6,6 @@ while the other group serves.
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +39,7 @@ from tests.node.supervised import (
     unix,
     warm,
 )
-from tests.node.supervised_engines import CONTAINER, PORT, Engine
+from tests.node.supervised_engines import CONTAINER, MASTER_PORT, PORT, Engine
 from tests.node.visits import Visits
 
 NAME = "llm"
@@ -49,6 +48,7 @@ PREFIX = "leaderworkerset.sigs.k8s.io"
 OF_SET = f"{PREFIX}/name={NAME}"
 GROUPS = {"0": {"llm-0", "llm-0-1"}, "1": {"llm-1", "llm-1-1"}}
 LEADER, WORKER = "llm-0", "llm-0-1"
+RECREATE = ("RecreateGroupOnPodRestart", ("Trim", "EngineRestart"), "EngineRestart")
 Pods = dict[str, dict[str, Any]]
 
 
@@ -66,34 +66,40 @@ def controller(node: Lab) -> Iterator[None]:
 
 
 def workload(engine: Engine, restart_policy: str) -> list[dict[str, Any]]:
-    """A LeaderWorkerSet that consents, and the Service of its leaders."""
+    """A LeaderWorkerSet that consents, its leaders' Service, and one with each leader's name."""
     metadata = {"labels": TEAM, "annotations": {"plimsoll.dev/allow-group-restarts": "true"}}
-    leader, worker = copy.deepcopy(engine.pod_spec), copy.deepcopy(engine.pod_spec)
-    (container,) = worker["containers"]
-    container["args"].append("--worker")
-    for field in ("ports", "readinessProbe"):
-        del container[field]
+    leader, worker = (
+        engine.pod_spec | {"containers": [one]} for one in engine.pair(engine.container)
+    )
     group = {
         "size": 2,
         "restartPolicy": restart_policy,
         "leaderTemplate": {"metadata": metadata, "spec": leader},
         "workerTemplate": {"metadata": metadata, "spec": worker},
     }
-    served = {f"{PREFIX}/name": NAME, f"{PREFIX}/worker-index": "0"}
+    leaders = {f"{PREFIX}/name": NAME, f"{PREFIX}/worker-index": "0"}
+    of_groups = [
+        {
+            "selector": leaders | {f"{PREFIX}/group-index": index},
+            "ports": [{"port": MASTER_PORT}],
+            "publishNotReadyAddresses": True,  # a leader is ready when its workers have joined
+        }
+        for index in GROUPS
+    ]
     return [
+        _service("leaders", {"selector": leaders, "ports": [{"port": 80, "targetPort": PORT}]}),
+        *(_service(f"{NAME}-{index}", spec) for index, spec in enumerate(of_groups)),
         {
             "apiVersion": "leaderworkerset.x-k8s.io/v1",
             "kind": "LeaderWorkerSet",
             "metadata": {"name": NAME},
             "spec": {"replicas": 2, "leaderWorkerTemplate": group},
         },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "leaders"},
-            "spec": {"selector": served, "ports": [{"port": 80, "targetPort": PORT}]},
-        },
     ]
+
+
+def _service(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
 def pods(kube: Kube) -> Pods:
@@ -110,16 +116,21 @@ def uids(found: Pods, group: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("restart_policy", "ladder", "outcome"),
+    ("make_engine", "restart_policy", "ladder", "outcome"),
     [
-        ("RecreateGroupOnPodRestart", ("Trim", "EngineRestart"), "EngineRestart"),
+        pytest.param(supervised_engines.standin, *RECREATE, id="standin-recreate"),
+        pytest.param(
+            supervised_engines.vllm, *RECREATE, id="vllm-recreate",
+            marks=[pytest.mark.long, pytest.mark.timeout(5400)],
+        ),
         # The leader's restart alone does not return the worker's memory: its pod's replacement
         # recreates the group under every restart policy.
         pytest.param(
-            "None", ("EngineRestart", "PodReplace"), "PodReplaced", marks=pytest.mark.long
+            supervised_engines.standin, "None", ("EngineRestart", "PodReplace"), "PodReplaced",
+            id="standin-none", marks=pytest.mark.long,
         ),
     ],
-)
+)  # fmt: skip
 def test_a_leak_in_a_worker_restarts_its_group_while_the_other_serves(
     node: Lab,
     kube: Kube,
@@ -127,11 +138,13 @@ def test_a_leak_in_a_worker_restarts_its_group_while_the_other_serves(
     webhook: tuple[str, ...],
     controller: None,
     tmp_path: Path,
+    make_engine: Callable[[Lab], Engine],
     restart_policy: str,
     ladder: tuple[str, ...],
     outcome: str,
 ) -> None:
-    engine = supervised_engines.standin(node)
+    engine = make_engine(node)
+    supervised_engines.install(node, engine)
     engine.prepare(kube, tmp_path)
     operator(*webhook)
     kube.apply(policy(TEAM, engine.memory, ladder=list(ladder)))

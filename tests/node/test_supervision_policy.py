@@ -74,6 +74,7 @@ class Replicas:
         return f"http://{service['spec']['clusterIP']}"
 
 
+REAL = [pytest.mark.long, pytest.mark.timeout(5400)]
 CASES = [
     pytest.param(supervised_engines.standin, owners.deployment, id="standin-deployment"),
     pytest.param(
@@ -83,10 +84,9 @@ CASES = [
     pytest.param(
         supervised_engines.standin, owners.kserve, id="standin-kserve", marks=pytest.mark.long
     ),
-    pytest.param(
-        supervised_engines.vllm, owners.deployment, id="vllm-deployment",
-        marks=[pytest.mark.long, pytest.mark.timeout(5400)],
-    ),
+    pytest.param(supervised_engines.vllm, owners.deployment, id="vllm-deployment", marks=REAL),
+    pytest.param(supervised_engines.vllm, owners.stateful_set, id="vllm-statefulset", marks=REAL),
+    pytest.param(supervised_engines.vllm, owners.kserve, id="vllm-kserve", marks=REAL),
 ]  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_a_leak_in_one_pod_is_cured_while_the_other_serves(
     make_owner: Callable[[Engine], Owner],
 ) -> None:
     engine = make_engine(node)
-    install(node, engine)
+    supervised_engines.install(node, engine)
     owner = make_owner(engine)
     older = older_pod(node, owner.selected)
     for one in (engine, supervised_engines.standin(node)):
@@ -158,15 +158,6 @@ def test_a_leak_in_one_pod_is_cured_while_the_other_serves(
         told = f"to Confirmed, {told}"
         peer = engine.peer
         table.write(table.Ran(peer.type.value, peer.version, case, round(seconds, 1), told))
-
-
-def install(node: Lab, engine: Engine) -> None:
-    """The image of a real engine, where it is one."""
-    if engine.peer is None:
-        return
-    if not engine.peer.ready:
-        pytest.skip(f"{engine.peer.name} is not installed: make engines")
-    node.load_peer(engine.peer.home)
 
 
 def the_story_is_whole(incident: dict[str, Any], pod: str, owner: Owner) -> None:

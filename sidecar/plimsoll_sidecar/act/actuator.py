@@ -17,7 +17,7 @@ from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import engine_end, readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.restart_slots.endpoints import Leaving
+from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, Leaving
 from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
 from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, Slots
 from plimsoll_sidecar.clients.http import EngineError
@@ -28,8 +28,6 @@ from plimsoll_sidecar.signals.process.process_id import ProcessId
 
 log = logging.getLogger(__name__)
 
-LEAVE_S = 30.0
-"""Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
 EVICTED_S = 120.0
 """Time in which an operator that is there evicts a pod which was left by its requests."""
 

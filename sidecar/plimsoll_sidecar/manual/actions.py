@@ -118,7 +118,9 @@ def _act(
         case "restart" if Capability.RESTART_WORKER in capabilities:
             return engine.restart_worker(command)
         case "restart":
-            return engine_end.unready(arguments.state_dir, lambda: engine.restart_engine(command))
+            return engine_end.unready(
+                arguments.state_dir, lambda: _restart_engine(engine, config, command)
+            )
         case "drain":
             readiness.write(str(arguments.state_dir), command.deadline_s + AWAY_S)
             result = engine.drain(command)
@@ -127,6 +129,22 @@ def _act(
             return result
         case _:
             return _resume(arguments, engine, config, command)
+
+
+def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Command) -> Result:
+    """Out of the endpoints first, then the running requests to their end, then the engine."""
+    pod = os.environ.get("POD_NAME")
+    if pod:
+        from plimsoll_sidecar.act.restart_slots import endpoints
+        from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+
+        found = endpoints.endpoints_of_pod(KubeClient.in_cluster(), config.service, pod)
+        try:
+            found.wait_until_left(endpoints.LEAVE_S)
+        except KubeError:
+            endpoints.Unseen().wait_until_left(endpoints.LEAVE_S)
+    finished = engine.finish(command)
+    return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
 
 def _note(state_dir: Path, action: ManualAction) -> str | None:

@@ -6,10 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from plimsoll_api.names import POLICY_KIND
+from plimsoll_api.supervisor_config import ServiceRef
+from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.clients.kube import KubeClient, Object
 
 SERVICE_NAME = "kubernetes.io/service-name"
 POLL_S = 0.5
+LEAVE_S = 30.0
+"""Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
 UNSEEN_S = 10.0
 """Probe period, endpoints and proxies, generously, where nobody can be asked."""
 
@@ -134,6 +139,27 @@ class ServicesOfPod:
                 return False
             time.sleep(POLL_S)
         return True
+
+
+def endpoints_of_pod(
+    kube: KubeClient | None,
+    service: ServiceRef,
+    pod: str,
+    replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
+) -> Leaving:
+    """Return how ``pod`` leaves the Services that route to it.
+
+    ``service`` is what it belongs to, and ``replicas`` gives the pods of its workload, by replica.
+    """
+    if kube is None or not service.uid:
+        return Unseen()
+    if service.kind != POLICY_KIND:
+        return Endpoints(kube, service.namespace, service.name, pod)
+    member, workload = service.group, service.workload
+    # The Service that the operator made for a RayCluster has no clients.
+    of_ray = workload is not None and workload.kind == RAY_KIND
+    apart = member.subdomain if member is not None and of_ray else ""
+    return ServicesOfPod(kube, service.namespace, pod, replicas, apart)
 
 
 def _none_ready(pods: dict[str, bool], own: set[str]) -> bool:

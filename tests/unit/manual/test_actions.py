@@ -1,0 +1,68 @@
+"""A restart by hand, of an engine that cannot replace its worker alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from plimsoll_api.admin import Capability, EngineState, Load, Status
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
+from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.act.restart_slots import endpoints
+from plimsoll_sidecar.govern.command import Command, Outcome, Result
+from plimsoll_sidecar.manual.actions import ask, parser
+
+CONFIG = SupervisorConfig(
+    service=ServiceRef("vllm"), engine=EngineEndpoint(EngineType.VLLM, "", "")
+)
+
+
+class Engine:
+    """Says what it was asked for, and whether its pod was ready then."""
+
+    def __init__(self, state_dir: Path, finishes: Outcome) -> None:
+        self._state_dir, self._finishes = str(state_dir), finishes
+        self.calls: list[tuple[str, bool]] = []
+
+    def status(self) -> Status:
+        can = [Capability.DRAIN]
+        return Status(EngineState.SERVING, "a:1", "0.32.0", "tiny", 1.0, Load(), capabilities=can)
+
+    def finish(self, command: Command) -> Result:
+        return self._called("finish", command, self._finishes)
+
+    def restart_engine(self, command: Command) -> Result:
+        return self._called("restart", command, Outcome.SUCCEEDED)
+
+    def _called(self, name: str, command: Command, outcome: Outcome) -> Result:
+        self.calls.append((name, readiness.is_ready(self._state_dir)))
+        return Result(operation_id=command.operation_id, outcome=outcome)
+
+
+@pytest.mark.parametrize(
+    ("finishes", "calls"),
+    [(Outcome.SUCCEEDED, ["finish", "restart"]), (Outcome.REFUSED, ["finish"])],
+)
+def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finishes: Outcome, calls: list[str]
+) -> None:
+    waited: list[float] = []
+
+    def wait(self: endpoints.Unseen, timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        assert not readiness.is_ready(str(tmp_path))
+        return True
+
+    monkeypatch.setattr(endpoints.Unseen, "wait_until_left", wait)
+    monkeypatch.setenv("POD_NAME", "vllm-0")
+    engine = Engine(tmp_path, finishes)
+    arguments = ["restart", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
+    answer = ask(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
+    assert answer.outcome == finishes
+    assert waited == [endpoints.LEAVE_S]
+    assert engine.calls == [(name, False) for name in calls]
+    assert readiness.is_ready(str(tmp_path)) is (finishes is Outcome.REFUSED)
