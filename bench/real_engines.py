@@ -27,7 +27,8 @@ then.
 - ``orphan_processes_count``: processes of the engine that outlived a killed one by two minutes.
 
 ``--rows FOLDER`` keeps what each case has found so far; ``--publish`` makes the result of that, and
-with ``--add`` of the runs that the result has already, too: no run is lost.
+with ``--add`` of the runs that the result has already, too: no run is lost. A row of an earlier
+run that shows a defect mended since stays there with ``set_apart``: why no figure has it.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _publish(name: str, peer: Peer, folders: list[Path], add: bool) -> None:
     have been elsewhere. What passed goes into the table of conformance, each with its newest
     run."""
     path = RESULTS / f"{name}.json"
-    runs, rows = _published(path, peer) if add else ([], [])
+    runs, rows, notes = _published(path, peer) if add else ([], [], [])
     for number, folder in enumerate(folders, len(runs)):
         runs.append(json.loads((folder / "run.json").read_text()))
         of_it = [
@@ -158,7 +159,8 @@ def _publish(name: str, peer: Peer, folders: list[Path], add: bool) -> None:
         rows += of_it
     newest = max(runs, key=lambda run: str(run["date"]))
     about = {key: newest[key] for key in ABOUT if newest.get(key) is not None}
-    found, samples = figures(rows), {"runs": runs, "probe_method": METHOD, "rows": rows}
+    samples: dict[str, Any] = {"notes": notes} if notes else {}
+    found, samples = figures(rows), samples | {"runs": runs, "probe_method": METHOD, "rows": rows}
     if peer.name not in ON_DEVICE:
         found, samples = _beside_others(path, peer, found, samples)
     whole = result(name, found, [], samples) | about
@@ -173,11 +175,11 @@ def _publish(name: str, peer: Peer, folders: list[Path], add: bool) -> None:
         table.write(ran, {"date": run["date"][:10], "commit": run["commit"][:7]})
 
 
-def _published(path: Path, peer: Peer) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Runs and rows of ``peer`` that the result has."""
+def _published(path: Path, peer: Peer) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
+    """Runs and rows of ``peer`` that the result has, and what it says of them."""
     samples = json.loads(path.read_text())["samples"]
     mine = samples if peer.name in ON_DEVICE else samples.get(peer.name, {"runs": [], "rows": []})
-    return list(mine["runs"]), list(mine["rows"])
+    return list(mine["runs"]), list(mine["rows"]), list(mine.get("notes", []))
 
 
 def _newest(case: str, runs: list[Any], rows: list[dict[str, Any]]) -> Any:

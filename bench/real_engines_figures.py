@@ -39,8 +39,11 @@ def lost(asked_tok_s: float, unasked_tok_s: float) -> float:
 
 
 def figures(rows: Iterable[Row]) -> dict[str, float | int | None]:
-    """All figures that the rows can say; None for what did not run."""
-    every = list(rows)
+    """All figures that the rows can say; None for what did not run.
+
+    A row with ``set_apart``, which says why, counts for none.
+    """
+    every = _kept(rows)
     made: dict[str, float | int | None] = {}
     healthy = _of(every, "healthy")
     made.update(_healthy("healthy", [row for row in healthy if not row.get("whole_device")]))
@@ -78,7 +81,7 @@ def figures(rows: Iterable[Row]) -> dict[str, float | int | None]:
 def passed(rows: Iterable[Row]) -> list[tuple[str, float | None, str]]:
     """What the table of conformance says: case, slowest seconds, and how often. A case that failed
     once is not there."""
-    every = list(rows)
+    every = _kept(rows)
     made: list[tuple[str, float | None, str]] = []
     ready = [row["seconds"] for row in _of(every, "ready") if row["life"] == 1]
     if ready:
@@ -112,6 +115,10 @@ def load_average(rows: Iterable[Row]) -> str | None:
     not say."""
     known = [row["load_1min"] for row in rows if "load_1min" in row]
     return f"{min(known):.0f} to {max(known):.0f}" if known else None
+
+
+def _kept(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if "set_apart" not in row]
 
 
 def _bound_s(row: Row) -> float:

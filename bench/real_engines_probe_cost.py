@@ -52,7 +52,7 @@ class Pairs:
     """How many pairs at most, and the seconds before each half."""
 
     count: int
-    settle_s: float = 1.0
+    settle_s: float = 0.5
 
 
 def probe_cost(replica: Replica, pairs: Pairs) -> None:

@@ -91,6 +91,18 @@ def test_engines_judged_by_a_device_that_others_use_are_counted_apart() -> None:
     assert (found["whole_device_minutes"], found["whole_device_confirmed_count"]) == (0.5, 1)
 
 
+def test_a_row_that_is_set_apart_counts_for_no_figure() -> None:
+    apart = {"set_apart": "before the mend"}
+    rows = [leak(1, 40.0), leak(2, 90.0) | apart, kill("core", 0), kill("core", 1) | apart]
+
+    found = bench.figures(rows)
+
+    assert (found["leaks_count"], found["leak_confirm_s"]) == (1, 40.0)
+    assert "second_leak_confirm_s" not in found
+    assert (found["core_kills_count"], found["orphan_processes_count"]) == (1, 0)
+    assert "core killed" in [case for case, *_ in bench.passed(rows)]
+
+
 def test_kills_and_what_failed() -> None:
     rows = [kill("frontend", 0), kill("core", 2), {"case": "failed"}]
 

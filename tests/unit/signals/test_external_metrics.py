@@ -165,6 +165,20 @@ def test_requests_are_counted_at_the_door_of_an_engine_that_hangs_idle() -> None
     assert seen == [(0, 0), (0, 3), (0, 3)], "one that the server lost before is no work"
 
 
+def test_a_request_that_the_engine_took_in_before_it_hung_counts_once() -> None:
+    """Five clients seemed ten: growth at a load that was never so high is compared with nothing."""
+    page = IDLE.replace(b'running{engine="0",model_name="m"} 0', b'running{engine="0"} %d')
+    door, now = Door(page % 3, page % 5, page % 5), [0.0]
+    load = ExternalLoad(door, VLLM, lambda: now[0])  # type: ignore[arg-type]
+    seen = []
+    for at, entered in ((0.0, 2), (2.0, 5), (3.0, 6)):
+        door.entered, now[0] = entered, at
+        newest = load.newest()
+        assert newest is not None
+        seen.append(newest[0].inflight)
+    assert seen == [3, 5, 6]
+
+
 def test_a_connection_that_waits_for_its_answer_is_work_without_a_count() -> None:
     now = [0.0]
     load = ExternalLoad(Pages(IDLE), VLLM, lambda: now[0], lambda: 2)  # type: ignore[arg-type]

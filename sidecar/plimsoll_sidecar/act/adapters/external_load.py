@@ -47,7 +47,7 @@ class ExternalLoad:
         self._load: Load | None = None
         self._before: dict[str, float] = {}
         self._moved: tuple[int | None, ...] | None = None
-        self._entered = 0
+        self._entered = self._known = 0
         self.restarts = 0
 
     def newest(self) -> tuple[Load, float] | None:
@@ -63,7 +63,7 @@ class ExternalLoad:
     def forget(self) -> None:
         """Another process serves now: its counters are compared with nothing before."""
         self._load, self._at, self._before, self._next = None, None, {}, 0.0
-        self._moved, self._entered, self.restarts = None, 0, 0
+        self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
         self._aborts = Aborts(self._profile)
 
     def expire(self) -> None:
@@ -89,19 +89,20 @@ class ExternalLoad:
             self._enter(self._load, sums, now)
 
     def _enter(self, load: Load, sums: dict[str, float], now: float) -> None:
-        """Add requests that came in since the engine last moved to those that it knows of.
+        """Add requests that came in since the engine last moved to those that it knew of then.
 
         Those that were counted at its last move are not: a server that loses one from its count
-        would seem at work for ever.
+        would seem at work for ever. An engine may take a request in before it moves, so that what
+        it knows of by now counts instead where that is more, and never as well.
         """
         known = (load.running or 0) + (load.waiting or 0)
         moved = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)
         entered = self._at_the_door(sums)
         if entered is not None:
             if moved != self._moved:
-                self._entered = entered
+                self._entered, self._known = entered, known
             self._entered = min(self._entered, entered)
-            known += entered - self._entered
+            known = max(known, min(entered, self._known + entered - self._entered))
         load.inflight = max(known, self._waiting() or 0)
         if moved == self._moved and load.inflight:
             self._next = now + SILENT_S
