@@ -10,9 +10,8 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.handlers.event import Recorder
-from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects, Refusals
+from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects, Refusals, write_status
 from plimsoll_operator.handlers.pod import attend, pod_events
-from plimsoll_operator.handlers.status import write_status
 from plimsoll_operator.kinds import (
     BY_KIND,
     INCIDENT,

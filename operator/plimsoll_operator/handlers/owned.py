@@ -1,6 +1,6 @@
-"""The objects of a service: applied where they differ, removed where they are surplus.
+"""What the operator writes for a service or a policy: its objects and its status.
 
-:class:`Refusals` says what it means for the service if that fails.
+:class:`Refusals` says what it means for the status if that fails.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from plimsoll_operator.kinds import BY_KIND, Key, Object, owner_uid, ref
+from plimsoll_operator.kinds import BY_KIND, Key, Kind, Object, owner_uid, ref
 from plimsoll_operator.plan import InvalidSpec
 from plimsoll_operator.render.compare import needs_apply, with_replicas
 from plimsoll_operator.runtime.cache import Store
@@ -71,6 +71,27 @@ class OwnedObjects:
             log.info("%s: delete %s", key, " ".join(ref(item)))
             if await self._api.delete(BY_KIND[item["kind"]], item):
                 self._store.drop(item)
+
+
+async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted: Object) -> bool:
+    """Give ``item`` the status ``wanted``; return False if it was deleted meanwhile.
+
+    ApiError where the API server refuses.
+    """
+    meta = item["metadata"]
+    body = {
+        "apiVersion": item["apiVersion"],
+        "kind": item["kind"],
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        "status": wanted,
+    }
+    try:
+        store.put(await api.apply(kind, body, "status"))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
 
 
 class Refusals:

@@ -17,10 +17,9 @@ from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.handlers.event import Recorder
 from plimsoll_operator.handlers.inference_service import now
-from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects, Refusals
+from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects, Refusals, write_status
 from plimsoll_operator.handlers.pod import attend
 from plimsoll_operator.handlers.rolling_restart import RollingRestarts
-from plimsoll_operator.handlers.status import write_status
 from plimsoll_operator.kinds import (
     INCIDENT,
     LEASE,
