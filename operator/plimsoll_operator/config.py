@@ -67,6 +67,33 @@ def parse(
 ) -> Config:
     """Read the configuration from a command line; argparse ends the process if one is wrong."""
     env = os.environ if environ is None else environ
+    parser = _parser(env)
+    flags = parser.parse_args(arguments)
+    named = flags.namespace or [n for n in env.get("PLIMSOLL_NAMESPACES", "").split(",") if n]
+    return Config(
+        kubeconfig=flags.kubeconfig,
+        namespaces=() if flags.all_namespaces else tuple(sorted(set(named))),
+        images=Images(
+            flags.engine_image or DEFAULT_IMAGES.engine,
+            flags.supervisor_image or DEFAULT_IMAGES.supervisor,
+            flags.probe_image or None,
+        ),
+        http_port=flags.http_port,
+        workers=flags.workers,
+        qps=flags.qps,
+        max_disruptions=flags.max_disruptions,
+        burst=flags.burst,
+        lease=_named(parser, "--leader-election", flags.leader_election),
+        identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+        resync_s=flags.resync,
+        scrape_s=flags.scrape,
+        unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
+        webhook=_webhook(parser, flags),
+    )
+
+
+def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Declare the flags; ``env`` has the defaults of some."""
     parser = argparse.ArgumentParser(
         prog="plimsoll-operator", description="Runs InferenceServices on a Kubernetes cluster."
     )
@@ -164,28 +191,7 @@ def parse(
         metavar="S",
         help="interval between reads of the memory figures",
     )
-    flags = parser.parse_args(arguments)
-    named = flags.namespace or [n for n in env.get("PLIMSOLL_NAMESPACES", "").split(",") if n]
-    return Config(
-        kubeconfig=flags.kubeconfig,
-        namespaces=() if flags.all_namespaces else tuple(sorted(set(named))),
-        images=Images(
-            flags.engine_image or DEFAULT_IMAGES.engine,
-            flags.supervisor_image or DEFAULT_IMAGES.supervisor,
-            flags.probe_image or None,
-        ),
-        http_port=flags.http_port,
-        workers=flags.workers,
-        qps=flags.qps,
-        max_disruptions=flags.max_disruptions,
-        burst=flags.burst,
-        lease=_named(parser, "--leader-election", flags.leader_election),
-        identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
-        resync_s=flags.resync,
-        scrape_s=flags.scrape,
-        unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
-        webhook=_webhook(parser, flags),
-    )
+    return parser
 
 
 def _webhook(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Webhook | None:

@@ -48,7 +48,7 @@ def error_body(status: int, message: str, code: str) -> bytes:
 
 
 async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers a request over a connection that is one too many."""
+    """Answer a request over a connection that is one too many."""
     body = ErrorBody("TooManyConnections", "the admin port has reached its limit of connections")
     response = _json(body, 503)
     response.headers["connection"] = "close"
@@ -145,6 +145,13 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
     async def post_shutdown(request: Request) -> Response:
         return _shutdown(engine, "shutdown", await decode(request, admin.ShutdownRequest))
 
+    _errors(api, engine)
+    return _Guard(api, token)
+
+
+def _errors(api: FastAPI, engine: AsyncEngine) -> None:
+    """Answer every failure with the protocol's error body."""
+
     @api.exception_handler(AdminError)
     async def admin_error(request: Request, error: AdminError) -> Response:
         epoch = str(engine.epochs.current)
@@ -162,8 +169,6 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
     async def not_allowed(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed for {request.url.path}"
         return _json(ErrorBody("MethodNotAllowed", message), 405)
-
-    return _Guard(api, token)
 
 
 class _Guard:

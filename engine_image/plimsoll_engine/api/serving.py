@@ -41,35 +41,40 @@ def app(
     preparer: Preparer,
     answers: BodyBudget,
 ) -> FastAPI:
-    """Yield the application of the serving port.
+    """Return the application of the serving port.
 
     ``answers`` is for those that are written in one piece.
     """
     api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
     api.state.answers = answers
-    created = int(time.time())
+    _generation(api, engine, bodies, sizes, preparer)
+    _text(api, engine, bodies, sizes, preparer)
+    _models(api, engine)
+    if engine.settings.max_loras:
+        _adapters(api, engine, bodies)
+    _probes(api, engine)
+    _errors(api)
+    return api
 
-    def card() -> dict[str, Any]:
-        return {
-            "id": engine.settings.served_model_name,
-            "object": "model",
-            "created": created,
-            "owned_by": "plimsoll",
-            "max_model_len": engine.max_model_len,
-        }
 
-    @asynccontextmanager
-    async def read(request: Request, most: int) -> AsyncIterator[Body]:
-        try:
-            async with bodies.read(request, most) as body:
-                yield body
-        except BodyRefused as error:
-            retry = error.status in (429, 503)
-            raise ApiError(error.status, str(error), code=error.code, retry=retry) from None
+@asynccontextmanager
+async def _read(bodies: BodyReader, request: Request, most: int) -> AsyncIterator[Body]:
+    try:
+        async with bodies.read(request, most) as body:
+            yield body
+    except BodyRefused as error:
+        retry = error.status in (429, 503)
+        raise ApiError(error.status, str(error), code=error.code, retry=retry) from None
+
+
+def _generation(
+    api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
+) -> None:
+    """Add the paths that generate text."""
 
     @api.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        async with read(request, sizes.text(engine.max_model_len)) as body:
+        async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
             prepared = await preparer.completion(body)
         made = await batch.completion(engine, prepared, _tenant(request))
         text_of = engine.tokenizer.token_text
@@ -78,7 +83,7 @@ def app(
 
     @api.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        async with read(request, sizes.chat(engine.max_model_len)) as body:
+        async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             prepared = await preparer.chat(body)
         made = await batch.chat(engine, prepared, _tenant(request))
         text_of = engine.tokenizer.token_text
@@ -90,20 +95,45 @@ def app(
 
     @api.post("/v1/audio/transcriptions")
     async def transcriptions(request: Request) -> Response:
-        async with read(request, sizes.form) as body:
+        async with _read(bodies, request, sizes.form) as body:
             kind = request.headers.get("content-type", "")
             form = await preparer.form(body, kind)
         return await transcription.answer(engine, form.file, form.fields, _tenant(request))
 
+
+def _text(
+    api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
+) -> None:
+    """Add the paths between text and tokens, with vLLM's bodies."""
+
+    def answer(text: Text) -> Response:
+        if text.model is not None:
+            batch.check_model(engine, text.model)
+        return Response(text.answer, media_type="application/json")
+
     @api.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        async with read(request, sizes.chat(engine.max_model_len)) as body:
-            return _text_answer(engine, await preparer.tokenize(body))
+        async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
+            return answer(await preparer.tokenize(body))
 
     @api.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        async with read(request, sizes.text(engine.max_model_len)) as body:
-            return _text_answer(engine, await preparer.detokenize(body))
+        async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
+            return answer(await preparer.detokenize(body))
+
+
+def _models(api: FastAPI, engine: AsyncEngine) -> None:
+    """Add the list of the model and its adapters."""
+    created = int(time.time())
+
+    def card() -> dict[str, Any]:
+        return {
+            "id": engine.settings.served_model_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "plimsoll",
+            "max_model_len": engine.max_model_len,
+        }
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -116,21 +146,27 @@ def app(
         adapter = batch.check_model(engine, name)
         return card() if adapter is None else adapter_routes.card(card(), adapter)
 
-    if engine.settings.max_loras:
 
-        async def decode(request: Request, kind: type[_Body]) -> _Body:
-            async with read(request, SMALL_REQUEST_BYTES) as body:
-                return protocol.decode(body.raw, kind)
+def _adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
+    """Add the paths that load and unload adapters."""
 
-        @api.post("/v1/load_lora_adapter")
-        async def load_adapter(request: Request) -> Response:
-            body = await decode(request, protocol.LoadAdapterRequest)
-            return PlainTextResponse(await adapter_routes.load(engine, body))
+    async def decode(request: Request, kind: type[_Body]) -> _Body:
+        async with _read(bodies, request, SMALL_REQUEST_BYTES) as body:
+            return protocol.decode(body.raw, kind)
 
-        @api.post("/v1/unload_lora_adapter")
-        async def unload_adapter(request: Request) -> Response:
-            body = await decode(request, protocol.UnloadAdapterRequest)
-            return PlainTextResponse(adapter_routes.unload(engine, body))
+    @api.post("/v1/load_lora_adapter")
+    async def load_adapter(request: Request) -> Response:
+        body = await decode(request, protocol.LoadAdapterRequest)
+        return PlainTextResponse(await adapter_routes.load(engine, body))
+
+    @api.post("/v1/unload_lora_adapter")
+    async def unload_adapter(request: Request) -> Response:
+        body = await decode(request, protocol.UnloadAdapterRequest)
+        return PlainTextResponse(adapter_routes.unload(engine, body))
+
+
+def _probes(api: FastAPI, engine: AsyncEngine) -> None:
+    """Add the paths for the kubelet and for Prometheus."""
 
     @api.get("/health")
     async def health() -> dict[str, str]:
@@ -144,6 +180,10 @@ def app(
     @api.get("/metrics")
     async def metrics() -> Response:
         return Response(engine.metrics.render(), media_type=CONTENT_TYPE)
+
+
+def _errors(api: FastAPI) -> None:
+    """Answer every failure with OpenAI's error object."""
 
     @api.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
@@ -167,18 +207,9 @@ def app(
         message = f"{request.method} is not allowed for {request.url.path}"
         return error_response(ApiError(405, message, code="method_not_allowed"))
 
-    return api
-
 
 def _tenant(request: Request) -> str:
     return str(request.scope.get(TENANT, ""))
-
-
-def _text_answer(engine: AsyncEngine, text: Text) -> Response:
-    """``/tokenize`` and ``/detokenize``, with vLLM's bodies. Raises ApiError."""
-    if text.model is not None:
-        batch.check_model(engine, text.model)
-    return Response(text.answer, media_type="application/json")
 
 
 def _answer(

@@ -10,19 +10,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import h11
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from plimsoll_engine.http.limits import HEADER_BYTES, LINGER_S
+from plimsoll_engine.http.limits import HEADER_BYTES, LINGER_S, HttpLimits
 from plimsoll_engine.http.request_framing import StrictConnection
-
-if TYPE_CHECKING:
-    from plimsoll_engine.http.connections import Connections
 
 ErrorBody = Callable[[int, str, str], bytes]
 """Status, message and code to the body of an error in the API's own shape."""
+
+
+class Peers(Protocol):
+    """What a connection needs of all connections of its server."""
+
+    limits: HttpLimits
+    overloaded: ASGIApp
+    error_body: ErrorBody
+
+    def add(self, connection: Connection) -> None:
+        """Take the connection in, or refuse it."""
+
+    def discard(self, connection: Connection) -> None:
+        """Give up its place."""
+
+    def ended(self, reason: str) -> None:
+        """Count a connection that the server ended."""
 
 
 class _Counted:
@@ -51,11 +66,11 @@ class _Counted:
 
 
 class Connection(H11Protocol):
-    """``peers`` are all connections of its server."""
+    """A connection that ends when its client has had its time."""
 
     conn: StrictConnection
 
-    def __init__(self, peers: Connections, **of_uvicorn: Any) -> None:
+    def __init__(self, peers: Peers, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self.conn = StrictConnection(h11.SERVER, HEADER_BYTES)
         self._peers = peers

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Collection
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.handlers.event import Recorder
-from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects
+from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects, Refusals, write_status
 from plimsoll_operator.handlers.pod import attend, pod_events
-from plimsoll_operator.handlers.status import write_status
 from plimsoll_operator.kinds import (
     BY_KIND,
     INCIDENT,
@@ -35,9 +33,6 @@ from plimsoll_operator.status.notices import applied, finished, refused
 from plimsoll_operator.status.service_status import status
 
 log = logging.getLogger(__name__)
-
-REPORT_AFTER = 3
-"""A refusal that may pass goes into the status once it came this often in a row."""
 
 
 def now() -> str:
@@ -67,7 +62,7 @@ class Controller:
         self._config, self._later, self._clock = config, later, clock
         self._served, self._recorder = served, Recorder(api, clock)
         self._owned = OwnedObjects(api, store)
-        self._refused: Counter[Key] = Counter()
+        self._refusals = Refusals()
         self.suspects: set[Key] = set()
         """Services whose current revision leaks in most replicas."""
 
@@ -76,6 +71,7 @@ class Controller:
         item = self._store.service(key)
         if item is None:
             self._scraper.forget(key)
+            self._refusals.forget(key)
             self.suspects.discard(key)
             return
         if item["metadata"].get("deletionTimestamp"):
@@ -92,18 +88,10 @@ class Controller:
             again.append(
                 await attend(self._api, self._store, key, item, pods, incidents, self._clock())
             )
-        except InvalidSpec as problem:
-            failure = Failure("InvalidSpec", str(problem), lasting=True)
-        except NameConflict as problem:
-            failure, error = Failure("NameConflict", str(problem), lasting=True), problem
-        except ApiError as problem:
-            self._refused[key] += 1
-            if not problem.lasting and self._refused[key] < REPORT_AFTER:
-                raise  # it comes again at once; a status that flickers helps nobody
-            failure = Failure("ApplyFailed", problem.message, problem.lasting)
-            error = problem
+        except (InvalidSpec, NameConflict, ApiError) as problem:
+            failure, error = self._refusals.judge(key, problem)
         else:
-            self._refused.pop(key, None)
+            self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [refused(failure)])
         again.append(await self._report(key, item, service, failure, plan))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,11 +16,10 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.handlers.event import Recorder
-from plimsoll_operator.handlers.inference_service import REPORT_AFTER, now
-from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects
+from plimsoll_operator.handlers.inference_service import now
+from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects, Refusals, write_status
 from plimsoll_operator.handlers.pod import attend
 from plimsoll_operator.handlers.rolling_restart import RollingRestarts
-from plimsoll_operator.handlers.status import write_status
 from plimsoll_operator.kinds import (
     INCIDENT,
     LEASE,
@@ -95,7 +93,7 @@ class PolicyController:
         self._config, self._later, self._clock = config, later, clock
         self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
         self._restarts = RollingRestarts(api, webhook if config.webhook is not None else None)
-        self._refused: Counter[Key] = Counter()
+        self._refusals = Refusals()
         self._listed: dict[Key, _Listed] = {}
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads of which a revision leaks in most replicas."""
@@ -105,6 +103,7 @@ class PolicyController:
         item = self._store.get(key, Ref(POLICY.kind, key.name))
         if item is None:
             self._scraper.forget(key)
+            self._refusals.forget(key)
             self._listed.pop(key, None)
             self._restarts.forget(key)
             self.suspects.pop(key, None)
@@ -127,17 +126,10 @@ class PolicyController:
             )  # fmt: skip
             again = min(again, due) if due is not None else again
             said = await self._restart(key, item, policy, pods)
-        except InvalidSpec as problem:
-            failure = Failure("InvalidSpec", str(problem), lasting=True)
-        except NameConflict as problem:
-            failure, error = Failure("NameConflict", str(problem), lasting=True), problem
-        except ApiError as problem:
-            self._refused[key] += 1
-            if not problem.lasting and self._refused[key] < REPORT_AFTER:
-                raise  # it comes again at once; a status that flickers helps nobody
-            failure, error = Failure("ApplyFailed", problem.message, problem.lasting), problem
+        except (InvalidSpec, NameConflict, ApiError) as problem:
+            failure, error = self._refusals.judge(key, problem)
         else:
-            self._refused.pop(key, None)
+            self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [refused(failure)])
         await self._report(key, item, pods, failure, said)

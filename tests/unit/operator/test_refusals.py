@@ -1,0 +1,60 @@
+"""What a failed reconcile means for the status: ``plimsoll_operator/handlers/owned.py``."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll_operator.handlers.owned import REPORT_AFTER, NameConflict, Refusals
+from plimsoll_operator.kinds import Key
+from plimsoll_operator.plan import InvalidSpec
+from plimsoll_operator.runtime.client import ApiError
+
+KEY, OTHER = Key("ns", "qwen"), Key("ns", "llama")
+PASSING = ApiError(429, "TooManyRequests", "too many requests")
+LASTING = ApiError(422, "Invalid", "spec.replicas: Invalid value")
+
+
+def test_an_invalid_spec_is_reported_and_raises_nothing() -> None:
+    failure, error = Refusals().judge(KEY, InvalidSpec("spec.model.uri: missing"))
+    assert (failure.reason, failure.lasting, error) == ("InvalidSpec", True, None)
+    assert failure.message == "spec.model.uri: missing"
+
+
+def test_a_name_conflict_is_reported_and_tried_again() -> None:
+    taken = {
+        "kind": "Service",
+        "metadata": {
+            "name": "qwen", "namespace": "ns", "ownerReferences": [{"kind": "InferenceService"}],
+        },
+    }  # fmt: skip
+    conflict = NameConflict(taken)
+    failure, error = Refusals().judge(KEY, conflict)
+    assert (failure.reason, failure.lasting) == ("NameConflict", True)
+    assert error is conflict
+
+
+def test_a_refusal_that_lasts_is_reported_at_once() -> None:
+    assert LASTING.lasting
+    failure, error = Refusals().judge(KEY, LASTING)
+    assert (failure.reason, failure.lasting, error) == ("ApplyFailed", True, LASTING)
+
+
+def test_a_refusal_that_may_pass_is_reported_only_when_it_comes_again() -> None:
+    assert not PASSING.lasting
+    refusals = Refusals()
+    for _ in range(REPORT_AFTER - 1):
+        with pytest.raises(ApiError):
+            refusals.judge(KEY, PASSING)
+    with pytest.raises(ApiError):
+        refusals.judge(OTHER, PASSING)  # each object counts for itself
+    failure, error = refusals.judge(KEY, PASSING)
+    assert (failure.reason, failure.lasting, error) == ("ApplyFailed", False, PASSING)
+
+
+def test_a_success_begins_the_count_anew() -> None:
+    refusals = Refusals()
+    for _ in range(2):
+        for _ in range(REPORT_AFTER - 1):
+            with pytest.raises(ApiError):
+                refusals.judge(KEY, PASSING)
+        refusals.forget(KEY)
