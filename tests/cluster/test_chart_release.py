@@ -83,7 +83,7 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
 def test_the_operator_waits_for_its_definitions(own: Lab, tmp_path: Path) -> None:
     """Applied in any order: without its kinds it is up, not ready, and says why."""
     account = operator_kubeconfig(own.kube, tmp_path / "kubeconfig")
-    operator = Operator(account, "default", ready=False)
+    operator = Operator(account, "default", ready=False, warm=True)
     try:
         eventually(operator.healthy, "the operator is up")
         eventually(lambda: "waiting for" in operator.log.read_text(), "it says so")

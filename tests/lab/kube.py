@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
-from tests.lab.reads import reader
+from tests.lab.objects import objects
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -38,8 +36,23 @@ class Kube:
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr.strip()}"
         return done.stdout
 
-    def apply(self, *documents: Document) -> None:
-        self("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(documents))
+    def create(self, document: Document, dry_run: bool = False) -> None:
+        """Refused, with the API server's message, where it does not take the object."""
+        objects(self.kubeconfig).create(document, self.namespace, dry_run)
+
+    def apply(self, *documents: Document, force: bool = False) -> None:
+        """Server-side; ``force`` takes fields from their other managers."""
+        for document in documents:
+            objects(self.kubeconfig).apply(document, self.namespace, force)
+
+    def patch(self, kind: str, name: str, patch: Document, subresource: str = "") -> None:
+        """A merge patch."""
+        objects(self.kubeconfig).patch(kind, name, patch, self.namespace, subresource)
+
+    def delete(self, kind: str, name: str = "", selector: str = "") -> None:
+        """One object, or those that a selector finds. Returns before they are gone."""
+        assert name or selector, "this would delete all objects of the kind"
+        objects(self.kubeconfig).delete(kind, name, self.namespace, selector)
 
     def established(self, *definitions: str, timeout_s: float = 30.0) -> None:
         """Wait until these CustomResourceDefinitions are served. `kubectl wait` gives up at once on
@@ -56,11 +69,11 @@ class Kube:
 
     def get(self, kind: str, name: str) -> Document | None:
         """One object, None where there is none."""
-        return reader(self.kubeconfig).get(kind, name, self.namespace)
+        return objects(self.kubeconfig).get(kind, name, self.namespace)
 
     def list(self, kind: str, selector: str = "") -> list[Document]:
         """The objects of a kind, or of several that commas part."""
-        return reader(self.kubeconfig).list(kind, selector, self.namespace)
+        return objects(self.kubeconfig).list(kind, selector, self.namespace)
 
     def dump(self) -> str:
         """Pods, events and the ends of the logs of the namespace, for a failed test."""

@@ -141,8 +141,8 @@ def namespace(kube: Kube, restricted: bool = False) -> Iterator[Kube]:
         yield Kube(kube.kubectl, kube.kubeconfig, name)
     finally:
         # Not waited for: Kubernetes keeps every namespace 5 s before it begins to empty it.
-        kube.run("delete", "namespace", name, "--wait=false")
-        kube.run("delete", "persistentvolume", f"-l={OWNER}={name}", "--wait=false")
+        kube.delete("namespace", name)
+        kube.delete("persistentvolume", selector=f"{OWNER}={name}")
 
 
 def mounted(kube: Kube, claim: str, folder: Path) -> str:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -15,6 +16,7 @@ import yaml
 from tests.lab.images import ROOT
 from tests.lab.kube import Kube, eventually
 from tests.lab.processes import die_with_parent
+from tests.lab.warm import WarmProcess
 
 STOP_S = 20.0
 
@@ -34,27 +36,32 @@ def operator_kubeconfig(kube: Kube, target: Path) -> Path:
     return target
 
 
+def _cold(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """``plimsoll-operator`` as a person starts it."""
+    with log.open("w") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "plimsoll_operator.main", *arguments],
+            stderr=output,
+            stdout=output,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - the tests' threads hold no lock here
+        )
+
+
 class Operator:
     """``plimsoll-operator run`` on one namespace."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, *flags: str, ready: bool = True) -> None:
-        """``ready`` waits until it is."""
+    def __init__(
+        self, kubeconfig: Path, namespace: str, *flags: str, ready: bool = True, warm: bool = False
+    ) -> None:
+        """``ready`` waits until it is; ``warm`` saves the imports, and its memory is shared."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.log = kubeconfig.parent / f"operator-{self.port}.log"
         self._given_up = False
-        with self.log.open("w") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "plimsoll_operator.main", "run"),
-                    *("--kubeconfig", str(kubeconfig), "--namespace", namespace),
-                    *("--http-port", str(self.port), "--scrape", "1", *flags),
-                ],
-                stderr=log,
-                stdout=log,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - the tests' threads hold no lock here
-            )
+        arguments = ["run", "--kubeconfig", str(kubeconfig), "--namespace", namespace]
+        arguments += ["--http-port", str(self.port), "--scrape", "1", *flags]
+        self._process = (WarmProcess if warm else _cold)(arguments, self.log)
         if ready:
             eventually(self.ready, "the operator is ready", 90.0)
 

@@ -46,7 +46,7 @@ def operator(node: Lab, kube: Kube, tmp_path: Path) -> Iterator[Callable[..., Op
     started: list[Operator] = []
 
     def start(*flags: str) -> Operator:
-        started.append(Operator(account, kube.namespace, *image_flags(node), *flags))
+        started.append(Operator(account, kube.namespace, *image_flags(node), *flags, warm=True))
         return started[-1]
 
     yield start

@@ -214,7 +214,7 @@ def test_a_slow_api_server_delays_the_status_and_no_pod(
 
     kubectl.apply(policy())
     with proxied(operator_account, seed=1) as (proxy, account):
-        operator = Operator(account, kubectl.namespace, *flags)
+        operator = Operator(account, kubectl.namespace, *flags, warm=True)
         try:
             eventually(lambda: injects(kubectl), 60)
             proxy.delay_s = SLOW_S

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.lab.objects import Refused
 from tests.pod_templates import SAFE
 
 GIB2 = {"host": {"growthBudget": "2Gi"}}
@@ -130,13 +131,12 @@ GIB2 = {"host": {"growthBudget": "2Gi"}}
     ],
 )
 def test_refused_with_the_field(
-    kubectl: Any, manifest: dict[str, Any], change: dict[str, Any], message: str
+    admin: Any, manifest: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     spec = {"model": manifest["spec"]["model"]} | change
-    done = kubectl.run("create", "-f", "-", stdin=json.dumps(manifest | {"spec": spec}))
-    assert done.returncode != 0
-    assert message in done.stderr
-    assert kubectl.get("plinf", "tiny") is None
+    with pytest.raises(Refused, match=re.escape(message)):
+        admin.create(manifest | {"spec": spec})
+    assert admin.get("plinf", "tiny") is None
 
 
 @pytest.mark.parametrize(
@@ -150,17 +150,16 @@ def test_refused_with_the_field(
     ],
 )
 def test_what_only_looks_like_it_is_taken(
-    kubectl: Any, manifest: dict[str, Any], engine: dict[str, Any]
+    admin: Any, manifest: dict[str, Any], engine: dict[str, Any]
 ) -> None:
     spec = {"model": manifest["spec"]["model"], "engine": engine}
-    kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest | {"spec": spec}))
+    admin.create(manifest | {"spec": spec}, dry_run=True)
 
 
 @pytest.mark.parametrize("name", ["a" * 51, "1st", "a.b"])
-def test_a_name_that_no_service_can_have(kubectl: Any, manifest: dict[str, Any], name: str) -> None:
-    body = json.dumps(manifest | {"metadata": {"name": name}})
-    done = kubectl.run("create", "-f", "-", stdin=body)
-    assert "metadata.name must be at most 50 lower-case letters" in done.stderr
+def test_a_name_that_no_service_can_have(admin: Any, manifest: dict[str, Any], name: str) -> None:
+    with pytest.raises(Refused, match=r"metadata\.name must be at most 50 lower-case letters"):
+        admin.create(manifest | {"metadata": {"name": name}})
 
 
 def test_the_least_manifest_gets_its_defaults(kubectl: Any, manifest: dict[str, Any]) -> None:
@@ -172,11 +171,11 @@ def test_the_least_manifest_gets_its_defaults(kubectl: Any, manifest: dict[str, 
     assert spec["memory"] == {"sharedDevice": False, "warmup": "1m"}
 
 
-def test_a_person_reads_what_a_field_is_for(kubectl: Any) -> None:
-    said = kubectl("explain", "inferenceservices.spec.rollout.revision")
+def test_a_person_reads_what_a_field_is_for(admin: Any) -> None:
+    said = admin("explain", "inferenceservices.spec.rollout.revision")
     assert "ENUM" in said
     assert "returns to the last good revision" in " ".join(said.split())
-    assert "<Object> -required-" in kubectl("explain", "inferenceservices.spec")
+    assert "<Object> -required-" in admin("explain", "inferenceservices.spec")
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def stuck(kubectl: Any) -> dict[str, Any]:
         "containerStatuses": [seen("engine")],
         "initContainerStatuses": [seen("supervisor")],
     }
-    kubectl.patch("pod", pod["metadata"]["name"], {"status": status}, "--subresource=status")
+    kubectl.patch("pod", pod["metadata"]["name"], {"status": status}, "status")
     return dict(pod)
 
 

@@ -45,7 +45,7 @@ def test_in_the_end_everything_is_as_its_spec_says(
     length_s: float,
 ) -> None:
     with proxied(operator_account, seed) as (proxy, account):
-        operator = Operator(account, kubectl.namespace, *FLAGS)
+        operator = Operator(account, kubectl.namespace, *FLAGS, warm=True)
         try:
             proxy.faulty = True
             turns = disturb(kubectl, manifest, random.Random(seed), length_s)
@@ -156,7 +156,7 @@ def test_what_is_deleted_while_watches_begin_anew_is_noticed(
 ) -> None:
     """A watch that begins anew tells of what is there, and not of what has gone."""
     with proxied(operator_account, seed=0) as (proxy, account):
-        operator = Operator(account, kubectl.namespace, "--resync", "600")
+        operator = Operator(account, kubectl.namespace, "--resync", "600", warm=True)
         try:
             for name in ("tiny", "other"):
                 kubectl.apply(manifest | {"metadata": {"name": name}})

@@ -77,7 +77,7 @@ def test_both_versions_hold_the_same_and_the_stored_one_moves(kubectl: Any, grou
     assert "storedVersions" in early.stderr, "the API server keeps a version that may be stored"
 
     asyncio.run(rewrite(kubectl, group))
-    kubectl.patch("crd", name, {"status": {"storedVersions": [NEXT]}}, "--subresource=status")
+    kubectl.patch("crd", name, {"status": {"storedVersions": [NEXT]}}, "status")
     serve(kubectl, without)
     after = {item["metadata"]["name"]: item for item in kubectl.list(name)}
     assert {key: (item["spec"], item["metadata"]["uid"]) for key, item in after.items()} == before

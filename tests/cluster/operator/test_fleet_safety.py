@@ -33,7 +33,7 @@ def incident(name: str, pod: str, service: str = "tiny") -> dict[str, Any]:
 def leaking(kubectl: Any, name: str, pod: str, service: str = "tiny", **more: Any) -> None:
     kubectl.apply(incident(name, pod, service))
     status = {"phase": "Confirmed", "attribution": {"segment": "python_objects"}} | more
-    kubectl.patch("leakincident", name, {"status": status}, "--subresource=status")
+    kubectl.patch("leakincident", name, {"status": status}, "status")
 
 
 def deployment(kubectl: Any) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def test_the_breaker_shuts_and_opens(
             "leakincident",
             f"leak-{service}",
             {"status": {"phase": "Resolved"}},
-            "--subresource=status",
+            "status",
         )
     eventually(lambda: "plimsoll-operator" not in holders())
 
@@ -189,7 +189,7 @@ def test_a_kill_for_memory_becomes_an_incident_and_a_condition(
     status = pod["status"]
     killed = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": OPENED, "startedAt": OPENED}
     status["containerStatuses"][0] |= {"lastState": {"terminated": killed}, "restartCount": 1}
-    kubectl.patch("pod", pod["metadata"]["name"], {"status": status}, "--subresource=status")
+    kubectl.patch("pod", pod["metadata"]["name"], {"status": status}, "status")
     (told,) = eventually(lambda: kubectl.list("leakincidents"))
     assert told["spec"]["kind"] == "OutOfMemoryKill"
     eventually(lambda: kubectl.list("leakincidents")[0].get("status", {}).get("endedAt"))

@@ -203,7 +203,7 @@ def test_incidents_show_in_the_status(
     eventually(lambda: kubectl.get("plinf", "tiny").get("status", {}).get("openIncidents") == 1)
     step = {"time": "2026-01-01T00:00:09Z", "step": "WorkerRestart", "outcome": "Succeeded"}
     status = {"phase": "Resolved", "outcome": "WorkerRestart", "timeline": [step]}
-    kubectl.patch("leakincident", "tiny-1", {"status": status}, "--subresource=status")
+    kubectl.patch("leakincident", "tiny-1", {"status": status}, "status")
     found = eventually(
         lambda: (s := kubectl.get("plinf", "tiny")["status"]).get("restarts") == 1 and s
     )

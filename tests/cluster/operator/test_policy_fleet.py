@@ -67,7 +67,7 @@ def leaking(kubectl: Any, pod: str, of: str, phase: str = "Confirmed", **more: A
     made["spec"] |= {"policy": "engines", "target": {"kind": "Deployment", "name": of}}
     kubectl.apply(made)
     status = {"phase": phase, "attribution": {"segment": "anonymous"}} | more
-    kubectl.patch("leakincident", f"leak-{pod}", {"status": status}, "--subresource=status")
+    kubectl.patch("leakincident", f"leak-{pod}", {"status": status}, "status")
 
 
 def status(kubectl: Any) -> dict[str, Any]:
@@ -200,4 +200,4 @@ def play_ready(kubectl: Any, name: str) -> None:
     """The workload's pods as a kubelet would report them."""
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     for pod in pods(kubectl, name):
-        kubectl.patch("pod", pod, {"status": ready}, "--subresource=status")
+        kubectl.patch("pod", pod, {"status": ready}, "status")

@@ -64,7 +64,7 @@ def test_the_operator_lists_the_pods_of_a_ray_cluster(
     for number, name in enumerate((HEAD, WORKER, STRANGER), start=1):
         address = f"10.1.2.{number}"
         status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
-        kubectl.patch("pod", name, {"status": status}, "--subresource=status")
+        kubectl.patch("pod", name, {"status": status}, "status")
     eventually(lambda: listed(kubectl) == {HEAD, WORKER}, LISTED_S)
 
     # An edit by somebody else is put back, and the Service goes with the last supervised pod.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 from plimsoll_api import supervisor_config
 from plimsoll_api.times import unix_seconds
+from tests.lab.objects import Refused
 
 SELECTOR = {"matchLabels": {"app": "vllm"}}
 LISTED_S = 60.0
@@ -222,9 +223,7 @@ def age(kubectl: Any, name: str) -> float:
     ],
 )
 def test_the_api_server_refuses_a_bad_policy_by_name(
-    kubectl: Any, spec: dict[str, Any], message: str
+    admin: Any, spec: dict[str, Any], message: str
 ) -> None:
-    body = json.dumps(policy(**spec))
-    done = kubectl.run("apply", "--dry-run=server", "-f", "-", stdin=body)
-    assert done.returncode != 0
-    assert message in done.stderr
+    with pytest.raises(Refused, match=re.escape(message)):
+        admin.create(policy(**spec), dry_run=True)

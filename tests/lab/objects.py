@@ -1,25 +1,32 @@
-"""Objects by the names that kubectl knows, read over one connection that stays open.
+"""Objects by the names that kubectl knows, read and written over one connection that stays open.
 
-A ``kubectl get`` takes 0.1 s of CPU to start, and tests look ten times a second.
+A ``kubectl get`` takes 0.1 s of CPU to start, and tests look ten times a second. ``kubectl apply``
+takes as much again of the API server, whose OpenAPI documents it reads each time.
 """
 
 from __future__ import annotations
 
 import json
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import urllib3
+import yaml
 from kubernetes import client as k8s
 from kubernetes import config
 from urllib3.util.ssl_ import create_urllib3_context
 
 Document = dict[str, Any]
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+JSON, MERGE, APPLY = (
+    f"application/{kind}" for kind in ("json", "merge-patch+json", "apply-patch+yaml")
+)
+STRICT = {"fieldManager": "kubectl", "fieldValidation": "Strict"}
+"""As kubectl: a field that the API server does not know is an error."""
 TIMEOUT_S = 60.0
 LATER = urllib3.Retry(
     total=20, connect=0, read=0, status_forcelist=(429,), backoff_factor=0.1, raise_on_status=False
@@ -41,8 +48,16 @@ class Resource:
         return f"{self.root}{where}/{self.plural}" + (f"/{quote(name)}" if name else "")
 
 
-class Reader:
-    """Reads as one user of one cluster; what fails is an AssertionError, as with kubectl."""
+class Refused(AssertionError):
+    """The API server refused a request; the text is its message."""
+
+
+class NotFound(Refused):
+    """It has no such object."""
+
+
+class Objects:
+    """Those of one cluster, to one user; what fails is an AssertionError, as with kubectl."""
 
     def __init__(self, kubeconfig: Path) -> None:
         configuration = k8s.Configuration()
@@ -62,7 +77,7 @@ class Reader:
     def get(self, kind: str, name: str, namespace: str) -> Document | None:
         """One object, None where there is none."""
         path = self._resource(kind).path(namespace, name)
-        status, body = self._read(path)
+        status, body = self._ask("GET", path)
         if status == 404 and (body.get("details") or {}).get("name") == name:
             return None
         assert status == 200, f"GET {path}: {status} {body.get('message', body)}"
@@ -73,11 +88,11 @@ class Reader:
         found: list[Document] = []
         for kind in kinds.split(","):
             path = self._resource(kind).path(namespace)
-            status, body = self._read(path, labelSelector=selector)
+            status, body = self._ask("GET", path, labelSelector=selector)
             if status == 404:  # a version that is no longer served
                 self._resources.clear()
                 path = self._resource(kind).path(namespace)
-                status, body = self._read(path, labelSelector=selector)
+                status, body = self._ask("GET", path, labelSelector=selector)
             assert status == 200, f"GET {path}: {status} {body.get('message', body)}"
             # The items of a list of a built-in kind do not name it.
             named = {"apiVersion": body["apiVersion"], "kind": body["kind"].removesuffix("List")}
@@ -94,7 +109,7 @@ class Reader:
         """Every name that a kind goes by; the first group and version that has one decides."""
         found: dict[str, Resource] = {}
         for root in ("/api", "/apis"):
-            status, body = self._read(root, accept=DISCOVERY)
+            status, body = self._ask("GET", root, accept=DISCOVERY)
             assert status == 200, f"GET {root}: {status} {body}"
             for group in body["items"]:
                 group_name = group["metadata"].get("name", "")
@@ -111,27 +126,76 @@ class Reader:
                             found.setdefault(f"{name}.{group_name}", resource)
         return found
 
-    def _read(
-        self, path: str, accept: str = "application/json", **query: str
+    def create(self, item: Document, namespace: str, dry_run: bool) -> None:
+        """Create ``item``; :class:`Refused` where the API server does not take it."""
+        resource, place = self._place(item, namespace)
+        dry = {"dryRun": "All" if dry_run else ""}
+        self._write("POST", resource.path(place), JSON, item, **STRICT, **dry)
+
+    def apply(self, item: Document, namespace: str, force: bool) -> None:
+        """Apply ``item`` server-side, as kubectl; ``force`` takes the fields of other managers."""
+        resource, place = self._place(item, namespace)
+        path = resource.path(place, item["metadata"]["name"])
+        self._write("PATCH", path, APPLY, item, force=str(force).lower(), **STRICT)
+
+    def patch(
+        self, kind: str, name: str, patch: Document, namespace: str, subresource: str = ""
+    ) -> None:
+        """Merge ``patch`` into an object, or into a subresource of it."""
+        path = self._resource(kind).path(namespace, name)
+        path += f"/{subresource}" if subresource else ""
+        self._write("PATCH", path, MERGE, patch, **STRICT)
+
+    def delete(self, kind: str, name: str, namespace: str, selector: str = "") -> None:
+        """Begin to delete an object, or those that a selector finds where ``name`` is empty."""
+        path = self._resource(kind).path(namespace, name)
+        background = {"propagationPolicy": "Background"}
+        self._write("DELETE", path, JSON, background, labelSelector=selector)
+
+    def _place(self, item: Document, namespace: str) -> tuple[Resource, str]:
+        """Where an object belongs: the namespace that it names goes before ``namespace``."""
+        version = item["apiVersion"]
+        group = version.rpartition("/")[0]
+        resource = self._resource(f"{item['kind']}.{group}" if group else item["kind"])
+        root = f"/apis/{version}" if group else f"/api/{version}"
+        return replace(resource, root=root), item["metadata"].get("namespace", namespace)
+
+    def _write(self, verb: str, path: str, content: str, body: Document, **query: str) -> None:
+        # YAML, which server-side apply reads, has no surrogate pairs as JSON's escapes.
+        text = yaml.safe_dump(body) if content == APPLY else json.dumps(body)
+        status, answer = self._ask(verb, path, body=text, content=content, **query)
+        if status >= 300:
+            kind = NotFound if status == 404 else Refused
+            raise kind(answer.get("message", f"{verb} {path}: {status}"))
+
+    def _ask(
+        self,
+        verb: str,
+        path: str,
+        accept: str = JSON,
+        body: str | None = None,
+        content: str = JSON,
+        **query: str,
     ) -> tuple[int, Document]:
         given = urlencode({key: value for key, value in query.items() if value})
-        headers = {"Accept": accept}
-        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+        headers = {"Accept": accept, "Content-Type": content}
+        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, verb, None)
         try:
             answer = self._pool.request(
-                "GET",
+                verb,
                 f"{self._host}{path}?{given}",
+                body=body,
                 headers=headers,
                 timeout=TIMEOUT_S,
                 retries=LATER,
             )
         except urllib3.exceptions.HTTPError as error:
-            raise AssertionError(f"GET {path}: {error}") from error
+            raise AssertionError(f"{verb} {path}: {error}") from error
         try:
-            body = json.loads(answer.data)
+            said = json.loads(answer.data)
         except ValueError:
-            body = {"message": answer.data.decode(errors="replace")}
-        return answer.status, body
+            said = {"message": answer.data.decode(errors="replace")}
+        return answer.status, said
 
 
 def _shown(item: Document) -> Document:
@@ -146,11 +210,11 @@ def _names(resource: Document) -> list[str]:
     return [name for name in (*names, *resource.get("shortNames", ())) if name]
 
 
-def reader(kubeconfig: Path) -> Reader:
-    """The reader of a kubeconfig as the file is now: a later lab may write another there."""
-    return _reader(kubeconfig, kubeconfig.read_bytes())
+def objects(kubeconfig: Path) -> Objects:
+    """Those of a kubeconfig as the file is now: a later lab may write another there."""
+    return _objects(kubeconfig, kubeconfig.read_bytes())
 
 
 @cache
-def _reader(kubeconfig: Path, content: bytes) -> Reader:
-    return Reader(kubeconfig)
+def _objects(kubeconfig: Path, content: bytes) -> Objects:
+    return Objects(kubeconfig)
