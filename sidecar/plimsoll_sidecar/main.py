@@ -34,7 +34,9 @@ from plimsoll_sidecar.record.server import StateServer
 from plimsoll_sidecar.signals.device.amd import AmdExporter
 from plimsoll_sidecar.signals.device.dcgm import Dcgm
 from plimsoll_sidecar.signals.device.exporter_page import Pod
+from plimsoll_sidecar.signals.group_leader import GroupLeader, leader_of
 from plimsoll_sidecar.signals.group_members import GroupMembers, workers_of
+from plimsoll_sidecar.signals.group_pages import GroupPages
 from plimsoll_sidecar.signals.process.process_id import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
@@ -77,11 +79,11 @@ def build(
     state_dir.mkdir(parents=True, exist_ok=True)
     pod = os.environ.get("POD_NAME") or current.service.name
     namespace = current.service.namespace
-    engine = adapter_for(current.engine, run_dir / TOKEN_FILE)
     publisher: Publisher | None = None
     group: GroupMembers | None = None
     endpoints: Leaving | None = Unseen() if os.environ.get("POD_NAME") else None
     slots: Slots = LocalSlots()
+    group_serves: Callable[[], bool] | None = None
     if kube is not None and current.service.uid:
         container = current.engine.container or ENGINE_CONTAINER
         publisher = Publisher(kube, current.service, pod, container)
@@ -94,8 +96,14 @@ def build(
         endpoints = endpoints_of_pod(
             kube, current.service, pod, leases.replicas if leases else tuple
         )
-        if member is not None and member.subdomain and not member.worker:
-            group = GroupMembers(kube, namespace, member.subdomain, workers_of(kind, pod))
+        if member is not None and member.subdomain:
+            others = leader_of(kind, pod) if member.worker else workers_of(kind, pod)
+            pages = GroupPages(kube, namespace, member.subdomain, others)
+            if member.worker:
+                group_serves = GroupLeader(pages).serves
+            else:
+                group = GroupMembers(pages)
+    engine = adapter_for(current.engine, run_dir / TOKEN_FILE, group_serves)
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = Diagnostics(engine, state_dir, run_dir, frontend)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -58,10 +58,12 @@ class Rig:
         assert process.stdout.readline() == "serving\n"
         return process.pid
 
-    def adapter(self, kind: EngineType, serves: bool = True) -> ExternalEngine:
+    def adapter(
+        self, kind: EngineType, serves: bool = True, group: Callable[[], bool] | None = None
+    ) -> ExternalEngine:
         url = f"http://127.0.0.1:{self.port}"
         endpoint = EngineEndpoint(kind, url, url, "m", container=self.container, serves=serves)
-        return ExternalEngine(endpoint)
+        return ExternalEngine(endpoint, group_serves=group)
 
     @property
     def calls(self) -> list[str]:
@@ -296,6 +298,16 @@ def test_the_worker_of_a_multi_node_engine_is_its_process(rig: Rig) -> None:
     assert (status.state, status.load, status.load_age_s) == (EngineState.SERVING, Load(), None)
     assert [(one.role, one.pid) for one in status.processes] == [(Role.FRONTEND, pid)]
     assert not adapter.serves()
+
+
+def test_a_worker_starts_until_its_group_serves(rig: Rig) -> None:
+    """It loads its part of the model for as long as that takes: no growth, and no warm-up yet."""
+    rig.start("vllm", "--worker")
+    answers = iter([False, True])
+    adapter = rig.adapter(EngineType.VLLM, serves=False, group=lambda: next(answers))
+    assert not Sampler(adapter).sample().ready
+    assert adapter.status().state is EngineState.SERVING
+    assert adapter.status().state is EngineState.SERVING, "not asked again"
 
 
 def test_a_connection_is_work_where_there_are_no_metrics(rig: Rig) -> None:

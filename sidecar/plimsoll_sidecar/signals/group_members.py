@@ -1,37 +1,27 @@
 """What the supervisors of the other pods of a multi-node group say: read by the leader's.
 
-The group's headless Service lists its pods. Each of their supervisors shows its newest assessment
-under ``/state``. Whatever runs in those pods can write such a page, so it is bounded: a false one
-can make the leader restart its own group, and nothing else.
+Each of their supervisors shows its newest assessment under ``/state``. A false one can make the
+leader restart its own group, and nothing else.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
-from plimsoll_api.names import METRICS_PORT
 from plimsoll_api.workloads import RAY_KIND
-from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
+from plimsoll_sidecar.clients.kube import KubeError
+from plimsoll_sidecar.signals.group_pages import MAX_PODS, MAX_TEXT, GroupPages
 
-log = logging.getLogger(__name__)
-
-SERVICE_NAME = "kubernetes.io/service-name"
 POLL_S = 5.0
-ANSWER_S = 3.0
 STALE_S = 20.0
 """An answer older than this says nothing of now."""
-MAX_MEMBERS = 64
-MAX_STATE_BYTES = 1 << 20
-MAX_EVIDENCE, MAX_TEXT = 8, 200
+MAX_EVIDENCE = 8
 MAX_BYTES = 1 << 60
 """More memory than a pod can have."""
 
@@ -56,27 +46,12 @@ class _State(msgspec.Struct):
 
 
 class GroupMembers:
-    """The pods of a group beside its leader, in a thread of their own.
+    """The pods of a group beside its leader, in a thread of their own."""
 
-    They are those that the Service ``subdomain`` lists and whose names ``is_worker`` accepts.
-    """
-
-    def __init__(
-        self,
-        kube: KubeClient,
-        namespace: str,
-        subdomain: str,
-        is_worker: Callable[[str], bool],
-        port: int = METRICS_PORT,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._kube, self._port, self._clock = kube, port, clock
-        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        self._selector = f"{SERVICE_NAME}={subdomain}"
-        self._is_worker = is_worker
+    def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pages, self._clock = pages, clock
         self._lock, self._ending = threading.Lock(), threading.Event()
         self._newest: dict[str, tuple[float, Assessment | None]] = {}
-        self._trouble: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, name="group-members", daemon=True)
 
     def start(self) -> None:
@@ -104,57 +79,25 @@ class GroupMembers:
     def ask(self) -> None:
         """One round; never raises."""
         try:
-            slices = self._kube.get(self._path, labelSelector=self._selector).get("items") or []
+            members = self._pages.pods()
         except KubeError as error:
-            self._note("endpoints", str(error))
+            self._pages.note("endpoints", str(error))
             return
-        self._note("endpoints", "")
-        members = dict(self._members(slices))
+        self._pages.note("endpoints", "")
         for pod, address in members.items():
-            found = self._ask(pod, address)
+            found = self._pages.page(pod, address, _assessment)
             if found is not None:
                 with self._lock:
                     self._newest[pod] = (self._clock(), found)
         with self._lock:
             for gone in set(self._newest) - set(members):
                 self._newest[gone] = (float("-inf"), None)
-            while len(self._newest) > MAX_MEMBERS:
+            while len(self._newest) > MAX_PODS:
                 del self._newest[min(self._newest, key=lambda pod: self._newest[pod][0])]
 
-    def _members(self, slices: list[Object]) -> Iterator[tuple[str, str]]:
-        """Name and address of the other pods of the group."""
-        count = 0
-        for piece in slices:
-            for endpoint in piece.get("endpoints") or []:
-                name = str((endpoint.get("targetRef") or {}).get("name", ""))
-                address = next(iter(endpoint.get("addresses") or ()), "")
-                if not self._is_worker(name) or not _is_address(address):
-                    continue
-                if (count := count + 1) > MAX_MEMBERS:
-                    return
-                yield name, address
 
-    def _ask(self, pod: str, address: str) -> Assessment | None:
-        host = f"[{address}]" if ":" in address else address
-        try:
-            status, body = HttpClient(f"http://{host}:{self._port}").call("GET", "/state", ANSWER_S)
-            if status != 200 or len(body) > MAX_STATE_BYTES:
-                raise EngineError(f"HTTP {status}, {len(body)} bytes")
-            found = bounded(msgspec.json.decode(body, type=_State).assessment)
-        except (EngineError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            self._note(pod, str(error))
-            return None
-        self._note(pod, "")
-        return found
-
-    def _note(self, what: str, trouble: str) -> None:
-        """Log trouble once, and its end."""
-        before = self._trouble.get(what, "")
-        self._trouble[what] = trouble
-        if trouble and not before:
-            log.warning("%s of the group cannot be read: %s", what, trouble[:MAX_TEXT])
-        elif before and not trouble:
-            log.info("%s of the group can be read again", what)
+def _assessment(page: bytes) -> Assessment:
+    return bounded(msgspec.json.decode(page, type=_State).assessment)
 
 
 def bounded(theirs: Assessment) -> Assessment:
@@ -184,11 +127,3 @@ def _sizes(budget: BudgetState | None) -> list[int]:
         return []
     found = (budget.current, budget.baseline, budget.explained, budget.unexplained)
     return [size for size in found if size is not None]
-
-
-def _is_address(text: object) -> bool:
-    try:
-        ipaddress.ip_address(str(text))
-    except ValueError:
-        return False
-    return True

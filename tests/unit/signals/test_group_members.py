@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -14,42 +9,16 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.signals.group_members import (
     MAX_EVIDENCE,
-    MAX_MEMBERS,
     STALE_S,
     GroupMembers,
     bounded,
     workers_of,
 )
-
-WORKER, OTHER = "127.0.0.2", "127.0.0.3"
-
-
-class Slices(KubeClient):
-    """The EndpointSlices of one Service."""
-
-    def __init__(self, endpoints: list[dict[str, Any]]) -> None:
-        self.endpoints, self.queries = endpoints, list[dict[str, str]]()
-        self.error: KubeError | None = None
-
-    def get(self, path: str, **query: str) -> dict[str, Any]:
-        if self.error is not None:
-            raise self.error
-        self.queries.append({"path": path, **query})
-        return {"items": [{"endpoints": self.endpoints}]}
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def endpoint(name: str, address: str) -> dict[str, Any]:
-    return {"targetRef": {"name": name}, "addresses": [address]}
+from plimsoll_sidecar.signals.group_pages import MAX_PODS, GroupPages
+from tests.unit.signals.group_pods import OTHER, WORKER, Clock, Slices, endpoint, free_port, serving
 
 
 def state(**suspicion: Any) -> bytes:
@@ -58,38 +27,14 @@ def state(**suspicion: Any) -> bytes:
     return msgspec.json.encode({"time": 1.0, "assessment": assessment, "open": []})
 
 
-@contextmanager
-def serving(address: str, port: int, body: bytes, status: int = 200) -> Iterator[None]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/state" else 404)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer((address, port), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind((WORKER, 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 def members(kube: Slices, port: int, clock: Clock | None = None) -> GroupMembers:
     rule = workers_of("LeaderWorkerSet", "llm-0")
-    return GroupMembers(kube, "ns", "llm", rule, port, clock or Clock())
+    return GroupMembers(GroupPages(kube, "ns", "llm", rule, port), clock or Clock())
 
 
 def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(port: int) -> None:
@@ -121,18 +66,19 @@ def test_the_workers_of_a_ray_cluster_are_all_other_pods_of_its_service(port: in
     listed = ["llm-head-x7k2p", "llm-gpu-worker-b2f9q", "llm-head-x7k2p-1", ""]
     kube = Slices([*(endpoint(name, WORKER) for name in listed), {"addresses": [WORKER]}])
     rule = workers_of("RayCluster", "llm-head-x7k2p")
-    group = GroupMembers(kube, "ns", "plimsoll-llm-0a", rule, port, Clock())
+    group = GroupMembers(GroupPages(kube, "ns", "plimsoll-llm-0a", rule, port), Clock())
     with serving(WORKER, port, state(bytes=7)):
         group.ask()
     assert sorted(group.assessments()) == ["llm-gpu-worker-b2f9q", "llm-head-x7k2p-1"]
 
 
 def test_a_ray_cluster_has_no_more_members_than_another_group(port: int) -> None:
-    many = [endpoint(f"pod-{number}", WORKER) for number in range(4 * MAX_MEMBERS)]
-    group = GroupMembers(Slices(many), "ns", "llm", workers_of("RayCluster", "h"), port, Clock())
+    many = [endpoint(f"pod-{number}", WORKER) for number in range(4 * MAX_PODS)]
+    rule = workers_of("RayCluster", "h")
+    group = GroupMembers(GroupPages(Slices(many), "ns", "llm", rule, port), Clock())
     with serving(WORKER, port, state()):
         group.ask()
-    assert len(group.assessments()) == MAX_MEMBERS
+    assert len(group.assessments()) == MAX_PODS
 
 
 def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(port: int) -> None:
@@ -178,11 +124,11 @@ def test_an_error_page_is_no_answer(port: int) -> None:
 
 
 def test_more_members_than_a_group_has_are_not_asked(port: int) -> None:
-    many = [endpoint(f"llm-0-{number}", WORKER) for number in range(1, 4 * MAX_MEMBERS)]
+    many = [endpoint(f"llm-0-{number}", WORKER) for number in range(1, 4 * MAX_PODS)]
     group = members(Slices(many), port)
     with serving(WORKER, port, state()):
         group.ask()
-    assert len(group.assessments()) == MAX_MEMBERS
+    assert len(group.assessments()) == MAX_PODS
 
 
 def test_texts_are_cut() -> None:

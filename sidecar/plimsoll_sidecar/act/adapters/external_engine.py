@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -54,9 +55,18 @@ QUIET_POLLS = 2
 
 
 class ExternalEngine(OwnedEngine):
-    """Safe to use from several threads: what is remembered of the engine is behind a lock."""
+    """Safe to use from several threads: what is remembered of the engine is behind a lock.
 
-    def __init__(self, endpoint: EngineEndpoint, probes: Probes | None = None) -> None:
+    ``group_serves`` says whether the group of a worker serves; without it a worker always works.
+    """
+
+    def __init__(
+        self,
+        endpoint: EngineEndpoint,
+        probes: Probes | None = None,
+        group_serves: Callable[[], bool] | None = None,
+    ) -> None:
+        self._group_serves = group_serves
         self._probes = probes or Probes.from_environment()
         self._endpoint, self._profile = endpoint, PROFILES[endpoint.type]
         self._port = urlsplit(endpoint.serving_url).port or 80
@@ -67,7 +77,7 @@ class ExternalEngine(OwnedEngine):
         super().__init__(endpoint)
         self._lock = threading.Lock()
         self._process: ProcessId | None = None
-        self._served = self._drained = False
+        self._served = self._drained = self._joined = False
         self._facts = Facts(endpoint, self._server, self._owned)
         self._gpus = GpuIdentity()
         self._newest: Status | None = None
@@ -123,7 +133,8 @@ class ExternalEngine(OwnedEngine):
             left = ", ".join(str(p.pid) for p in members.everyone[:8])
             raise EngineError(f"the engine's main process ended, but processes {left} still run")
         if found != self._process:
-            self._process, self._served, self._drained = found, False, False
+            self._process = found
+            self._served = self._drained = self._joined = False
             self._facts.forget()
             self._gpus.forget()
             self._load.forget()
@@ -137,10 +148,11 @@ class ExternalEngine(OwnedEngine):
 
         A server error says that the engine behind it does not. Raises EngineError where something
         listens and does not answer, or is another engine. A worker of a multi-node engine cannot be
-        asked: it works as long as its process lives.
+        asked: it starts until its group serves, and then works as long as its process lives.
         """
         if not self._endpoint.serves:
-            return EngineState.SERVING
+            self._joined = self._joined or self._group_serves is None or self._group_serves()
+            return EngineState.SERVING if self._joined else EngineState.STARTING
         # Asked before the call: one that begins to listen in between is starting.
         listens = self._served or bool(sockets(self._port, LISTEN))
         try:

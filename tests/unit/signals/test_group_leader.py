@@ -1,0 +1,100 @@
+"""When the worker of a multi-node group may take its group for serving."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from plimsoll_api.admin import EngineState
+from plimsoll_sidecar.clients.kube import KubeError
+from plimsoll_sidecar.signals.group_leader import ASKED_S, SURE_S, GroupLeader, leader_of
+from plimsoll_sidecar.signals.group_pages import GroupPages
+from tests.lab.kube import eventually
+from tests.unit.signals.group_pods import OTHER, WORKER, Clock, Slices, endpoint, free_port, serving
+
+LEADER = WORKER
+
+
+def page(state: EngineState | None) -> bytes:
+    return msgspec.json.encode({"time": 1.0, "engine_state": state})
+
+
+class Group:
+    """A leader, ``llm-0``, and another group's, as a worker of the first sees them."""
+
+    def __init__(self) -> None:
+        self.port, self.clock = free_port(), Clock()
+        self.kube = Slices([endpoint("llm-0", LEADER), endpoint("llm-1", OTHER)])
+        rule = leader_of("LeaderWorkerSet", "llm-0-1")
+        self.leader = GroupLeader(GroupPages(self.kube, "ns", "llm", rule, self.port), self.clock)
+
+    def look(self, body: bytes) -> None:
+        with serving(LEADER, self.port, body), serving(OTHER, self.port, page(EngineState.SERVING)):
+            self.leader.look()
+
+    def serves(self) -> bool:
+        """Without its thread, which would look by itself."""
+        return self.leader.ready_for() >= SURE_S
+
+
+def test_a_group_serves_once_its_leader_has_been_ready_for_a_while() -> None:
+    group = Group()
+    group.look(page(EngineState.SERVING))
+    assert not group.serves(), "the leader may not have seen yet that its group restarts"
+    group.clock.now += SURE_S
+    group.look(page(EngineState.SERVING))
+    assert group.serves()
+    group.look(page(EngineState.STARTING))
+    assert not group.serves()
+
+
+@pytest.mark.parametrize(
+    "body", [page(EngineState.STARTING), page(None), b"", b"{}", b"[" * 9999, b'{"engine_state":7}']
+)
+def test_a_leader_that_does_not_say_that_it_serves_is_not_ready(body: bytes) -> None:
+    group = Group()
+    for _ in range(3):
+        group.look(body)
+        group.clock.now += SURE_S
+    assert not group.serves()
+
+
+def test_without_endpoints_nobody_knows() -> None:
+    group = Group()
+    group.look(page(EngineState.SERVING))
+    group.clock.now += SURE_S
+    group.kube.error = KubeError(403, "forbidden")
+    group.look(page(EngineState.SERVING))
+    assert not group.serves()
+
+
+def test_the_leader_is_asked_only_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plimsoll_sidecar.signals.group_leader.POLL_S", 0.01)
+    group = Group()
+    with serving(LEADER, group.port, page(EngineState.SERVING)):
+        assert not group.leader.serves(), "it never waits"
+        eventually(lambda: group.leader.ready_for() == 0.0, "it was asked")
+        group.clock.now += SURE_S
+        assert group.leader.serves()
+        group.clock.now += ASKED_S + 1
+        eventually(lambda: group.leader.ready_for() == float("-inf"), "nobody waits")
+        asked = len(group.kube.queries)
+        assert not group.leader.serves(), "what was known then is not known now"
+        eventually(lambda: len(group.kube.queries) > asked, "asked again")
+
+
+@pytest.mark.parametrize(
+    ("kind", "worker", "leader", "others"),
+    [
+        ("LeaderWorkerSet", "llm-0-1", "llm-0", ["llm-0-2", "llm-1", "llm", ""]),
+        ("LeaderWorkerSet", "a-7-b-3-12", "a-7-b-3", ["a-7", "a-7-b-4"]),
+        ("RayCluster", "llm-gpu-worker-b2f9q", "llm-head-x7k2p", ["llm-gpu-worker-zzzzz", ""]),
+        ("RayCluster", "llm-worker-a", "llm-head", ["llm-header-x"]),
+    ],
+)
+def test_the_leader_is_known_by_its_name(
+    kind: str, worker: str, leader: str, others: list[str]
+) -> None:
+    leads = leader_of(kind, worker)
+    assert leads(leader)
+    assert not any(map(leads, [*others, worker]))
