@@ -15,6 +15,8 @@ Neither the supervisor nor any process that it descends from is ever the engine'
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache, partial
 
 import msgspec
 
@@ -43,6 +45,9 @@ from plimsoll_sidecar.signals.process.tcp_sockets import LISTEN, holders, socket
 WRAPPERS = frozenset({"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"})
 """What starts an engine and does not pass its signals on, or ends with it."""
 MAX_MEMBERS = 256
+
+Listening = Callable[[], set[str]]
+"""The sockets that listen at the engine's port, as :func:`sockets` names them."""
 
 
 class NoEngine(Exception):
@@ -79,7 +84,9 @@ class EngineFinder:
         tree = parents()
         mine = container_of(os.getpid()) or Container("", None)
         candidates = set(tree) - {1, *ancestors(os.getpid(), tree)}
-        signs = self._signs(candidates, mine)
+        # Once a look, and only where it is needed: the kernel walks its whole table for each read.
+        listening = cache(partial(sockets, self._port, LISTEN))
+        signs = self._signs(candidates, mine, listening)
         containers = {pid: found for pid in signs if (found := container_of(pid)) is not None}
         others = {pid: found for pid, found in containers.items() if found.is_other_than(mine)}
         if others:
@@ -92,21 +99,26 @@ class EngineFinder:
             container, everyone = None, set()
         alive = {p for p in self._known if identify(p.pid) == p}
         everyone |= {p.pid for p in alive} | descendants({p.pid for p in alive}, tree)
-        return self._members(everyone & candidates, set(signs), tree, container)
+        return self._members(everyone & candidates, set(signs), tree, container, listening)
 
     def _members(
-        self, everyone: set[int], signs: set[int], tree: dict[int, int], container: Container | None
+        self,
+        everyone: set[int],
+        signs: set[int],
+        tree: dict[int, int],
+        container: Container | None,
+        listening: Listening,
     ) -> Members:
         identities = {pid: found for pid in sorted(everyone) if (found := identify(pid))}
-        main = self._main(identities, signs, tree, container)
+        main = self._main(identities, signs, tree, container, listening)
         self._known = {p: p == main for p in list(identities.values())[:MAX_MEMBERS]}
         if not identities:
-            raise NoEngine(self._why())
+            raise NoEngine(self._why(listening))
         started = descendants({main.pid}, tree) if main is not None else set()
         helpers = tuple(process for process in self._known if process.pid in started)
         return Members(main, tuple(self._known), container, helpers)
 
-    def _signs(self, candidates: set[int], mine: Container) -> set[int]:
+    def _signs(self, candidates: set[int], mine: Container, listening: Listening) -> set[int]:
         """Return the processes that say that they are the engine, by the best sign there is."""
         if self._name:
             marked = {
@@ -117,9 +129,9 @@ class EngineFinder:
             self._marked = self._marked or bool(marked)
             if self._marked:
                 return marked
-        listening = holders(self._port, candidates)
-        if listening:
-            return listening
+        serving = holders(listening(), candidates)
+        if serving:
+            return serving
         found: set[int] = set()
         for pid in candidates:
             line = command_line(pid)
@@ -148,6 +160,7 @@ class EngineFinder:
         signs: set[int],
         tree: dict[int, int],
         container: Container | None,
+        listening: Listening,
     ) -> ProcessId | None:
         """Return the process to end first; None where only parts of an engine are left."""
         known = next((p for p, is_main in self._known.items() if is_main), None)
@@ -159,7 +172,7 @@ class EngineFinder:
             for pid, found in identities.items()
             if found not in left and not is_part(command_line(pid), self._kind)
         }
-        for chosen in (holders(self._port, fresh), signs & fresh, fresh if container else set()):
+        for chosen in (holders(listening(), fresh), signs & fresh, fresh if container else set()):
             tops = {self._top(pid, fresh, tree) for pid in chosen}
             tops = {pid for pid in tops if command_name(pid) not in WRAPPERS}
             if tops:
@@ -175,10 +188,10 @@ class EngineFinder:
             pid = ancestor
         return pid
 
-    def _why(self) -> str:
+    def _why(self, listening: Listening) -> str:
         if self._marked:
             return f"container {self._name} has no running process"
-        if sockets(self._port, LISTEN):
+        if listening():
             return (
                 f"port {self._port} is in use, but no readable process of this pod"
                 " listens on it: the engine runs as another user or with more capabilities than"

@@ -31,9 +31,9 @@ def sockets(port: int, state: str) -> set[str]:
     return found
 
 
-def holders(port: int, pids: Iterable[int]) -> set[int]:
-    """Those of ``pids`` that hold a listening socket at ``port``, as far as that may be seen."""
-    links = {f"socket:[{inode}]" for inode in sockets(port, LISTEN)}
+def holders(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
+    """Those of ``pids`` that hold one of the sockets, as far as that may be seen."""
+    links = {f"socket:[{inode}]" for inode in inodes}
     return {pid for pid in pids if _holds(pid, links)} if links else set()
 
 
