@@ -107,8 +107,6 @@ class ControlPlane:
                 f"--initial-advertise-peer-urls={peer}",
                 f"--initial-cluster=lab={peer}",
                 "--log-level=warn",
-                "--heartbeat-interval=20",
-                "--election-timeout=200",
             ],
         )
 

@@ -6,10 +6,12 @@ A fork shares memory with where it came from. What measures the operator's own s
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -48,8 +50,9 @@ class WarmProcess:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to it."""
-        os.kill(self.pid, number)
+        """Send a signal to it; nothing where it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL to it."""
@@ -60,7 +63,8 @@ def _operator(arguments: list[str], log: str, environment: dict[str, str]) -> No
     """Become what ``python -m plimsoll_operator.main`` is."""
     from plimsoll_operator.main import main
 
-    die_with_parent()
+    die_with_parent()  # the fork server, which ends with the tests unless a child holds its pipe
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.environ.clear()
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

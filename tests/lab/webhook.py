@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 from tests.lab import binaries
 from tests.lab.controlplane import free_port
 from tests.lab.helm import CHART, RELEASE, Helm
@@ -19,13 +22,7 @@ class Webhook:
 
     def __init__(self, admin: Kube) -> None:
         self._system = Kube(admin.kubectl, admin.kubeconfig, NAMESPACE)
-        values = {
-            "serviceAccount": {"create": False, "name": "plimsoll-operator"},
-            "webhook": {"enabled": True},
-        }
-        only = ("--show-only=templates/webhook.yaml", f"--kube-version={KUBE_VERSION}")
-        helm = Helm(binaries.helm(4), self._system)
-        self._text = helm("template", RELEASE, str(CHART), *only, values=values)
+        self._text = _rendered(admin.kubeconfig)
         self.port = free_port()
         self.flags = (
             f"--webhook={NAMESPACE}/{NAME}",
@@ -38,3 +35,15 @@ class Webhook:
 
     def remove(self) -> None:
         self._system("delete", "--ignore-not-found", "-f", "-", stdin=self._text)
+
+
+@cache
+def _rendered(kubeconfig: Path) -> str:
+    """The chart's objects, once for all tests of a lab."""
+    values = {
+        "serviceAccount": {"create": False, "name": "plimsoll-operator"},
+        "webhook": {"enabled": True},
+    }
+    only = ("--show-only=templates/webhook.yaml", f"--kube-version={KUBE_VERSION}")
+    helm = Helm(binaries.helm(4), Kube([], kubeconfig, NAMESPACE))
+    return helm("template", RELEASE, str(CHART), *only, values=values)
