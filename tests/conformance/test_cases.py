@@ -1,5 +1,5 @@
-"""The cases of every engine, in an order: each leaves an engine that serves, or will again. They run
-before those of the other files, by name: the first one sees the engine start."""
+"""The cases of every engine, in an order: each leaves an engine that serves, or will again. By name
+they run before those of the other files: the first one sees the engine start."""
 
 from __future__ import annotations
 
