@@ -25,7 +25,9 @@ from tests.node import streams
 STANDIN = ROOT / "tests" / "integration" / "standin_external.py"
 REAL = PEERS["vllm-0.32.0"]
 CONTAINER, PORT = "server", 8000
-MASTER_PORT = 29500
+MASTER_PORT, WORKERS_PORT = 29500, 29501
+"""Of the leader's pod, and of the Service that forwards to it: vLLM's CPU backend takes ranks with
+one port for ranks of one machine, and would exchange tensors through ``/dev/shm``."""
 JOIN = """leader=${LWS_LEADER_ADDRESS%%.*}
 eval "address=\\$LLM_${leader##*-}_SERVICE_HOST"
 exec "$@" --master-addr="$address"
@@ -179,11 +181,12 @@ def _vllm_pair(container: Document) -> tuple[Document, Document]:
         "--distributed-executor-backend=mp",
         "--nnodes=$(LWS_GROUP_SIZE)",
         "--node-rank=$(LWS_WORKER_INDEX)",
-        f"--master-port={MASTER_PORT}",
     ]
     worker = _without_server(leader)
-    leader["args"].append("--master-addr=$(VLLM_HOST_IP)")
-    worker["args"] = [*worker["command"], *worker["args"], "--headless"]
+    leader["args"] += ["--master-addr=$(VLLM_HOST_IP)", f"--master-port={MASTER_PORT}"]
+    worker["args"] = [
+        *worker["command"], *worker["args"], f"--master-port={WORKERS_PORT}", "--headless"
+    ]  # fmt: skip
     worker["command"] = ["sh", "-c", JOIN, "sh"]
     return leader, worker
 

@@ -39,7 +39,7 @@ from tests.node.supervised import (
     unix,
     warm,
 )
-from tests.node.supervised_engines import CONTAINER, MASTER_PORT, PORT, Engine
+from tests.node.supervised_engines import CONTAINER, MASTER_PORT, PORT, WORKERS_PORT, Engine
 from tests.node.visits import Visits
 
 NAME = "llm"
@@ -81,7 +81,7 @@ def workload(engine: Engine, restart_policy: str) -> list[dict[str, Any]]:
     of_groups = [
         {
             "selector": leaders | {f"{PREFIX}/group-index": index},
-            "ports": [{"port": MASTER_PORT}],
+            "ports": [{"port": WORKERS_PORT, "targetPort": MASTER_PORT}],
             "publishNotReadyAddresses": True,  # a leader is ready when its workers have joined
         }
         for index in GROUPS
