@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-import yaml
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+from plimsoll_cli import yaml_text
 
 Cell = str | Text
 GAP, LAST = 2, 6
@@ -62,7 +63,7 @@ def plain(out: Console) -> bool:
 def dump(value: Any, output: Output) -> str:
     """``value``, which holds only what JSON has."""
     if output is Output.YAML:
-        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        return yaml_text.dump(value, allow_unicode=True)
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 

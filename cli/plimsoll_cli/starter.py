@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
+from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import field_path
 
@@ -90,4 +90,4 @@ def manifest(answers: Answers) -> str:
     except ValidationError as error:
         lines = [f"{field_path(one['loc'])}: {one['msg']}" for one in error.errors()]
         raise UsageError("\n".join(lines)) from None
-    return yaml.safe_dump(document, sort_keys=False)
+    return yaml_text.dump(document)

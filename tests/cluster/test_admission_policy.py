@@ -25,6 +25,8 @@ from tests.lab.lab import Lab, namespace
 
 POLICY = Path(__file__).parents[2] / "config" / "admission-policy.yaml"
 Write = Callable[..., subprocess.CompletedProcess[str]]
+DRY_RUN = "--dry-run=server"
+"""Until the policy is in force, what it is to refuse would be stored."""
 
 
 @pytest.fixture
@@ -127,7 +129,9 @@ def test_only_slots_for_the_own_pod(kube: Kube, tmp_path: Path) -> None:
     def put(write: Write, service: str, **spec: Any) -> subprocess.CompletedProcess[str]:
         return write(slot(kube, service, **spec), verb="replace")
 
-    eventually(lambda: refused(put(own, "qwen", holderIdentity="qwen-1"), foreign), "in force")
+    theirs = slot(kube, "qwen", holderIdentity="qwen-1")
+    eventually(lambda: refused(own(theirs, DRY_RUN, verb="replace"), foreign), "in force")
+    assert refused(put(own, "qwen", holderIdentity="qwen-1"), foreign)
     assert refused(put(own, "qwen", holderIdentity="plimsoll-operator"), foreign)
     assert refused(put(unbound, "qwen", holderIdentity="qwen-0"), "it is bound to none")
     assert not (kube.get("lease", "qwen-restart-0") or {}).get("spec")
@@ -168,10 +172,11 @@ def test_no_tenant_forges_a_slot(kube: Kube, tmp_path: Path) -> None:
     supervisor = writer(kube, tmp_path, "qwen-0")
     taken = "this slot is of service llama"
 
-    def takes(write: Write, holder: str) -> subprocess.CompletedProcess[str]:
-        return write(slot(kube, "llama", holderIdentity=holder), verb="replace")
+    def takes(write: Write, holder: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return write(slot(kube, "llama", holderIdentity=holder), *more, verb="replace")
 
-    eventually(lambda: refused(takes(tenant, "llama-0"), taken), "in force")
+    eventually(lambda: refused(takes(tenant, "llama-0", DRY_RUN), taken), "in force")
+    assert refused(takes(tenant, "llama-0"), taken)
     assert refused(takes(supervisor, "qwen-0"), taken)
     forged = slots(kube, "llama")
     forged["metadata"]["name"] = "llama-restart-1"
@@ -195,7 +200,9 @@ def test_only_incidents_of_the_own_pod(kube: Kube, tmp_path: Path) -> None:
 
     # A policy is in force a moment after it was made.
     other = incident("llama-0", name="other")
-    eventually(lambda: refused(own(other), "llama-0 is not the pod of this token"), "in force")
+    eventually(
+        lambda: refused(own(other, DRY_RUN), "llama-0 is not the pod of this token"), "in force"
+    )
     assert refused(own(other), "(qwen-0)")
     assert refused(own(incident("qwen-0", "llama", "x")), "spec.service llama is not the service")
     assert refused(unbound(incident("qwen-0", name="y")), "it is bound to none")
@@ -268,7 +275,9 @@ def test_a_hostile_engine_of_a_policy_forges_no_more_than_its_own_pod(
 
     # A policy is in force a moment after it was made.
     foreign = told("other-0", "engines", "a")
-    eventually(lambda: refused(own(foreign), "other-0 is not the pod of this token"), "in force")
+    eventually(
+        lambda: refused(own(foreign, DRY_RUN), "other-0 is not the pod of this token"), "in force"
+    )
     assert refused(own(told("engine-0", "foreign", "b")), "foreign supervises no pod of")
     assert refused(own(incident("engine-0", "qwen", "c")), "spec.service qwen is not the service")
     assert refused(unbound(told("engine-0", "engines", "d")), "it is bound to none")
@@ -331,8 +340,10 @@ def test_rights_on_a_slot_of_a_policy_are_not_enough(kube: Kube, tmp_path: Path)
     kube("create", "rolebinding", "edits", "--clusterrole=edit", subject)
     tenant = writer(kube, tmp_path, "qwen-0")
 
-    def takes() -> subprocess.CompletedProcess[str]:
+    def takes(*more: str) -> subprocess.CompletedProcess[str]:
         lease = kube.get("lease", slot_of("engines", "qwen")) or {}
-        return tenant(lease | {"spec": {"holderIdentity": "qwen-0"}}, verb="replace")
+        return tenant(lease | {"spec": {"holderIdentity": "qwen-0"}}, *more, verb="replace")
 
-    eventually(lambda: refused(takes(), "this slot is of service engines.policy"), "in force")
+    taken = "this slot is of service engines.policy"
+    eventually(lambda: refused(takes(DRY_RUN), taken), "in force")
+    assert refused(takes(), taken)

@@ -15,10 +15,11 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import urllib3
-import yaml
 from kubernetes import client as k8s
 from kubernetes import config
 from urllib3.util.ssl_ import create_urllib3_context
+
+from plimsoll_cli import yaml_text
 
 Document = dict[str, Any]
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -162,7 +163,7 @@ class Objects:
 
     def _write(self, verb: str, path: str, content: str, body: Document, **query: str) -> None:
         # YAML, which server-side apply reads, has no surrogate pairs as JSON's escapes.
-        text = yaml.safe_dump(body) if content == APPLY else json.dumps(body)
+        text = yaml_text.dump(body) if content == APPLY else json.dumps(body)
         status, answer = self._ask(verb, path, body=text, content=content, **query)
         if status >= 300:
             kind = NotFound if status == 404 else Refused

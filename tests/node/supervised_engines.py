@@ -99,7 +99,7 @@ def standin(node: Lab) -> Engine:
             "command": ["python", f"/code/{STANDIN.name}"],
             "args": [*arguments, f"--sick={sick}", "--leak-mib-s=4"],
             "ports": [{"name": "http", "containerPort": PORT}],
-            "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 1},
+            "readinessProbe": _health(periodSeconds=1, timeoutSeconds=5),
             "resources": {"limits": {"memory": "1Gi"}},
             "securityContext": LIMITED,
             "volumeMounts": [{"name": "code", "mountPath": "/code"}],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import yaml
 from kubernetes import client as k8s
 from kubernetes.client.exceptions import ApiException
@@ -11,6 +13,8 @@ from plimsoll_api.names import ASK_MODULE, SUPERVISOR_CONTAINER
 from plimsoll_cli.actions import Reach
 from plimsoll_cli.cluster.client import Cluster, denied
 from plimsoll_cli.errors import RunError
+
+HANDSHAKE = re.compile(r"Handshake status (\d{3})\b")
 
 
 def beside(cluster: Cluster, pod: str, namespace: str | None = None) -> Reach:
@@ -49,17 +53,21 @@ def run(
             raise RunError(f"{pod}: no answer within {limit_s:.0f} s")
         status = channel.returncode
     except ApiException as failure:
-        raise RunError(_why(failure, path, pod, container, cluster.host)) from None
+        raise RunError(explained(failure, path, pod, container, cluster.host)) from None
     except (OSError, yaml.YAMLError) as failure:
         raise RunError(f"{pod}: exec: {failure}") from None
     return status if status is not None else 1, out, error
 
 
-def _why(failure: ApiException, path: str, pod: str, container: str, host: str) -> str:
+def explained(failure: ApiException, path: str, pod: str, container: str, host: str) -> str:
+    """Return what a person reads of a command that could not be run."""
     text = str(failure.reason or failure.body or failure)
-    if failure.status == 403 or "403" in text:
+    # The client gives a refused upgrade no status, and a text with headers, whose numbers are many.
+    refused = HANDSHAKE.match(text)
+    status = int(refused[1]) if refused else failure.status
+    if status == 403:
         return denied("POST", path)
-    if failure.status == 404 or "404" in text:
+    if status == 404:
         return (
             f"there is no pod {pod} in the namespace: check the name and -n; for all supervised"
             " pods of a workload, write for example deployment/vllm"

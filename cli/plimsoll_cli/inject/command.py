@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject.selection import Selection
 from plimsoll_operator.injection.documents import inject
@@ -46,7 +47,7 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
     if not count:
         raise UsageError(f"{file}: nothing to inject: {_why(made, notes, selection)}")
     made = without_old(made, fresh)
-    return yaml.safe_dump_all(made, sort_keys=False, width=100, explicit_start=True), notes
+    return yaml_text.dump_all(made, width=100, explicit_start=True), notes
 
 
 def _why(documents: list[Object], notes: list[str], selection: Selection) -> str:
