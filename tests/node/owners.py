@@ -64,6 +64,8 @@ def kserve(engine: Engine) -> Owner:
         word.replace(f"--port={PORT}", f"--port={port}") for word in container["args"]
     ]
     container["ports"] = [{"name": "http1", "containerPort": port, "protocol": "TCP"}]
+    for name in {"startupProbe", "livenessProbe"} & set(container):
+        container[name]["httpGet"]["port"] = port
     container["readinessProbe"] = {"tcpSocket": {"port": port}, "successThreshold": 1, **probe}
     spec |= {"terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst"}
     served = {"app": f"isvc.{KSERVE}"}
