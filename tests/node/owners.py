@@ -18,8 +18,10 @@ KSERVE = f"{NAME}-predictor"
 @dataclass(frozen=True)
 class Owner:
     """``selected`` are labels of the pods by which a policy finds them, ``served`` those by which
-    the Service does. ``container`` is the name that the engine's container has there."""
+    the Service does. ``container`` is the name that the engine's container has there, and
+    ``title`` what a person calls the whole."""
 
+    title: str
     kind: str
     workload: str
     selected: Document
@@ -83,12 +85,13 @@ def kserve(engine: Engine) -> Owner:
     }
     service = _service(KSERVE, served)
     service["spec"]["ports"] = [{"name": "http1", "port": 80, "targetPort": port}]
-    return _owner(made, selected, service)
+    return _owner(made, selected, service, "Deployment made as KServe does")
 
 
-def _owner(made: Document, selected: Document, service: Document) -> Owner:
+def _owner(made: Document, selected: Document, service: Document, title: str = "") -> Owner:
     (container,) = made["spec"]["template"]["spec"]["containers"]
     return Owner(
+        title=title or made["kind"],
         kind=made["kind"],
         workload=made["metadata"]["name"],
         selected=selected,

@@ -174,7 +174,8 @@ def _vllm_pair(container: Document) -> tuple[Document, Document]:
     """
     address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     leader = copy.deepcopy(container)
-    leader["env"].append(address)
+    # The image has no C++ compiler, and what vLLM does with ranks alone would be compiled.
+    leader["env"] += [address, {"name": "TORCHDYNAMO_DISABLE", "value": "1"}]
     leader["resources"] = {"limits": {"memory": "4Gi"}}
     leader["args"] += [
         "--tensor-parallel-size=2",

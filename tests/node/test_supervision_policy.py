@@ -154,7 +154,7 @@ def test_a_leak_in_one_pod_is_cured_while_the_other_serves(
     eventually(lambda: status(kube).get("openIncidents") == 0, "it is over", LISTED_S)
     assert counts(kube) == (3, 2, 1, 0)
     if engine.peer is not None:
-        case = f"policy: leak in one of two pods of a {owner.kind}, cured"
+        case = f"policy: leak in one of two pods of a {owner.title}, cured"
         told = f"to Confirmed, {told}"
         peer = engine.peer
         table.write(table.Ran(peer.type.value, peer.version, case, round(seconds, 1), told))
