@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--split", type=Split, choices=list(Split), default=Split.TEST)
     parser.add_argument("--quick", action="store_true", help="few cases, nothing is written")
     parser.add_argument("--alone", action="store_true", help="without the other rules")
-    parser.add_argument("--jobs", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
     options = parser.parse_args()
     development = cases_of(Split.DEVELOPMENT, options.quick)
     choice: dict[str, int] = {}
