@@ -73,7 +73,7 @@ def read(journal: Path) -> list[IncidentRecord]:
 
 
 def local(service: str | None, run_dir: Path | None) -> list[IncidentView]:
-    """Of one run directory, of one service, or of all services that ran on this machine."""
+    """List the incidents of a run directory, of a service, or of all services on this machine."""
     if run_dir is not None:
         journals = [run_dir / STATE_DIR / JOURNAL_FILE]
     elif service is not None:

@@ -40,7 +40,7 @@ NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 class RollingRestart(ResourceModel):
-    """Asks for a rolling restart."""
+    """A request for a rolling restart."""
 
     id: Annotated[str, StringConstraints(max_length=253)] | None = Field(
         default=None, description="Any text. Change it to start a rolling restart."

@@ -66,7 +66,7 @@ class Scraper:
         return found[1] if found else None
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
-        """Asks these pods, by name, for a policy: its pods are not in the store."""
+        """Scrape these pods, by name, for a policy, because its pods are not in the store."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:

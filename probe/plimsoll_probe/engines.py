@@ -208,7 +208,7 @@ def _kv_tensors(owner: Any) -> Optional[Dict[str, Any]]:
 
 
 def _fixed(owner: str, tensors: Any) -> Optional[Dict[str, Any]]:
-    """Of storages, each counted once: layers share them."""
+    """Return the ledger line of these tensors; layers share storages, so each counts once."""
     storages = {}
     for tensor in list(tensors)[:MAX_TENSORS]:
         storage = tensor.untyped_storage()

@@ -87,7 +87,7 @@ class Allocators:
 
 
 def collections() -> Dict[str, List[int]]:
-    """Of each generation, since the process started."""
+    """Return the counts of each generation of the collector since the process started."""
     stats = gc.get_stats()
     return {key: [int(one[key]) for one in stats] for key in ("collections", "collected")}
 

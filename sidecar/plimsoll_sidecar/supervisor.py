@@ -447,7 +447,7 @@ def _detection(config: SupervisorConfig) -> tuple[object, ...]:
 
 
 def _set_log_level(config: SupervisorConfig) -> None:
-    """Of everything in this process, libraries included."""
+    """Set the log level of everything in this process, libraries included."""
     logging.getLogger().setLevel(config.supervision.log_level.upper())
 
 

@@ -91,7 +91,7 @@ def restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, float]]:
 
 
 def pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> list[float]:
-    """Of each reply that a restart met in the middle: its longest gap between two chunks then."""
+    """Return the longest gap between two chunks of each reply that a restart met, in seconds."""
     return [
         max(end - begin for begin, end in met)
         for window in windows

@@ -43,7 +43,7 @@ class AdminError(Exception):
 
 
 def error_body(status: int, message: str, code: str) -> bytes:
-    """Of an error that is answered before there is a request."""
+    """Return the body of an admin error that is answered before there is a request."""
     return msgspec.json.encode(ErrorBody(_camel(code), message))
 
 

@@ -28,7 +28,7 @@ from plimsoll_engine.http.budget import BodyBudget, OverBudget
 
 
 def error_body(status: int, message: str, code: str) -> bytes:
-    """Of an error that is answered before there is a request."""
+    """Return the body of an error that is answered before there is a request."""
     return ApiError(status, message, code=code).body()
 
 

@@ -30,7 +30,7 @@ def largest(max_model_len: int | None) -> int:
 
 
 def in_work(max_model_len: int | None) -> int:
-    """Of all answers that wait for their clients."""
+    """Return the most bytes that all answers that wait for their clients may hold."""
     return ANSWERS_IN_WORK * largest(max_model_len)
 
 

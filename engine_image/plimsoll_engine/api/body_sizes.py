@@ -36,24 +36,24 @@ class BodySizes:
     max_bytes: int | None = None
 
     def text(self, max_model_len: int | None) -> int:
-        """Of a body without media."""
+        """Return the largest size of a body without media, in bytes."""
         derived = max(MIN_TEXT_BYTES, BYTES_PER_TOKEN * (max_model_len or 0))
         return derived if self.max_bytes is None else self.max_bytes
 
     def chat(self, max_model_len: int | None) -> int:
-        """Of a body that may hold images."""
+        """Return the largest size of a body that may hold images, in bytes."""
         if self.max_bytes is not None or not self.sees:
             return self.text(max_model_len)
         return self.text(max_model_len) + MEDIA_BYTES
 
     @property
     def form(self) -> int:
-        """Of a body with a sound."""
+        """Return the largest size of a body with a sound, in bytes."""
         if self.max_bytes is not None:
             return self.max_bytes
         return FORM_BYTES if self.hears else MIB
 
     def in_work(self, max_model_len: int | None) -> int:
-        """Of all bodies together."""
+        """Return the largest size of all bodies together, in bytes."""
         largest = max(self.chat(max_model_len), self.form)
         return max(MIN_IN_WORK_BYTES, BODIES_IN_WORK * largest)

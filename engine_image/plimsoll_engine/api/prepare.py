@@ -64,7 +64,7 @@ class Text(msgspec.Struct):
 
 
 class Preparation:
-    """Of one checkpoint. ``sees``: its template takes images."""
+    """Prepares requests for one checkpoint; ``sees`` means that its template takes images."""
 
     def __init__(self, tokenizer: Tokenizer, sees: bool) -> None:
         self._tokenizer = tokenizer

@@ -63,7 +63,7 @@ class Transcript(Answer):
 
 
 async def answer(engine: AsyncEngine, data: bytes, fields: dict[str, str], tenant: str) -> Response:
-    """Of the sound file ``data``. Raises ApiError."""
+    """Return the transcription of the sound file ``data``; raise ApiError."""
     batch.check_model(engine, fields.get("model", ""))
     hears, speech = engine.media.processors.audio, engine.media.processors.speech
     if hears is None or speech is None:

@@ -62,7 +62,7 @@ class Matcher:
         self.bytes = size_bytes
         self.tenant = tenant
         self.key = key
-        """Of the compiled grammar."""
+        """The size of the compiled grammar."""
         self.mask = b""
         self.error: str | None = None
         self.complete = False

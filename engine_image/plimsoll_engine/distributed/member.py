@@ -72,7 +72,7 @@ class Member:
         return min((value for value in values if value is not None), default=None)
 
     def graph_bytes(self) -> int:
-        """Of the other ranks' captured steps."""
+        """Return the bytes of the other ranks' captured graphs."""
         return 0 if self.leader is None else sum(r.graph_bytes for r in self.leader.accounts())
 
     def frozen(self) -> None:

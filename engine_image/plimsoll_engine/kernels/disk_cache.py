@@ -25,7 +25,7 @@ _reported: set[str] = set()
 
 
 class DiskCache(FileCacheManager):  # type: ignore[misc]
-    """Of one kernel, as Triton asks for it."""
+    """The disk cache of one kernel, in the form that Triton asks for."""
 
     key: str
     cache_dir: str
@@ -86,7 +86,7 @@ def _path() -> Path:
 
 
 def _folder() -> Path:
-    """Of this user alone: a kernel that somebody else put there would be run."""
+    """Return this user's folder: a kernel that somebody else put there would be run."""
     folder = _path()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -25,7 +25,7 @@ ENCODER, DECODER = "model.encoder.", "model.decoder."
 
 
 def kv_shape(config: Any) -> KVShape:
-    """Of the decoder's attention to its own tokens."""
+    """Return the KV shape of the decoder's attention to its own tokens."""
     heads = config.decoder_attention_heads
     return KVShape(config.decoder_layers, heads, config.d_model // heads)
 

@@ -58,7 +58,7 @@ class WhisperProcessor:
         return content_key(self._settings, data)
 
     def process(self, data: bytes) -> Processed:
-        """Of the first window of the file."""
+        """Return the features of the first window of the file."""
         return self.window_of(audio.decode(data, self.rate)[: self.window])
 
     def windows(self, data: bytes) -> list[tuple[float, Processed]]:
@@ -70,7 +70,7 @@ class WhisperProcessor:
         ]
 
     def window_of(self, samples: Floats) -> Processed:
-        """Of at most one window of samples, keyed by them."""
+        """Return the features of at most one window of samples; the samples make the key."""
         data = self.features(samples).tobytes()
         return Processed("audio", self.key(samples.tobytes()), self.shape, data)
 

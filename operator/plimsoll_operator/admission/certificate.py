@@ -89,7 +89,7 @@ def make(
 
 
 def _still_trusted(before: Certificate | None, now: datetime.datetime) -> bytes:
-    """Of the one before the certificate alone, so that the bundle does not grow."""
+    """Return the previous certificate if it is valid: no others, so the bundle stays small."""
     try:
         return before.certificate if before is not None and before.expires > now else b""
     except ValueError:

@@ -51,7 +51,7 @@ def config_map(name: str, namespace: object, engine: EngineContainer, options: O
 
 
 def metadata(name: str, namespace: object) -> Object:
-    """Of an object beside the workload."""
+    """Return the metadata of an object that is created beside the workload."""
     return {"name": name} | ({} if namespace is None else {"namespace": namespace})
 
 

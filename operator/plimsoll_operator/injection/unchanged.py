@@ -23,7 +23,7 @@ def unselected(labels: Mapping[str, Any], options: Options) -> str | None:
 
 
 def restarts_group(options: Options, policy: str = "RecreateGroupOnPodRestart") -> str:
-    """Of a group that restarts as a whole, by its restart ``policy``, without consent."""
+    """Explain why a group that restarts as a whole, by its restart ``policy``, needs consent."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"
         f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"

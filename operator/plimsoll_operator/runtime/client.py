@@ -152,7 +152,7 @@ class Api:
         return await self._call("PUT", kind.path(meta["namespace"], meta["name"]), body=item)
 
     async def evict(self, namespace: str, pod: str) -> bool:
-        """Asks for the pod to go; False where a disruption budget keeps it for now."""
+        """Evict the pod; return False if a disruption budget keeps it for now."""
         self.writes["evict", "Pod"] += 1
         body = {
             "apiVersion": "policy/v1",

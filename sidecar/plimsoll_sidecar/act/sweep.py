@@ -43,7 +43,7 @@ class Sweep:
 
     @classmethod
     def of_pod(cls) -> Sweep | None:
-        """Of the pod that this process runs in; None where ``/dev/shm`` is not the pod's own."""
+        """Return the sweep of this process's pod; None if ``/dev/shm`` is not the pod's own."""
         return cls() if is_pods_own() else None
 
     def follow(self, main: ProcessId | None, enabled: bool) -> int:

@@ -297,7 +297,7 @@ class Journal:
             self._db, self._inode = again, _inode(self.path)
 
     def _read_error(self, error: Exception) -> JournalError:
-        """Of a read, or of a note that may be lost: the next write replaces a damaged file."""
+        """Return the error of a failed read; the next write replaces a damaged file."""
         if not _is_damage(error):
             return self._error(error)
         self._broken = error

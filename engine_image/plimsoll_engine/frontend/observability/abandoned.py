@@ -14,7 +14,7 @@ longer: one that is under way is never so late, however long the steps."""
 
 
 class AbandonedTracker:
-    """Of one worker. ``waited_for`` says whether the frontend wants more of a request."""
+    """Track one worker's abandoned requests; ``waited_for`` tells if a client still waits."""
 
     def __init__(self, waited_for: Callable[[str], bool]) -> None:
         self._waited_for = waited_for

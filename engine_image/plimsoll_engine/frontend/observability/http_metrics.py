@@ -13,7 +13,7 @@ from plimsoll_engine.http.connections import Connections
 
 
 class HttpConnections(Collector):
-    """Of every server that was added."""
+    """The open connections of each server that was added."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._servers: dict[str, Connections] = {}

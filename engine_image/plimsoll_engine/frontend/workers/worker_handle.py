@@ -69,7 +69,7 @@ class WorkerHandle:
         loop = asyncio.get_running_loop()
         self.epoch = epoch
         self.pids: list[int] = []
-        """Of the ranks that were forked, in their order."""
+        """The process IDs of the forked ranks, in their order."""
         self._ranks = ranks
         self._reaped: set[int] = set()
         self.link = WorkerLink(epoch.number, media_cache_bytes, self._received, self._disconnected)
@@ -89,7 +89,7 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """Of rank 0."""
+        """Return the process ID of rank 0."""
         return self.pids[0] if self.pids else None
 
     @property

@@ -91,7 +91,7 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the serving worker's ranks."""
+        """Return the process IDs of the serving worker's ranks."""
         worker = self._serving
         return [] if worker is None or worker.gone else worker.living
 

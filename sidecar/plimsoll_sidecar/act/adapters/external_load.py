@@ -159,7 +159,7 @@ def _is_counter(name: str) -> bool:
 
 
 class Aborts:
-    """Of one process: a count that only grows."""
+    """The aborted requests of one process, as a count that only grows."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self._profile = profile

@@ -20,7 +20,7 @@ VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 
 
 class GpuIdentity:
-    """Of one engine at a time; ``forget`` when another has begun."""
+    """The GPUs of one engine at a time; call ``forget`` when another one has started."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, proc: Path = nvidia_files.PROC

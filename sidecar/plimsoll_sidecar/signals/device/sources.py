@@ -11,7 +11,7 @@ from plimsoll_api.admin import DeviceMemory
 
 
 class DeviceBytes(msgspec.Struct, frozen=True):
-    """Of the whole device."""
+    """The memory of a whole device, in bytes."""
 
     used: int
     total: int

@@ -150,7 +150,7 @@ class Probes:
         }
 
     def _ask_report(self, folder: Path, process: ProcessId, known: _Known) -> bool:
-        """Asks a process that is due; whether its answer is worth waiting for."""
+        """Ask a process whose report is due; return whether its answer is worth waiting for."""
         now = self._clock()
         if known.asked is not None or now < known.next:
             return False
