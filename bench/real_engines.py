@@ -43,10 +43,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.real_engines_cases import CASES, USUAL, Book, run
+from bench.real_engines_cases import CASES, USUAL, run
 from bench.real_engines_figures import figures, load_average, passed
 from bench.real_engines_pair import LAPS, PAIRS, pair
 from bench.real_engines_probe_cost import METHOD, Pairs
+from bench.real_engines_replica import Book
 from bench.result import RESULTS, command
 from plimsoll_cli.figures import commit, machine, result
 from tests.conformance import table

@@ -16,17 +16,8 @@ from pathlib import Path
 import urllib3
 
 from bench.real_engines_balancer import Backend, Balancer
-from bench.real_engines_cases import (
-    ENGINE_ALONE,
-    WARM_S,
-    Book,
-    Replica,
-    eager,
-    kill,
-    leak_once,
-    stall,
-    told,
-)
+from bench.real_engines_cases import ENGINE_ALONE, WARM_S, eager, kill, leak_once, stall
+from bench.real_engines_replica import Book, Replica, told
 from plimsoll_sidecar.act.readiness import is_ready
 from tests.conformance.peers import Peer
 from tests.conformance.rig import START_S, Rig, until

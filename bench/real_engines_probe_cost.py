@@ -10,17 +10,14 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import urllib3
 
+from bench.real_engines_replica import Replica
 from plimsoll_api.supervision import Mode
 from plimsoll_sidecar.signals.probe.probe_socket import ask_all
 from plimsoll_sidecar.signals.probe.probes import REPORT
 from tests.conformance.rig import Rig
-
-if TYPE_CHECKING:
-    from bench.real_engines_cases import Replica
 
 PROMPTS, TOKENS = 32, 192
 """One request: so many sequences in step with each other, each of exactly so many tokens."""
