@@ -103,7 +103,7 @@ def leader_worker_set() -> tuple[Path, Path]:
     with (cache_dir() / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not manager.exists():
-            _go(go, LWS, "mod", "download", LWS_MODULE)
+            _go(go, LWS, "mod", "download", LWS_MODULE, failure=MissingError)
             module = Path(_go(go, LWS, "list", "-m", "-f", "{{.Dir}}", LWS_MODULE).strip())
             shutil.rmtree(manifests, ignore_errors=True)
             for part in ("crd/bases", "webhook"):
@@ -118,7 +118,8 @@ def leader_worker_set() -> tuple[Path, Path]:
     return manager, manifests
 
 
-def _go(go: str, module: Path, *arguments: str) -> str:
+def _go(go: str, module: Path, *arguments: str, failure: type[LabError] = LabError) -> str:
+    """Run ``go`` in ``module`` without cgo; raise ``failure`` with the end of its output."""
     done = subprocess.run(
         [go, *arguments],
         cwd=module,
@@ -128,7 +129,7 @@ def _go(go: str, module: Path, *arguments: str) -> str:
         timeout=BUILD_TIMEOUT_S,
     )
     if done.returncode:
-        raise MissingError(f"go {' '.join(arguments)}: {done.stderr[-2000:]}")
+        raise failure(f"go {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
     return done.stdout
 
 
@@ -159,14 +160,5 @@ def _go_build(go: str, package: str, target: Path) -> None:
     # Without the version, the API server says v0.0.0-master and charts refuse it.
     flags = f"-s -w -X {component}.gitVersion={VERSION} -X {component}.gitMajor={major}"
     flags += f" -X {component}.gitMinor={minor} -X {component}.gitTreeState=clean"
-    done = subprocess.run(
-        [go, "build", "-o", str(stage), "-ldflags", flags, package],
-        cwd=MODULE,
-        env={**os.environ, "CGO_ENABLED": "0"},
-        capture_output=True,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
-    )
-    if done.returncode:
-        raise LabError(f"go build {package} failed:\n{done.stderr[-3000:]}")
+    _go(go, MODULE, "build", "-o", str(stage), "-ldflags", flags, package)
     stage.rename(target)
