@@ -30,7 +30,7 @@ from plimsoll_cli.figures import percentile
 from plimsoll_sidecar.detect.detector import Detector
 
 NICE = 5
-SEEDS = {Split.DEVELOPMENT: 2, Split.SEEN: 2, Split.TEST: 4}
+SEEDS = {Split.DEVELOPMENT: 2, Split.SEEN: 1, Split.TEST: 2}
 RATES, NOISES = (1, 3, 6, 12, 24, 48), (10, 25, 60)
 LEAK_SEEDS = 3
 LEAK_HOURS = 120
@@ -93,7 +93,7 @@ def judged(play: Play) -> Found:
 
 
 def plays(quick: bool) -> list[Play]:
-    made = [*_families(quick), *_recorded(), *_long(), *_leaks()]
+    made = [*_long(), *_recorded(), *_families(quick), *_leaks()]
     return made[::23] if quick else made
 
 
@@ -168,7 +168,12 @@ def judge_all(made: list[Play], processes: int) -> list[Found]:
     _plays = made
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, context, os.nice, (NICE,)) as pool:
-        return list(pool.map(_judge, range(len(made)), chunksize=8))
+        found = []
+        for one in pool.map(_judge, range(len(made))):
+            found.append(one)
+            if one.raised_h and one.group != "leaks":
+                print(one, flush=True)
+        return found
 
 
 _plays: list[Play] = []
@@ -210,9 +215,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, choices=(1, 2))
     options = parser.parse_args()
     found = judge_all(plays(options.quick), options.jobs)
-    for one in found:
-        if one.raised_h and one.group != "leaks":
-            print(one)
     told = summary(found)
     if options.quick:
         for key, value in told.items():

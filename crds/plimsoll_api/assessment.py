@@ -6,11 +6,13 @@ governor turns that into incidents with a life cycle; it never asks the detector
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import msgspec
 
 from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.units import format_bytes, format_left
 
 
 class Segment(StrEnum):
@@ -83,6 +85,21 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
     limit_earliest_s: float | None = None
     limit_latest_s: float | None = None
     no_time: str | None = None
+
+
+def slow_leak_text(
+    memory: str, segment: str | None, bytes_per_s: float, limit_s: float | None
+) -> str:
+    """Describe a slow leak of ``memory`` (host or device) for people.
+
+    The rate has two digits: a text that moved with every figure would be written for ever.
+    """
+    mib = max(bytes_per_s * 3600 / (1 << 20), 0.01)
+    rate = format_bytes(round(mib, 1 - math.floor(math.log10(mib))) * (1 << 20))
+    where = f"{memory} memory ({segment})" if segment else f"{memory} memory"
+    if limit_s is None:
+        return f"{where} grows by {rate} an hour, and no memory limit is known"
+    return f"{where} grows by {rate} an hour and reaches its limit in about {format_left(limit_s)}"
 
 
 class Trigger(msgspec.Struct, frozen=True):

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leaklab.cases import HOUR
-from leaklab.series import GIB, MIB, Device, Host, Sample
+from leaklab.series import GIB, MIB
 from plimsoll_api.assessment import Segment
 from plimsoll_api.memory_policy import MemoryBudget
+from plimsoll_api.trace import Device, Host, Sample
 from plimsoll_sidecar.detect.leak.slow_leak import (
     MAX_STEPS,
     MIN_STEPS,
