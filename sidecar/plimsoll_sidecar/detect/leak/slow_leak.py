@@ -45,7 +45,8 @@ Correlation of First Differences of Averages in a Random Chain", Econometrica 28
 steps, the quantile above needs this factor (2·10⁵ simulated walks)."""
 FADING, FADED = 0.7, 0.5
 """What fills something up grows less in the later half of the window than this share of the
-earlier; the second clears what was raised."""
+earlier. Below the second share, what was raised is cleared, and nothing is raised while another
+window shows it."""
 STOPPED = 0.5
 """Growth has stopped when a shorter scale shows that its last steps are slower than this share."""
 MIN_RISE_BYTES = 8 << 20
@@ -216,18 +217,16 @@ class SlowLeakWatch:
 
     def _best(self, room: int | None, raised: bool) -> Drift | None:
         """Return the most certain drift of all scales that neither fades nor has stopped."""
+        scales = [list(levels) for levels in self._levels]
+        wholes = [found for levels in scales if (found := drift(levels))]
+        lasts = [found for levels in scales if (found := drift(levels[-MIN_STEPS - 1 :]))]
+        fades = any(one.lower(LIKELY_T) > 0 and one.fading < FADED for one in wholes)
         best: Drift | None = None
-        shorter: list[Drift] = []
-        for levels in self._levels:
-            seen = list(levels)
-            whole, last = drift(seen), drift(seen[-MIN_STEPS - 1 :])
-            if whole is None or last is None:
-                break
-            shorter.append(last)
+        for number, whole in enumerate(wholes):
             slow = STOPPED * whole.bytes_per_s
-            if any(one.upper(LIKELY_T) < slow for one in shorter):
+            if any(one.upper(LIKELY_T) < slow for one in lasts[: number + 1]):
                 continue
-            grows = _keeps(whole) if raised else _rises(whole, room)
+            grows = _keeps(whole) if raised else not fades and _rises(whole, room)
             if grows and (best is None or whole.certainty > best.certainty):
                 best = whole
         return best
