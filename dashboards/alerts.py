@@ -40,6 +40,7 @@ def _supervisor() -> list[dict[str, Any]]:
             " budget within half an hour. In mode Recover, the supervisor will act.",
             wait="2m",
         ),
+        *(_slow_leak(*one) for one in (("warning", 604800, 86400), ("critical", 86400, None))),
         _alert(
             "PlimsollIncidentUnresolved",
             # A counter that appears with 1 has no increase: its first value is an increase too.
@@ -123,6 +124,21 @@ def _supervisor() -> list[dict[str, Any]]:
             wait="3m",
         ),
     ]  # fmt: skip
+
+
+def _slow_leak(severity: str, most_s: int, least_s: int | None) -> dict[str, Any]:
+    """The rule for the time that is left: a week is for somebody to look, a day to act."""
+    least = "" if least_s is None else f"\nand plimsoll_memory_slow_leak_limit_seconds >= {least_s}"
+    return _alert(
+        "PlimsollSlowLeak",
+        f"plimsoll_memory_slow_leak_limit_seconds < {most_s}{least}",
+        severity,
+        "{{ $labels.service }} leaks slowly and reaches its limit in"
+        " {{ $value | humanizeDuration }}",
+        "The {{ $labels.kind }} memory of {{ $labels.pod }} has grown for hours, within its leak"
+        " budget and without an end. The supervisor takes no action on it.",
+        wait="15m",
+    )
 
 
 def _operator() -> list[dict[str, Any]]:

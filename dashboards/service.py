@@ -43,6 +43,16 @@ def service() -> Dashboard:
         .with_panel(lines("Time to exhaustion", SECONDS, "Absent while nothing grows.",
                           (f"plimsoll_memory_budget_exhaustion_seconds{{{AT}}}",
                            "{{pod}} {{kind}}"), width=THIRD))
+        .with_panel(lines("Slow leaks", BYTES, "Growth in an hour of memory that grows without an"
+                          " end. Absent while there is none.",
+                          (f"plimsoll_memory_slow_leak_bytes_per_second{{{AT}}} * 3600",
+                           "{{pod}} {{kind}} {{segment}}"), width=HALF))
+        .with_panel(lines("Time to the memory limit", SECONDS,
+                          "At the rate of the slow leak. Absent where no limit is known.",
+                          (f"plimsoll_memory_slow_leak_limit_seconds{{{AT}}}",
+                           "{{pod}} {{kind}}"),
+                          (f"max by (kind) (plimsoll_memory_slow_leak{{{AT}}})",
+                           "{{kind}}: 1 while it leaks"), width=HALF))
         .with_panel(lines("Requests", COUNT, "Load of the engine.",
                           (f"sum(plimsoll_engine_num_requests_running{{{AT}}})", "running"),
                           (f"sum(plimsoll_engine_num_requests_waiting{{{AT}}})", "waiting"),

@@ -6,11 +6,13 @@ governor turns that into incidents with a life cycle; it never asks the detector
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import msgspec
 
 from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.units import format_bytes, format_left
 
 
 class Segment(StrEnum):
@@ -62,6 +64,44 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
     exhaustion_s: float | None = None
 
 
+class SlowGrowth(msgspec.Struct, omit_defaults=True):
+    """Whether one memory grows without an end, however slowly. It leads to no action.
+
+    ``slow_leak`` is true while the memory grew for hours, beyond chance and without slowing down;
+    then the rest is set. ``bytes_per_s`` lies between ``slowest`` and ``fastest`` (90 %), and was
+    seen for ``span_s``. ``limit`` is where the memory ends and ``limit_s`` the time until then at
+    that rate, ``limit_earliest_s`` at the fastest and ``limit_latest_s`` at the slowest. Without a
+    limit the times are null, and ``no_time`` says why.
+    """
+
+    slow_leak: bool = False
+    segment: Segment | None = None
+    bytes_per_s: float | None = None
+    slowest: float | None = None
+    fastest: float | None = None
+    span_s: float | None = None
+    limit: int | None = None
+    limit_s: float | None = None
+    limit_earliest_s: float | None = None
+    limit_latest_s: float | None = None
+    no_time: str | None = None
+
+
+def slow_leak_text(
+    memory: str, segment: str | None, bytes_per_s: float, limit_s: float | None
+) -> str:
+    """Describe a slow leak of ``memory`` (host or device) for people.
+
+    The rate has two digits: a text that moved with every figure would be written for ever.
+    """
+    mib = max(bytes_per_s * 3600 / (1 << 20), 0.01)
+    rate = format_bytes(round(mib, 1 - math.floor(math.log10(mib))) * (1 << 20))
+    where = f"{memory} memory ({segment})" if segment else f"{memory} memory"
+    if limit_s is None:
+        return f"{where} grows by {rate} an hour, and no memory limit is known"
+    return f"{where} grows by {rate} an hour and reaches its limit in about {format_left(limit_s)}"
+
+
 class Trigger(msgspec.Struct, frozen=True):
     """A hypothesis about the cause: the growth follows ``counter``.
 
@@ -108,6 +148,9 @@ class Assessment(msgspec.Struct, omit_defaults=True):
 
     Where the engine's device allocator reports what it keeps unused, ``device`` leaves that out and
     ``reserved`` includes it; otherwise ``device`` is everything and ``reserved`` is null.
+
+    ``slow`` has ``host`` and ``device``, each once the memory was watched for long enough to say
+    whether it grows slowly; until then it is absent.
     """
 
     t: float
@@ -118,4 +161,5 @@ class Assessment(msgspec.Struct, omit_defaults=True):
     device: BudgetState | None = None
     reserved: BudgetState | None = None
     suspicions: list[Suspicion] = []
+    slow: dict[str, SlowGrowth] = {}
     in_long_step: bool = False

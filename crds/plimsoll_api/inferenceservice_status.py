@@ -24,6 +24,7 @@ class ConditionType(StrEnum):
     OUT_OF_MEMORY_KILLED = "OutOfMemoryKilled"
     CRASH_LOOPING = "CrashLooping"
     SUSPECT_REVISION = "SuspectRevision"
+    SLOW_LEAK = "SlowLeak"
     OBJECTS_COMPLETE = "ObjectsComplete"
 
 

@@ -21,6 +21,7 @@ class PolicyCondition(StrEnum):
     READY = "Ready"
     CONFLICTING = "Conflicting"
     SUSPECT_REVISION = "SuspectRevision"
+    SLOW_LEAK = "SlowLeak"
 
 
 class RefusedPod(ResourceModel):
@@ -108,8 +109,8 @@ class SupervisionPolicyStatus(ResourceModel):
     )
     conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
         default=None,
-        description="Conditions of the policy, one for each type: `Ready`, `Conflicting` and "
-        "`SuspectRevision`.",
+        description="Conditions of the policy, one for each type: `Ready`, `Conflicting`, "
+        "`SuspectRevision` and `SlowLeak`.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

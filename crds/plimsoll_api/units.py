@@ -63,6 +63,13 @@ def format_duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}ms" if seconds else "0s"
 
 
+def format_left(seconds: float) -> str:
+    """Write a time until something for people: ``12 days``, below two days ``31 hours``."""
+    if seconds >= 2 * DAY_S:
+        return f"{seconds / DAY_S:.0f} days"
+    return f"{seconds / 3600:.0f} hours"
+
+
 def format_bytes(value: float) -> str:
     """Write a size for people, in binary units: ``1.5 GiB``, ``-312 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

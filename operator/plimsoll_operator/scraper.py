@@ -18,9 +18,11 @@ from collections.abc import Callable
 
 import aiohttp
 
+from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.status.conditions import slow_leak
 from plimsoll_operator.status.figures import Figures, memory, parse
 
 log = logging.getLogger(__name__)
@@ -175,7 +177,8 @@ def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
     """Return what a status says of ``figures``."""
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
-    return memory(figures), spent, known
+    slow = slow_leak(ConditionType.SLOW_LEAK, figures)
+    return memory(figures), spent, known, slow.status, slow.message
 
 
 def address_of(pod: Object) -> str | None:

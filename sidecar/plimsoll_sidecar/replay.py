@@ -15,6 +15,7 @@ import msgspec
 
 from plimsoll_api import trace
 from plimsoll_api.admin import Capability, EngineState
+from plimsoll_api.assessment import Assessment, SlowGrowth
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Header, Sample, TraceBudget, TraceError
@@ -23,9 +24,14 @@ from plimsoll_sidecar.govern.command import EngineView, Event, EventType, Outcom
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
 
+NOT_KNOWN = SlowGrowth()
+
 
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One line of the output. Unknown values are absent."""
+    """One line of the output. Unknown values are absent.
+
+    ``limit_s`` is the time that a slow leak leaves until the memory limit.
+    """
 
     event: str
     t: float
@@ -38,6 +44,7 @@ class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     trigger: str | None = None
     reason: str | None = None
     action: str | None = None
+    limit_s: float | None = None
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -74,9 +81,12 @@ def judge(
     summary = Summary()
     results: list[Result] = []
     first_t: float | None = None
+    leaking: set[str] = set()
     for sample in samples:
         first_t = sample.t if first_t is None else first_t
-        turn = governor.advance(detector.update(sample), view(sample), sample.t, results)
+        assessment = detector.update(sample)
+        yield from _slow_leaks(assessment, leaking)
+        turn = governor.advance(assessment, view(sample), sample.t, results)
         results = unobeyed(turn)
         summary.samples += 1
         summary.duration_s = round(sample.t - first_t, 3)
@@ -86,6 +96,25 @@ def judge(
                 _count(summary, line)
                 yield line
     yield summary
+
+
+def _slow_leaks(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLine]:
+    """Yield a line for each memory whose slow leak began or ended; ``leaking`` follows."""
+    for memory in ("host", "device"):
+        slow = assessment.slow.get(memory, NOT_KNOWN)
+        if slow.slow_leak == (memory in leaking):
+            continue
+        leaking ^= {memory}
+        yield ReplayLine(
+            event="slow-leak" if slow.slow_leak else "slow-leak-ended",
+            t=assessment.t,
+            id=f"slow-leak-{memory}",
+            kind=memory,
+            segment=slow.segment,
+            bytes_per_s=slow.bytes_per_s,
+            limit_s=slow.limit_s,
+            reason=slow.no_time,
+        )
 
 
 def policy_of(path: Path, header: Header) -> MemoryPolicy:

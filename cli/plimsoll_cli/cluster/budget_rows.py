@@ -96,19 +96,23 @@ def worst_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def _state(conditions: list[Object]) -> str:
-    """Ready, or why not."""
-    for one in conditions:
-        if one.get("type") == "RestartBudgetExhausted" and one.get("status") == "True":
-            return "RestartBudgetExhausted"
+    """Ready, or why not; of what is ready, that it leaks slowly."""
+    true = {one.get("type") for one in conditions if one.get("status") == "True"}
+    if "RestartBudgetExhausted" in true:
+        return "RestartBudgetExhausted"
     ready = next((one for one in conditions if one.get("type") == "Ready"), None)
     if ready is None:
         return "Unknown"
-    return "Ready" if ready.get("status") == "True" else str(ready.get("reason", "NotReady"))
+    if "Ready" in true:
+        return "SlowLeak" if "SlowLeak" in true else "Ready"
+    return str(ready.get("reason", "NotReady"))
 
 
 def _state_of_policy(conditions: list[Object]) -> str:
-    """Return ``Conflicting``, or the reason of ``Ready``: how many pods are supervised."""
+    """Return ``Conflicting``, ``SlowLeak``, or the reason of ``Ready``: how many are supervised."""
     found = {one.get("type"): one for one in conditions}
     if (found.get("Conflicting") or {}).get("status") == "True":
         return "Conflicting"
+    if (found.get("SlowLeak") or {}).get("status") == "True":
+        return "SlowLeak"
     return str((found.get("Ready") or {}).get("reason", "Unknown"))

@@ -11,7 +11,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState, Segment
+from plimsoll_api.assessment import (
+    HOST_SEGMENTS,
+    Assessment,
+    BudgetState,
+    Segment,
+    slow_leak_text,
+)
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.local.status import Snapshot
@@ -60,6 +66,7 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
         parts.append(Text("the supervisor has not answered yet", style="dim"))
     else:
         parts.append(_budgets(screen.memory, view.assessment, width, plain))
+        parts.extend(_slow_leaks(view.assessment))
         parts.append(_segments(screen, view.assessment, width, plain))
     parts.append(_load(screen))
     if screen.traffic is not None:
@@ -130,6 +137,18 @@ def _budget_row(
     if width >= MEDIUM:
         row.append("?" if state.unexplained is None else _time(state.exhaustion_s))
     return row
+
+
+def _slow_leaks(seen: Assessment) -> list[Text]:
+    """One line for each memory that grows without an end."""
+    return [
+        Text(
+            f"slow leak: {slow_leak_text(memory, one.segment, one.bytes_per_s, one.limit_s)}",
+            style="yellow",
+        )
+        for memory, one in sorted(seen.slow.items())
+        if one.slow_leak and one.bytes_per_s is not None
+    ]
 
 
 def _segments(screen: Screen, seen: Assessment, width: int, plain: bool) -> Table:

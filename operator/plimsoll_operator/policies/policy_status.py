@@ -27,6 +27,7 @@ from plimsoll_operator.status.conditions import (
     Failure,
     Verdict,
     same_leak,
+    slow_leak,
 )
 from plimsoll_operator.status.figures import Figures, memory, percent
 from plimsoll_operator.status.service_status import merged
@@ -70,6 +71,8 @@ def status(
             Verdict(kind, None, "InvalidSpec", text)
             for kind in (PolicyCondition.CONFLICTING, PolicyCondition.SUSPECT_REVISION)
         ]
+    if figures is not None or "conditions" not in before:
+        verdicts.append(slow_leak(PolicyCondition.SLOW_LEAK, figures or {}))
     after["conditions"] = merged(before, verdicts, generation, now)
     shown = before.get("memory") if figures is None else memory(figures)
     return after | ({"memory": shown} if shown else {})

@@ -12,15 +12,18 @@
 ``OutOfMemoryKilled``        the last end of a replica's container was a kill for memory
 ``CrashLooping``             a replica's container ends again and again
 ``SuspectRevision``          the same leak is in most replicas of the present revision
+``SlowLeak``                 memory of a replica grows without an end; nothing acts on it
 ``ObjectsComplete``          every enabled object exists; False where the cluster lacks an API
 ===========================  ==================================================================
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from plimsoll_api.assessment import slow_leak_text
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.supervision_policy_status import PolicyCondition
@@ -30,9 +33,11 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
 from plimsoll_operator.status.causes import Cause, not_ready
 from plimsoll_operator.status.crashes import any_killed, any_looping
-from plimsoll_operator.status.figures import Figures
+from plimsoll_operator.status.figures import Figures, Slow
 
 MAX_MESSAGE = 1024
+MAX_SLOW = 8
+"""Slow leaks that a message names."""
 NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
 """Reasons of ``SuspectRevision``."""
 
@@ -256,6 +261,33 @@ def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:
             _pods("no restart left for", exhausted) if counted else "",
         ),
     ]
+
+
+def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> Verdict:
+    """``SlowLeak`` by the supervisors' figures, the replica with the least time left first."""
+    judged = [pod for pod, one in figures.items() if one.slow is not None]
+    if not judged:
+        text = "no supervisor has watched its engine for long enough, which takes about 9 hours"
+        return Verdict(type_, None, "NotKnownYet", text)
+    leaks = sorted(
+        ((pod, slow) for pod, one in figures.items() for slow in one.slow or ()),
+        key=lambda found: (_left_s(found[1]), found[0], found[1].kind),
+    )
+    if not leaks:
+        return Verdict(
+            type_, False, "NoSlowLeak", f"judged in {len(judged)} of {len(figures)} pods"
+        )
+    text = "; ".join(
+        f"{pod}: {slow_leak_text(slow.kind, slow.segment, slow.bytes_per_s, slow.limit_s)}"
+        for pod, slow in leaks[:MAX_SLOW]
+    )
+    more = len(leaks) - MAX_SLOW
+    text += f"; and {more} more" if more > 0 else ""
+    return Verdict(type_, True, "MemoryKeepsGrowing", text[:MAX_MESSAGE])
+
+
+def _left_s(slow: Slow) -> float:
+    return math.inf if slow.limit_s is None else slow.limit_s
 
 
 def _pods(text: str, pods: list[str]) -> str:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plimsoll_api.assessment import Segment
+
 STEP = 5
 """Percent: a status that moved with every sample would be written for ever."""
 
@@ -21,21 +23,50 @@ MAX_RESTARTS = 1000
 """The schema's highest ``restartBudget.count``."""
 
 
+MAX_BYTES_PER_S = float(1 << 40)
+MAX_LEFT_S = 3.2e9
+"""A century: who grows slower than that says nothing of a limit."""
+SEGMENTS = frozenset(segment.value for segment in Segment)
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A slow leak of a replica. ``segment`` is empty, and ``limit_s`` None, where unknown."""
+
+    kind: str
+    segment: str
+    bytes_per_s: float
+    limit_s: float | None = None
+
+
 @dataclass(frozen=True)
 class Figures:
-    """One replica by its supervisor's metrics. None is unknown. Ratios are of the growth budget."""
+    """One replica by its supervisor's metrics. None is unknown. Ratios are of the growth budget.
+
+    ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory.
+    """
 
     host: float | None = None
     device: float | None = None
     restarts_left: int | None = None
+    slow: tuple[Slow, ...] | None = None
 
 
 _SAMPLE = re.compile(
-    rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining)"
+    rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining"
+    rb"|plimsoll_memory_slow_leak(?:_bytes_per_second|_limit_seconds)?)"
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
     re.MULTILINE,
 )
 """Name, labels and value. Every part is bounded, so the time follows from a page's length."""
+
+_LEAKS = b"plimsoll_memory_slow_leak"
+_RATE = b"plimsoll_memory_slow_leak_bytes_per_second"
+_LIMIT = b"plimsoll_memory_slow_leak_limit_seconds"
+_SLOW = {_LEAKS: 1.0, _RATE: MAX_BYTES_PER_S, _LIMIT: MAX_LEFT_S}
+"""Samples that tell of slow leaks, each with its largest value."""
+
+_SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
 _KIND = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
@@ -46,14 +77,38 @@ def parse(page: bytes) -> Figures:
     If a page has a sample twice, the last one counts. Raises nothing.
     """
     ratios: dict[bytes, float | None] = {}
+    slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
     left: float | None = None
     for name, labels, text in _SAMPLE.findall(page):
         if name == b"plimsoll_restart_budget_remaining":
             left = _number(text, MAX_RESTARTS)
-        elif kind := _KIND.search(labels):
+        elif not (kind := _KIND.search(labels)):
+            continue
+        elif name in _SLOW:
+            found = _SEGMENT.search(labels)
+            segment = found[1].decode() if found else ""
+            slow.setdefault(name, {})[kind[1]] = (_number(text, _SLOW[name]), segment)
+        else:
             ratios[kind[1]] = _number(text, MAX_RATIO)
     whole = int(left) if left is not None and left.is_integer() else None
-    return Figures(ratios.get(b"host"), ratios.get(b"device"), whole)
+    return Figures(ratios.get(b"host"), ratios.get(b"device"), whole, _slow(slow))
+
+
+def _slow(
+    seen: Mapping[bytes, Mapping[bytes, tuple[float | None, str]]],
+) -> tuple[Slow, ...] | None:
+    """Return the slow leaks of a page; None where no memory was judged yet."""
+    judged = {kind: value for kind, (value, _) in seen.get(_LEAKS, {}).items() if value is not None}
+    if not judged:
+        return None
+    found = []
+    for kind in sorted(judged):
+        rate, segment = seen.get(_RATE, {}).get(kind, (None, ""))
+        limit_s, _ = seen.get(_LIMIT, {}).get(kind, (None, ""))
+        if judged[kind] and rate is not None:
+            known = segment if segment in SEGMENTS else ""
+            found.append(Slow(kind.decode(), known, rate, limit_s))
+    return tuple(found)
 
 
 def _number(text: bytes, most: float) -> float | None:

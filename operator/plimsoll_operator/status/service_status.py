@@ -8,6 +8,7 @@ from typing import Any
 
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
 from plimsoll_operator.fleet.revisions import advanced, suspect_status
 from plimsoll_operator.kinds import Object
@@ -62,6 +63,7 @@ def status(
     if figures is not None or "conditions" not in before:
         # Unknown from the beginning: a condition that came only now would be one more write.
         verdicts += conditions.budgets(figures or {})
+        verdicts.append(conditions.slow_leak(ConditionType.SLOW_LEAK, figures or {}))
     verdicts.append(conditions.reconciling(verdicts))
     seen = (deployment or {}).get("status") or {}
     after: Object = {

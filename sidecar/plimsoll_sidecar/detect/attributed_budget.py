@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll_api.assessment import Segment, Suspicion
+from plimsoll_api.assessment import Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import LedgerLine, Sample
@@ -10,7 +10,9 @@ from plimsoll_sidecar.detect.attribution import ledger
 from plimsoll_sidecar.detect.attribution.trigger import TriggerWatch, sentence
 from plimsoll_sidecar.detect.last_scrape import LastScrape
 from plimsoll_sidecar.detect.leak.leak_budget import LeakBudgetWatch
+from plimsoll_sidecar.detect.leak.slow_leak import SlowLeakWatch, SlowState
 from plimsoll_sidecar.detect.leak.trend import Point
+from plimsoll_sidecar.detect.slow_growth import limit_of, slow_growth
 
 OBSERVED_CONFIDENCE = 0.8
 """Share of the trend's confidence that stays where an engine keeps no ledger: a cache of its own
@@ -28,6 +30,9 @@ class AttributedBudget:
         self.watch = LeakBudgetWatch(kind, budget, policy.warmup_s, interval_s)
         self._triggers, self._account = TriggerWatch(), ledger.Account(self.memory)
         self._shared = policy.shared_device and not on_host
+        self._slow = SlowLeakWatch()
+        self._limit: int | None = None
+        self._said: SlowGrowth | None = None
 
     @property
     def bases(self) -> list[Point]:
@@ -39,10 +44,28 @@ class AttributedBudget:
         """What the engine's caches account for; None before the warm-up has ended."""
         return dict(self._account.owners) if self.watch.baseline is not None else None
 
-    def resume(self, bases: list[Point], owners: dict[str, ledger.Owner] | None, t: float) -> None:
+    @property
+    def slow_state(self) -> SlowState:
+        """The hours in which slow growth is looked for."""
+        return self._slow.state
+
+    @property
+    def slow(self) -> SlowGrowth | None:
+        """Whether the memory grows slowly; None before it was watched for long enough."""
+        return self._said
+
+    def resume(
+        self,
+        bases: list[Point],
+        owners: dict[str, ledger.Owner] | None,
+        slow: SlowState,
+        t: float,
+    ) -> None:
         """Go on from what an earlier detector found in the same epoch."""
         if bases and self.watch.baseline is None:
             self._account.resume(owners)
+            self._slow.resume(slow, t, self._limit)
+            self._tell_slow()
         self.watch.resume(bases, t)
 
     def take(
@@ -56,6 +79,7 @@ class AttributedBudget:
         """Take in a sample's ``total`` bytes and the sizes of its segments."""
         point = self._point(sample, total, scrape)
         self.watch.update(point, sizes, scrape.ready, in_long_step)
+        self._take_slow(sample)
         if self.watch.budget is not None and sample.scrape_ok:
             undeclared = point.bytes - point.declared
             self._triggers.add(point.t, undeclared, point.load, sample.load)
@@ -80,6 +104,34 @@ class AttributedBudget:
         if found is not None:
             suspicion.evidence.append(found)
         return suspicion
+
+    def _take_slow(self, sample: Sample) -> None:
+        watch = self.watch
+        self._limit = limit_of(self.memory, watch.budget, sample, self._shared)
+        if watch.baseline is None:  # the warm-up, which may begin again with the first requests
+            if self._slow.peak is not None:
+                self._slow, self._said = SlowLeakWatch(), None
+            return
+        floor = watch.state.current
+        if floor is None or watch.baseline.settling():
+            return
+        if self._slow.add(sample.t, watch.baseline.growth, floor, self._limit):
+            self._tell_slow()
+
+    def _tell_slow(self) -> None:
+        """Say what the newest hour showed; until the next one it stays as it is."""
+        slow = self._slow
+        if slow.known:
+            segment = self.watch.grown_segment
+            self._said = slow_growth(slow.found, slow.peak, self._limit, segment, self._why())
+
+    def _why(self) -> str:
+        """Say why there is no limit."""
+        if self._shared:
+            return "other pods use the device, so its free memory is not only the engine's"
+        if self.memory == "device":
+            return "the size of the device is unknown"
+        return "no memory limit is known: set spec.memory.host.limit or the engine's limit"
 
     def _point(self, sample: Sample, size: int, scrape: LastScrape) -> Point:
         collections = sample.malloc.full_collections if sample.malloc else None

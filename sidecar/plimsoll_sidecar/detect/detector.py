@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from plimsoll_api.admin import Parts
-from plimsoll_api.assessment import Assessment, Segment, Suspicion
+from plimsoll_api.assessment import Assessment, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import OpenFiles, Sample
@@ -140,6 +140,7 @@ class _Epoch:
             device=on_device[0].watch.state if on_device else None,
             reserved=on_device[1].watch.state if len(on_device) > 1 else None,
             suspicions=suspicions,
+            slow=self._slow(budgets),
             in_long_step=self.stall.in_long_step,
         )
 
@@ -154,14 +155,27 @@ class _Epoch:
             in_use_owners=self.in_use.owners,
             roles=self._roles.bases if warm else {},
             shared_roles=self._shared_roles.bases if warm else {},
+            host_slow=self.host.slow_state,
+            device_slow=self.device.slow_state,
+            in_use_slow=self.in_use.slow_state,
         )
 
     def resume(self, checkpoint: Checkpoint, t: float) -> None:
-        self.host.resume(checkpoint.host, checkpoint.host_owners, t)
-        self.device.resume(checkpoint.device, checkpoint.device_owners, t)
-        self.in_use.resume(checkpoint.in_use, checkpoint.in_use_owners, t)
+        one = checkpoint
+        self.host.resume(one.host, one.host_owners, one.host_slow, t)
+        self.device.resume(one.device, one.device_owners, one.device_slow, t)
+        self.in_use.resume(one.in_use, one.in_use_owners, one.in_use_slow, t)
         self._roles.resume(checkpoint.roles)
         self._shared_roles.resume(checkpoint.shared_roles)
+
+    def _slow(self, budgets: Iterable[AttributedBudget]) -> dict[str, SlowGrowth]:
+        """Return what is known of slow growth: on the device, first of what is in use there."""
+        found: dict[str, SlowGrowth] = {}
+        for budget in budgets:
+            slow, before = budget.slow, found.get(budget.memory)
+            if slow is not None and (before is None or not before.slow_leak):
+                found[budget.memory] = slow
+        return found
 
     def _budget(self, kind: IncidentKind) -> AttributedBudget:
         return AttributedBudget(kind, self.memory, self.interval_s)

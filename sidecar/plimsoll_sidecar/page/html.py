@@ -99,6 +99,7 @@ def _body(known: View, points: Sequence[HistoryPoint]) -> str:
         f" <code>{escape(known.epoch or 'unknown')}</code>, mode {mode}, restarts left"
         f" {known.restarts_left}</p>{troubles}</header><main>"
         f"<section aria-labelledby=b><h2 id=b>Budgets</h2>{sections.budgets(rows, seen.warm)}"
+        f"{sections.slow_leaks(seen)}"
         f"</section><section aria-labelledby=m><h2 id=m>Memory</h2>{_charts(memory, points)}"
         f"{sections.segment_table(seen)}</section>"
         f"<section aria-labelledby=r><h2 id=r>Remediation ladder</h2>"

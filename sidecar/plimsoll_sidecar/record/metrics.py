@@ -98,6 +98,22 @@ class Metrics:
             "Unexplained growth, summed over epochs, for burn rates.",
             "kind",
         )
+        self._slow_leak = gauge(
+            "memory_slow_leak",
+            "1 while memory grows for hours without an end, 0 while not; absent until known.",
+            "kind",
+        )
+        self._slow_rate = gauge(
+            "memory_slow_leak_bytes_per_second",
+            "Rate of the slow leak; absent while there is none.",
+            "kind", "segment",
+        )  # fmt: skip
+        self._slow_limit = gauge(
+            "memory_slow_leak_limit_seconds",
+            "Time until the slow leak reaches the memory limit, at its present rate; "
+            "absent while there is none, or no limit is known.",
+            "kind",
+        )
         self._incidents = counter("incidents", "Incidents opened.", "kind")
         self._ended = counter("incidents_ended", "Incidents ended.", "kind", "phase", "outcome")
         self._open = gauge("incidents_open", "Incidents that have not ended.")
@@ -203,6 +219,7 @@ class Metrics:
             self._segment.labels(segment.value, kind).set(size)
         self._budget("host", assessment.host, assessment.epoch)
         self._budget("device", _larger(assessment.device, assessment.reserved), assessment.epoch)
+        self._slow(assessment)
         self._stalled.set(int(any(s.kind is IncidentKind.STALL for s in assessment.suspicions)))
         self._own_cost()
 
@@ -275,6 +292,16 @@ class Metrics:
         if state.unexplained is not None:
             risen = self._ratchets[kind].rise(state.unexplained, epoch, self._bands[kind])
             self._growth.labels(kind).inc(risen)
+
+    def _slow(self, assessment: Assessment) -> None:
+        self._slow_rate.clear()
+        for kind in ("host", "device"):
+            slow = assessment.slow.get(kind)
+            _set(self._slow_leak, kind, None if slow is None else int(slow.slow_leak))
+            _set(self._slow_limit, kind, None if slow is None else slow.limit_s)
+            if slow is not None and slow.bytes_per_s is not None:
+                segment = slow.segment.value if slow.segment is not None else ""
+                self._slow_rate.labels(kind, segment).set(slow.bytes_per_s)
 
     def _own_cost(self) -> None:
         for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):

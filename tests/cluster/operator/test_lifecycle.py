@@ -146,12 +146,17 @@ class _Metrics(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def supervisor_address() -> Iterator[str]:
-    """A supervisor's metrics endpoint on this machine's own address: loopback is no pod's."""
+def own_address() -> str:
+    """Of this machine: loopback is no pod's address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.connect(("198.51.100.1", 9))  # sends nothing
-        address: str = asked.getsockname()[0]
+        return str(asked.getsockname()[0])
+
+
+@pytest.fixture
+def supervisor_address() -> Iterator[str]:
+    """A supervisor's metrics endpoint."""
+    address = own_address()
     server = http.server.HTTPServer((address, METRICS_PORT), _Metrics)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -161,6 +166,7 @@ def supervisor_address() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.xdist_group("metrics-port")
 def test_memory_figures_come_from_the_supervisors(
     kubectl: Any,
     start: Callable[..., Any],

@@ -285,6 +285,17 @@ POLICY: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_top_names_a_slow_leak_of_what_is_ready() -> None:
+    def state(row: Any, **conditions: str) -> str:
+        found = [{"type": k, "status": v, "reason": k} for k, v in conditions.items()]
+        return str(row({**SERVICE, "status": {"conditions": found}}).state)
+
+    assert state(row_of, Ready="True", SlowLeak="True") == "SlowLeak"
+    assert state(row_of, Ready="True", SlowLeak="Unknown") == "Ready"
+    assert state(row_of, Ready="False", SlowLeak="True") == "Ready", "its reason comes first"
+    assert state(row_of_policy, Ready="True", SlowLeak="True") == "SlowLeak"
+
+
 def test_top_shows_policies_beside_services_of_the_same_name() -> None:
     service, policy = row_of(SERVICE), row_of_policy(POLICY)
     assert worst_first([service, policy]) == [policy, service]

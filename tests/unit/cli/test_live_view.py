@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from plimsoll_api.admin import EngineState, Load, Status
-from plimsoll_api.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, SlowGrowth
 from plimsoll_api.incident_record import Attribution, Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -164,3 +164,12 @@ def test_growth_counts_from_the_end_of_each_epochs_warm_up() -> None:
     assert growth.since(ASSESSMENT)[Segment.PYTHON_OBJECTS] == 0
     assert growth.since(grown) == {Segment.PYTHON_OBJECTS: 5 * MIB, Segment.SHARED: 0}
     assert growth.since(renewed)[Segment.PYTHON_OBJECTS] == 0
+
+
+def test_a_slow_leak_has_its_line() -> None:
+    leak = SlowGrowth(slow_leak=True, bytes_per_s=4000.0, no_time="no limit")
+    seen = msgspec.structs.replace(ASSESSMENT, slow={"device": leak, "host": SlowGrowth()})
+    lines = [line for line in draw(screen(assessment=seen), 160).splitlines() if "slow" in line]
+    assert [line.strip() for line in lines] == [
+        "slow leak: device memory grows by 14.0 MiB an hour, and no memory limit is known"
+    ]

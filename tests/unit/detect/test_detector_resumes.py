@@ -5,7 +5,8 @@ Tests ``detect/detector.py``.
 
 from __future__ import annotations
 
-from leaklab.series import MIB, Series, steady
+from leaklab.cases import HOUR
+from leaklab.series import GIB, MIB, Series, steady
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -57,3 +58,31 @@ def test_nothing_is_remembered_before_the_warm_up_has_ended() -> None:
     for sample in Series(duration=10).samples():
         detector.update(sample)
     assert detector.checkpoint().host == []
+
+
+def test_a_slow_leak_stands_from_the_first_sample_on_and_ends_with_the_engine() -> None:
+    policy = MemoryPolicy(
+        host=MemoryBudget(growth_bytes=512 * MIB, limit_bytes=6 * GIB), warmup_s=60.0
+    )
+    first, second = Detector(policy, 60.0, 60.0), Detector(policy, 60.0, 60.0)
+    series = Series(
+        duration=34 * HOUR,
+        interval=60.0,
+        leak=steady(6 * MIB / HOUR),
+        epoch=lambda t: 1 if t < 32 * HOUR else 2,
+    )
+    seen: list[bool | None] = []
+    for sample in series.samples():
+        if sample.t < 30 * HOUR:
+            assessment = first.update(sample)
+            continue
+        sample.t -= 30 * HOUR  # its clock begins anew
+        assessment = second.update(sample)
+        if len(seen) == 0:
+            second.resume(first.checkpoint())
+            assessment = second.update(sample)
+        slow = assessment.slow.get("host")
+        seen.append(None if slow is None else slow.slow_leak)
+        assert not assessment.suspicions, "it leads to no action"
+    assert seen[:120] == [True] * 120
+    assert seen[120:] == [None] * 120, "a new engine is not known yet"

@@ -142,3 +142,25 @@ def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
     found, again = trace.read(path)
     assert found == header()
     assert list(again) == samples
+
+
+def test_a_slow_leak_begins_and_ends_with_its_engine(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl.gz"
+    series = Series(
+        duration=33 * 3600.0,
+        interval=60.0,
+        leak=steady(8 * MIB / 3600),
+        epoch=lambda t: 1 if t < 32 * 3600 else 2,
+    )
+    with TraceWriter(path, header(interval_s=60.0)) as writer:
+        for sample in series.samples():
+            writer.write(sample)
+    every = [msgspec.to_builtins(line) for line in replay.replay(path, Mode.RECOVER)]
+    assert not any(line["event"] == "remediation" for line in every)
+    told = [line for line in every if line["event"].startswith("slow-leak")]
+    assert [line["event"] for line in told] == ["slow-leak", "slow-leak-ended"]
+    assert told[0]["kind"] == "host"
+    assert told[0]["segment"] == "malloc_in_use"
+    assert told[0]["limit_s"] == pytest.approx(3.9 * GIB / (8 * MIB / 3600), rel=0.2)
+    assert 24 * 3600 < told[0]["t"] < 28 * 3600
+    assert told[1]["t"] == 32 * 3600

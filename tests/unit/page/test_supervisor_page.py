@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll_api.admin import LedgerEntry, MemoryKind
-from plimsoll_api.assessment import DEVICE_SEGMENTS, HOST_SEGMENTS, Assessment, BudgetState, Segment
+from plimsoll_api.assessment import (
+    DEVICE_SEGMENTS,
+    HOST_SEGMENTS,
+    Assessment,
+    BudgetState,
+    Segment,
+    SlowGrowth,
+)
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
@@ -170,6 +177,15 @@ def test_the_memory_of_the_history_is_small() -> None:
     kept = history(5000)
     size = sys.getsizeof(kept._times) + sys.getsizeof(kept._values)
     assert size < 64 << 10
+
+
+def test_a_slow_leak_is_told() -> None:
+    leak = SlowGrowth(slow_leak=True, segment=Segment.SHARED, bytes_per_s=4000.0, limit_s=4e5)
+    text = page(state(assessment=msgspec.structs.replace(seen(1.0), slow={"host": leak})), [])
+    told = b"Slow leak: host memory (shared) grows by 14.0 MiB an hour and reaches its limit in"
+    assert told in text
+    known = msgspec.structs.replace(seen(1.0), slow={"host": SlowGrowth()})
+    assert b"Slow leak" not in page(state(assessment=known), [])
 
 
 def test_damaged_parts_of_the_journal_are_shown_with_what_to_do() -> None:

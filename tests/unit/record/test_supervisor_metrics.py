@@ -3,7 +3,7 @@
 Tests ``record/metrics.py``.
 """
 
-from plimsoll_api.assessment import Assessment, BudgetState, Segment
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, SlowGrowth
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -157,3 +157,31 @@ def test_shared_memory_that_cannot_be_scanned_is_an_unknown_signal() -> None:
     assert value(metrics, "plimsoll_signal_unknown_samples_total", signal="shared_memory") == 1
     unwatched = known_signals(Sample(t=1.0, epoch=1))
     assert "shared_memory" not in unwatched, "no volume of the pod is at /dev/shm"
+
+
+def test_a_slow_leak_is_shown_while_it_is_there() -> None:
+    metrics = Metrics()
+    seen = assessment(10)
+
+    def shown() -> tuple[float | None, float | None, float | None]:
+        metrics.observe(seen, ALL, 0.001)
+        name = "plimsoll_memory_slow_leak"
+        return (
+            value(metrics, name, kind="host"),
+            value(metrics, f"{name}_bytes_per_second", kind="host", segment="shared"),
+            value(metrics, f"{name}_limit_seconds", kind="host"),
+        )
+
+    assert shown() == (None, None, None), "not known yet is no zero"
+    seen.slow = {"host": SlowGrowth()}
+    assert shown() == (0, None, None)
+    seen.slow = {
+        "host": SlowGrowth(
+            slow_leak=True, segment=Segment.SHARED, bytes_per_s=700.0, limit_s=90_000.0
+        )
+    }
+    assert shown() == (1, 700, 90_000)
+    seen.slow["host"].limit_s = None
+    assert shown() == (1, 700, None)
+    seen.slow = {}
+    assert shown() == (None, None, None)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from plimsoll_sidecar.detect.attribution.ledger import Owner
+from plimsoll_sidecar.detect.leak.slow_leak import SlowState
 from plimsoll_sidecar.detect.leak.trend import Point, unexplained
 
 SETTLED_FLOORS = 8
@@ -256,7 +257,7 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     They are of host, device, and device without what its allocator keeps unused. Then the owners of
     the ledger by name, for each of the three; null is of a release that kept none. Then each role's
-    size (anonymous, and shared).
+    size (anonymous, and shared), and the hours in which slow growth is looked for.
 
     Without them a new detector would take memory that has leaked for its baseline.
     """
@@ -269,3 +270,6 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     in_use_owners: dict[str, Owner] | None = None
     roles: dict[str, int] = {}
     shared_roles: dict[str, int] = {}
+    host_slow: SlowState = SlowState()
+    device_slow: SlowState = SlowState()
+    in_use_slow: SlowState = SlowState()

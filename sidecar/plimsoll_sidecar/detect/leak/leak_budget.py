@@ -116,6 +116,12 @@ class LeakBudgetWatch:
             self._growths.popleft()
         self._judge(point, floor)
 
+    @property
+    def grown_segment(self) -> Segment | None:
+        """The segment that rose the most since its oldest floor that is kept."""
+        segments = self._segments
+        return max(segments, key=lambda segment: segments[segment].bytes, default=None)
+
     def grown(self, point: Point) -> int:
         """Bytes at ``point`` above what there was, at this load, when the growth began to count."""
         return (self.baseline or self._warmup).grown(point)
@@ -225,7 +231,7 @@ class LeakBudgetWatch:
             window_s=self.budget.window_s,
             smooth=self._smooth,
             lived_s=hysteresis.looked_at - self.baseline.since,
-            segment=self._worst_segment(),
+            segment=self.grown_segment,
             keeps_pace=self._keeps_pace(),
             in_long_step=self._in_long_step,
         )
@@ -252,8 +258,3 @@ class LeakBudgetWatch:
             elif exhaustion <= FAST_EXHAUSTION_S:
                 need = FAST_RATIO
         return ratio >= need and trend.rise >= need / 2 * self.budget.growth_bytes
-
-    def _worst_segment(self) -> Segment | None:
-        """Return the segment that rose the most since its oldest floor that is kept."""
-        segments = self._segments
-        return max(segments, key=lambda segment: segments[segment].bytes, default=None)

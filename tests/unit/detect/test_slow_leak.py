@@ -1,0 +1,262 @@
+"""Growth that does not stop is seen within a day or so, and nothing that ends is.
+
+Tests ``detect/leak/slow_leak.py`` and ``detect/slow_growth.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leaklab.cases import HOUR
+from leaklab.series import GIB, MIB
+from plimsoll_api.assessment import Segment
+from plimsoll_api.memory_policy import MemoryBudget
+from plimsoll_api.trace import Device, Host, Sample
+from plimsoll_sidecar.detect.leak.slow_leak import (
+    MAX_STEPS,
+    MIN_STEPS,
+    SCALES,
+    Drift,
+    Level,
+    SlowLeakWatch,
+    SlowState,
+    drift,
+)
+from plimsoll_sidecar.detect.slow_growth import limit_of, slow_growth
+
+CELL_S = 300.0
+ROOM = 4 * GIB
+PROPERTY = settings(max_examples=12, deadline=None)
+
+
+def watched(
+    growth: Callable[[float], float],
+    hours: float,
+    limit: int | None = ROOM,
+    watch: SlowLeakWatch | None = None,
+    since_h: float = 0.0,
+) -> tuple[SlowLeakWatch, list[float]]:
+    """The watch after ``hours``, and the hours at which growth was found anew."""
+    watch = watch or SlowLeakWatch()
+    raised, before = [], watch.found is not None
+    for cell in range(int(since_h * HOUR / CELL_S), int((since_h + hours) * HOUR / CELL_S)):
+        t = cell * CELL_S
+        size = int(growth(t))
+        watch.add(t, size, max(0, size), limit)
+        now = watch.found is not None
+        if now and not before:
+            raised.append(t / HOUR)
+        before = now
+    return watch, raised
+
+
+def noisy(curve: Callable[[float], float], seed: int, noise: float) -> Callable[[float], float]:
+    rng = random.Random(seed)
+    return lambda t: curve(t) + rng.gauss(0, noise)
+
+
+def walk(seed: int, per_cell: float) -> Callable[[float], float]:
+    rng, level = random.Random(seed), [0.0]
+
+    def curve(t: float) -> float:
+        level[0] += rng.gauss(0, per_cell)
+        return level[0]
+
+    return curve
+
+
+def test_random_walks_raise_nothing_more_often_than_once_in_a_thousand_hours() -> None:
+    raised = sum(len(watched(walk(seed, 5 * MIB), 400, None)[1]) for seed in range(25))
+    assert raised <= 5, f"{raised} in 10,000 hours"
+
+
+def test_the_test_of_steps_holds_its_level_for_a_random_walk() -> None:
+    """One chance in 20: averages over an hour correlate from one step to the next."""
+    rng, hits, tried = random.Random(7), 0, 2000
+    for _ in range(tried):
+        level, levels = 0.0, []
+        for hour in range(MIN_STEPS + 1):
+            lows = []
+            for _ in range(12):
+                level += rng.gauss(0, 1)
+                lows.append(level)
+            levels.append(Level(hour * HOUR, sum(lows) / 12))
+        seen = drift(levels)
+        assert seen is not None
+        hits += seen.lower(1.895) > 0
+    assert hits <= 0.06 * tried
+
+
+@PROPERTY
+@given(
+    seed=st.integers(0, 10**6),
+    height=st.floats(20, 1500),
+    tau_h=st.floats(0.2, 24),
+    noise=st.floats(0, 10),
+)
+def test_what_fills_up_is_no_leak(seed: int, height: float, tau_h: float, noise: float) -> None:
+    def curve(t: float) -> float:
+        return height * MIB * (1 - math.exp(-t / (tau_h * HOUR)))
+
+    assert watched(noisy(curve, seed, noise * MIB), 120)[1] == []
+
+
+@PROPERTY
+@given(height=st.floats(20, 800), hours=st.floats(1, 20), start_h=st.floats(0, 30))
+def test_a_pool_that_fills_within_a_day_is_no_leak(
+    height: float, hours: float, start_h: float
+) -> None:
+    def curve(t: float) -> float:
+        return height * MIB * min(1.0, max(0.0, t / HOUR - start_h) / hours)
+
+    assert watched(curve, 72)[1] == []
+
+
+@PROPERTY
+@given(seed=st.integers(0, 10**6), height=st.floats(5, 300), noise=st.floats(0, 10))
+def test_the_rhythm_of_a_day_is_no_leak(seed: int, height: float, noise: float) -> None:
+    def curve(t: float) -> float:
+        return height * MIB * (0.5 - 0.5 * math.cos(2 * math.pi * t / (24 * HOUR)))
+
+    assert watched(noisy(curve, seed, noise * MIB), 240)[1] == []
+
+
+@PROPERTY
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 6), height=st.floats(10, 300))
+def test_steps_are_no_leak(seed: int, count: int, height: float) -> None:
+    rng = random.Random(seed)
+    at = [rng.uniform(0, 100 * HOUR) for _ in range(count)]
+    assert watched(lambda t: height * MIB * sum(t >= one for one in at), 120)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "within_h"), [(48, 20, 27), (12, 20, 28), (2, 10, 40), (1, 5, 48)]
+)
+def test_a_leak_is_found(rate: int, noise: int, within_h: int) -> None:
+    curve = noisy(lambda t: rate * MIB * t / HOUR, 3, noise * MIB)
+    watch, raised = watched(curve, 72, 6 * GIB)
+    assert len(raised) == 1
+    assert raised[0] <= within_h
+    assert watch.found is not None
+    rate_s = rate * MIB / HOUR
+    assert watch.found.lower(1.895) <= 1.1 * rate_s
+    assert watch.found.upper(1.895) >= 0.9 * rate_s
+    assert watch.found.bytes_per_s == pytest.approx(rate_s, rel=0.25)
+
+
+def test_growth_that_leaves_little_time_is_believed_sooner() -> None:
+    def leak(t: float) -> float:
+        return 100 * MIB * t / HOUR
+
+    assert watched(leak, 48, 3 * GIB)[1][0] < 10
+    assert 24 <= watched(leak, 48, None)[1][0] < 27
+    assert 24 <= watched(leak, 48, 64 * GIB)[1][0] < 27
+
+
+def test_it_clears_when_the_growth_stops() -> None:
+    def leak(t: float) -> float:
+        return 12 * MIB * min(t, 40 * HOUR) / HOUR
+
+    curve = noisy(leak, 5, 4 * MIB)
+    watch, raised = watched(curve, 40, 6 * GIB)
+    assert len(raised) == 1
+    watch, again = watched(curve, 16, 6 * GIB, watch, since_h=40)
+    assert watch.found is None
+    assert again == []
+
+
+def test_too_short_a_time_is_unknown() -> None:
+    watch, _ = watched(lambda t: t * 1e4, MIN_STEPS)
+    assert not watch.known
+    watch, _ = watched(lambda t: t * 1e4, 2, watch=watch, since_h=MIN_STEPS)
+    assert watch.known
+
+
+def test_memory_is_bounded() -> None:
+    watch, _ = watched(noisy(lambda t: t * 100, 1, MIB), 1500)
+    state = watch.state
+    assert sum(map(len, state.levels)) <= SCALES * (MAX_STEPS + 1)
+    assert len(state.peaks) == 24
+    assert len(msgspec.json.encode(state)) < 4096
+
+
+def test_it_goes_on_after_a_restart() -> None:
+    def leak(t: float) -> float:
+        return 12 * MIB * t / HOUR
+
+    watch, _ = watched(leak, 30)
+    assert watch.found is not None
+    kept = msgspec.json.decode(msgspec.json.encode(watch.state), type=SlowState)
+    other = SlowLeakWatch()
+    other.resume(kept, 5.0, ROOM)
+    assert other.known
+    assert other.found is not None
+    assert other.found.bytes_per_s == pytest.approx(watch.found.bytes_per_s, rel=0.01)
+    assert other.peak == watch.peak
+    other, raised = watched(lambda t: leak(t + 30 * HOUR), 20, ROOM, other)
+    assert raised == []
+    assert other.found is not None
+    assert other.found.bytes_per_s == pytest.approx(12 * MIB / HOUR, rel=0.15)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1e9, allow_nan=False), st.integers(-(1 << 50), 1 << 50)),
+        max_size=200,
+    )
+)
+def test_any_series_is_taken(points: list[tuple[float, int]]) -> None:
+    watch = SlowLeakWatch()
+    for t, size in sorted(points):
+        watch.add(t, size, abs(size), ROOM)
+    SlowLeakWatch().resume(watch.state, 0.0, ROOM)
+
+
+def test_an_empty_state_starts_anew() -> None:
+    watch = SlowLeakWatch()
+    watch.resume(SlowState(levels=[[]], raised=True), 1.0, None)
+    assert watch.found is None
+    assert watch.peak is None
+
+
+LEAK = Drift(bytes_per_s=1000.0, error=100.0, rise=1e8, span_s=1e5, fading=1.0)
+
+
+def test_time_to_the_limit_has_bounds() -> None:
+    said = slow_growth(LEAK, 1_000_000, 11_000_000, Segment.SHARED, "")
+    assert said.slow_leak
+    assert said.segment is Segment.SHARED
+    assert said.limit_s == 10_000
+    assert said.limit_earliest_s is not None
+    assert said.limit_latest_s is not None
+    assert said.limit_earliest_s < 10_000 < said.limit_latest_s
+    assert said.no_time is None
+
+
+def test_without_a_limit_there_is_no_time_and_a_reason() -> None:
+    said = slow_growth(LEAK, 1_000_000, None, None, "nobody set one")
+    assert (said.limit_s, said.limit_earliest_s, said.limit_latest_s) == (None, None, None)
+    assert said.no_time == "nobody set one"
+
+
+def test_a_limit_that_is_reached_leaves_no_time() -> None:
+    assert slow_growth(LEAK, 12_000_000, 11_000_000, None, "").limit_s == 0
+
+
+def test_whose_limit_it_is() -> None:
+    two = Sample(t=0, epoch=1, host=Host(), device=[Device(0, total=100), Device(1, total=50)])
+    half = Sample(t=0, epoch=1, host=Host(), device=[Device(0, total=100), Device(1)])
+    declared = MemoryBudget(growth_bytes=10, limit_bytes=90)
+    assert limit_of("device", None, two, shared=False) == 150
+    assert limit_of("device", None, two, shared=True) is None
+    assert limit_of("device", None, half, shared=False) is None
+    assert limit_of("device", declared, half, shared=True) == 90
+    assert limit_of("host", None, two, shared=False) is None
+    assert limit_of("host", declared, two, shared=False) == 90
