@@ -143,10 +143,16 @@ CHAT = (
     "chat_template_kwargs", "parallel_tool_calls", "tool_calls", "tool_call_id", "arguments",
     "image_url", "url",
 )  # fmt: skip
+RESPONSES = (
+    "input", "instructions", "max_output_tokens", "include", "text", "format", "strict", "call_id",
+    "output", "input_text", "output_text", "input_image", "function_call", "function_call_output",
+    "store", "previous_response_id", "reasoning", "truncation",
+)  # fmt: skip
 PATHS = {
     "chat": ("/v1/chat/completions", COMMON + CHAT),
     "chat-images": ("/v1/chat/completions", COMMON + CHAT),
     "completions": ("/v1/completions", (*COMMON, "prompt", "best_of", "echo", "suffix")),
+    "responses": ("/v1/responses", (*COMMON, *CHAT, *RESPONSES)),
     "tokenize": (
         "/tokenize", (*CHAT, "model", "prompt", "add_special_tokens", "return_token_strs")
     ),
@@ -203,6 +209,10 @@ def _large(name: str) -> list[bytes]:
         return [b'{"tokens":[' + b"1," * ((LARGE - 20) // 2) + b"1]}"]
     if name == "lora-adapters":
         return list(_nested(b'{"lora_name":', b"}"))
+    if name == "responses":
+        item = b'{"type":"function_call","name":"a","call_id":"b","arguments":"{}"},'
+        start = b'{"model":"m","input":'
+        return [*_nested(start, b"}"), start + b"[" + item * (LARGE // len(item)) + b"{}]}"]
     prompt = b'{"model":"m","prompt":'
     if name == "completions":
         return [*_nested(prompt, b"}"), prompt + b"[" + b'"a",' * (LARGE // 5) + b'"a"]}']

@@ -16,8 +16,8 @@ from tests.fuzz.watched import Target
 CORPUS = Path(__file__).with_name("corpus")
 FAMILIES = {
     "bodies": (
-        "chat", "chat-images", "completions", "tokenize", "detokenize", "transcriptions",
-        "lora-adapters", "admin",
+        "chat", "chat-images", "completions", "responses", "tokenize", "detokenize",
+        "transcriptions", "lora-adapters", "admin",
     ),
     "pages": ("operator-page", "engine-page", "exporter-page", "status"),
     "files": ("trace", "journal", "journal-rows"),
@@ -25,7 +25,7 @@ FAMILIES = {
     "media": ("images", "sounds"),
 }  # fmt: skip
 KINDS = (
-    ("chat", "completions", "tokenize", "detokenize", "lora-adapters"),
+    ("chat", "completions", "responses", "tokenize", "detokenize", "lora-adapters"),
     ("operator-page", "engine-page", "exporter-page"),
     ("trace",),
     ("journal", "journal-rows"),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -116,40 +117,67 @@ class Answer(Response):
         new = await self._next(open_choices)
         # Only now: an error before the first text has a status of its own.
         await self._start(send, b"text/event-stream; charset=utf-8")
-        kind = self._choices[0].chunk_kind
-        for one in self._choices:
-            if (first := one.first()) is not None:
-                await _more(send, event(self._envelope.around(kind, [first])))
+        for piece in self.opening():
+            await _more(send, piece)
         while True:
             for choice, delta in new:
-                for chunk in choice.chunks(delta):
-                    await _more(send, event(self._envelope.around(kind, [chunk])))
+                for piece in self.pieces(choice, delta):
+                    await _more(send, piece)
             if not open_choices:
                 break
             new = await self._next(open_choices)
-        if self._usage:
-            await _more(send, event(self._envelope.around(kind, []) | self._usage_body()))
-        await _last(send, DONE)
+        await self._end(send)
+
+    def opening(self) -> Iterator[bytes]:
+        """Yield the events that a stream begins with."""
+        for one in self._choices:
+            if (first := one.first()) is not None:
+                yield self._chunk([first])
+
+    def pieces(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
+        """Yield the events for ``delta`` of ``choice``."""
+        for chunk in choice.chunks(delta):
+            yield self._chunk([chunk])
+
+    async def _end(self, send: Send) -> None:
+        usage = self._chunk([], self._usage_body()) if self._usage else b""
+        await last(send, usage + DONE)
+
+    def _chunk(
+        self, choices: list[dict[str, Any]], more: Mapping[str, object] = MappingProxyType({})
+    ) -> bytes:
+        return event(self._envelope.around(self._choices[0].chunk_kind, choices) | dict(more))
 
     async def _once(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
         while open_choices:
             for choice, delta in await self._next(open_choices):
-                choice.add(delta)
-        encoded = self.encoded([choice.whole() for choice in self._choices])
+                self.collect(choice, delta)
+        encoded = self.encoded()
+        with self.reserved(len(encoded)):
+            await self._start(send, self.whole_type)
+            await last(send, encoded)
+
+    @contextlib.contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """Count ``size`` bytes that wait for their client; ApiError where there is no room."""
         with self._answers.open(self._client) as reservation:
             try:
-                reservation.announce(len(encoded))
+                reservation.announce(size)
             except OverBudget as error:
                 raise _unread(error.client) from None
-            reservation.came(len(encoded))
-            await self._start(send, self.whole_type)
-            await _last(send, encoded)
+            reservation.came(size)
+            yield
 
     whole_type = b"application/json"
 
-    def encoded(self, wholes: list[dict[str, Any]]) -> bytes:
+    def collect(self, choice: Choice, delta: Delta) -> None:
+        """Take in what is new of an answer in one piece."""
+        choice.add(delta)
+
+    def encoded(self) -> bytes:
         """Return the body of an answer in one piece."""
+        wholes = [choice.whole() for choice in self._choices]
         body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
         return msgspec.json.encode(body)
 
@@ -166,7 +194,7 @@ class Answer(Response):
             await error_response(error)(scope, receive, send)
             return
         # The status is gone out; clients read an error event as the stream's failure.
-        await _last(send, b"data: " + error.body() + b"\n\n")
+        await last(send, b"data: " + error.body() + b"\n\n")
 
 
 def _unread(by_client: bool) -> ApiError:
@@ -186,5 +214,6 @@ async def _more(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def _last(send: Send, body: bytes) -> None:
+async def last(send: Send, body: bytes) -> None:
+    """Send the end of an answer."""
     await send({"type": "http.response.body", "body": body, "more_body": False})

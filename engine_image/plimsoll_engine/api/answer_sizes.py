@@ -55,7 +55,7 @@ def check(choices: int, tokens: int, logprobs: int | None, most: int, fields: st
             f"{choices} choices of {tokens // choices} tokens{with_them} may take {wanted >> 20}"
             f" MiB, and this engine's context allows {most >> 20} MiB in one request: lower"
             f" {fields}",
-            param=fields.partition(",")[0],
+            param=fields.replace(" ", ",").partition(",")[0],
             code="answer_too_large",
         )
 

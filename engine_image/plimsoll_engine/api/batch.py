@@ -21,6 +21,8 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 # OpenAI's default of /v1/completions.
 COMPLETION_TOKENS = 16
+PARAMS = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
+"""The field that has the prompt, by the prefix of the request's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,16 @@ async def completion(
     return await _asked(engine, prepared, "cmpl", prepared.prompts, max_tokens, tenant)
 
 
-async def chat(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant: str = "") -> Batch:
-    """Read the body of ``/v1/chat/completions`` into a batch; raise ApiError where it is wrong."""
+async def chat(
+    engine: AsyncEngine,
+    prepared: PreparedBody[ChatRequest],
+    tenant: str = "",
+    prefix: str = "chatcmpl",
+) -> Batch:
+    """Read the body of a chat into a batch; raise ApiError where it is wrong.
+
+    ``prefix`` is that of its id: ``resp`` for ``/v1/responses``.
+    """
     body = prepared.body
     check_model(engine, body.model)
     (ids,) = prepared.prompts
@@ -56,7 +66,7 @@ async def chat(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant:
     if (sees := engine.media.processors.image) is not None:
         ids, media = await chat_images.place(engine.media, sees, ids, prepared.images)
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return await _asked(engine, prepared, "chatcmpl", [ids], max_tokens, tenant, media)
+    return await _asked(engine, prepared, prefix, [ids], max_tokens, tenant, media)
 
 
 def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
@@ -91,7 +101,7 @@ async def _asked(
     media: Sequence[Media] = (),
 ) -> Batch:
     body = prepared.body
-    param = "prompt" if prefix == "cmpl" else "messages"
+    param = PARAMS[prefix]
     stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
     # A request is of its API key where several tell tenants apart, else of the user it names.
     admission = Admission(
@@ -104,7 +114,8 @@ async def _asked(
     name = f"{prefix}-{secrets.token_hex(12)}"
     batch = Batch(name, body.n or 1, [], asyncio.Event(), body.model)
     rooms = [room(engine, ids, max_tokens, param) for ids in prompts]
-    _check_size(engine, body, rooms, batch.n)
+    echoed = sum(map(len, prompts)) if prepared.echoes else 0
+    _check_size(engine, body, rooms, batch.n, echoed, param)
     for ids, tokens in zip(prompts, rooms, strict=True):
         tokenizer = engine.tokenizer
         how = sampling(body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar)
@@ -120,18 +131,27 @@ async def _asked(
 
 
 def _check_size(
-    engine: AsyncEngine, body: CompletionRequest | ChatRequest, rooms: list[int], n: int
+    engine: AsyncEngine,
+    body: CompletionRequest | ChatRequest,
+    rooms: list[int],
+    n: int,
+    echoed: int,
+    param: str,
 ) -> None:
-    """Raise ApiError where the answer to all prompts, ``rooms`` tokens each, is too large."""
+    """Raise ApiError where the answer to all prompts, ``rooms`` tokens each, is too large.
+
+    Each choice repeats its prompt; ``echoed`` is the tokens of all prompts, 0 without ``echo``.
+    """
     limit = engine.max_model_len
     if limit is None:
         return  # nothing is served before the first worker says its context
     if isinstance(body, ChatRequest):
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        fields = "n, max_completion_tokens or top_logprobs"
+        lower = "max_output_tokens" if param == "input" else "n, max_completion_tokens"
+        fields = f"{lower} or top_logprobs"
     else:
         logprobs, fields = body.logprobs, "n, max_tokens, logprobs or the number of prompts"
-    choices, tokens = n * len(rooms), n * sum(rooms)
+    choices, tokens = n * len(rooms), n * (sum(rooms) + echoed)
     answer_sizes.check(choices, tokens, logprobs, answer_sizes.largest(limit), fields)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from plimsoll_engine.api import chat_images, output_grammar
+from plimsoll_engine.api import chat_images, output_grammar, responses_request
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     ChatRequest,
@@ -23,6 +23,7 @@ from plimsoll_engine.api.protocol import (
     decode,
     text_content,
 )
+from plimsoll_engine.api.responses_request import ResponsesRequest
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer, TooLong
 from plimsoll_engine.messages.worker_ipc import Grammar
 
@@ -46,14 +47,20 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class PreparedBody(msgspec.Struct, Generic[_Body]):
-    """``body`` is without what the other fields were made of. ``images`` are files."""
+    """``body`` is without what the other fields were made of. ``images`` are files.
+
+    ``echoes`` are the texts of the prompts where the answer is to begin with them. ``told`` is the
+    JSON object of the fields that a response repeats.
+    """
 
     body: _Body
     prompts: list[list[int]]
     grammar: Grammar | None = None
     images: list[bytes] = []
+    echoes: list[str] = []
     calls: bool = False
     """The text may hold tool calls."""
+    told: bytes = b""
 
 
 class Text(msgspec.Struct):
@@ -77,7 +84,7 @@ class Preparation:
         choices = len(prompts) * (body.n or 1)
         if choices > of.max_queued:
             raise too_many(choices, of.max_queued, "prompt")
-        ids = []
+        ids, echoes = [], []
         for prompt in prompts:
             if not prompt:
                 raise invalid("prompt is empty: give text or token ids", "prompt", "empty_prompt")
@@ -88,15 +95,30 @@ class Preparation:
             )
             _fits(one, of, "prompt")
             ids.append(one)
+            if body.echo:
+                echoes.append(prompt if isinstance(prompt, str) else self._text(one, "prompt"))
         must_match = output_grammar.of(body)
         light = msgspec.structs.replace(
             body, prompt="", response_format=None, structured_outputs=None, metadata=None
         )
-        return PreparedBody(light, ids, must_match)
+        return PreparedBody(light, ids, must_match, echoes=echoes)
 
     def chat(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
         """Return the batch of a chat's body; raise ApiError where the body is wrong."""
-        body = decode(raw, ChatRequest)
+        return self._prepared(decode(raw, ChatRequest), of)
+
+    def responses(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
+        """Return the batch of a body of ``/v1/responses``; raise ApiError where it is wrong."""
+        body = decode(raw, ResponsesRequest)
+        try:
+            prepared = self._prepared(responses_request.chat_of(body), of)
+        except ApiError as error:
+            error.param = responses_request.FIELDS.get(error.param or "", error.param)
+            raise
+        prepared.told = msgspec.json.encode(responses_request.echoed(body))
+        return prepared
+
+    def _prepared(self, body: ChatRequest, of: Context) -> PreparedBody[ChatRequest]:
         if (body.n or 1) > of.max_queued:
             raise too_many(body.n or 1, of.max_queued, "n")
         ids = self._chat(body, of)
@@ -107,7 +129,7 @@ class Preparation:
             body, messages=[Message(role="user")], tools=None, tool_choice=None,
             chat_template_kwargs=None, response_format=None, structured_outputs=None, metadata=None,
         )  # fmt: skip
-        return PreparedBody(light, [ids], must_match, files, calls)
+        return PreparedBody(light, [ids], must_match, files, calls=calls)
 
     def tokenize(self, raw: bytes | bytearray, of: Context) -> Text:
         """Return the tokens that a body asks for; raise ApiError where the body is wrong."""
@@ -131,8 +153,7 @@ class Preparation:
         """Return the text that a body asks for; raise ApiError where the body is wrong."""
         body = decode(raw, DetokenizeRequest)
         _fits(body.tokens, of, "tokens")
-        self._exist(body.tokens, "tokens")
-        answer = {"prompt": self._tokenizer.decode(body.tokens)}
+        answer = {"prompt": self._text(body.tokens, "tokens")}
         return Text(body.model, msgspec.json.encode(answer))
 
     def _chat(self, body: ChatRequest | TokenizeRequest, of: Context) -> list[int]:
@@ -167,10 +188,11 @@ class Preparation:
         except (TypeError, UnicodeEncodeError):
             raise invalid(f"{param} is not valid Unicode text", param) from None
 
-    def _exist(self, ids: list[int], param: str) -> None:
+    def _text(self, ids: list[int], param: str) -> str:
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
             raise invalid(f"token {max(ids)} does not exist; the largest is {largest}", param)
+        return self._tokenizer.decode(ids)
 
     def _plain(self, message: Message) -> dict[str, Any]:
         """Return a message as chat templates read it: those of models that see want parts."""

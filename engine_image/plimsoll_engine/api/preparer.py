@@ -92,6 +92,12 @@ class Preparer:
             return self._here.chat(body.raw, self._context())
         return await self._there(body, "chat", PreparedBody[ChatRequest])
 
+    async def responses(self, body: Body) -> PreparedBody[ChatRequest]:
+        """Have a body of ``/v1/responses`` prepared; raise ApiError where it is wrong."""
+        if len(body.raw) <= INLINE_BYTES:
+            return self._here.responses(body.raw, self._context())
+        return await self._there(body, "responses", PreparedBody[ChatRequest])
+
     async def tokenize(self, body: Body) -> Text:
         """Have a text tokenized; raise ApiError where the body is wrong."""
         if len(body.raw) <= INLINE_BYTES:

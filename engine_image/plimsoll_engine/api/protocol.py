@@ -229,20 +229,19 @@ def decode(body: bytes | bytearray, kind: type[_Body]) -> _Body:
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
     if isinstance(request, CompletionRequest | ChatRequest):
-        _check(request)
+        check(request)
     return request
 
 
 # Field, the values that ask for nothing.
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("best_of", (None, 1)),
-    ("echo", (None, False)),
     ("suffix", (None, "")),
 )
 
 
-def _check(request: CompletionRequest | ChatRequest) -> None:
-    """Check what the types cannot say."""
+def check(request: CompletionRequest | ChatRequest) -> None:
+    """Raise ApiError for what the types cannot say."""
     for field, neutral in _NEUTRAL:
         if getattr(request, field, None) not in neutral:
             allowed = " or ".join(msgspec.json.encode(one).decode() for one in neutral[1:])
@@ -257,7 +256,25 @@ def _check(request: CompletionRequest | ChatRequest) -> None:
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs needs logprobs: set it to true", "top_logprobs")
     if isinstance(request, ChatRequest):
+        _check_contents(request.messages)
         _check_tools(request)
+    elif request.echo and request.logprobs is not None:
+        raise ApiError(
+            400,
+            "echo with logprobs is not supported: this engine has no log probabilities of prompts",
+            param="echo",
+            code="unsupported_value",
+        )
+
+
+def _check_contents(messages: list[Message]) -> None:
+    """Raise ApiError for a message without content: an assistant may have called tools alone."""
+    for number, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            raise invalid(
+                f"content of a message of role {message.role} is null: give text",
+                f"messages[{number}].content",
+            )
 
 
 def _check_tools(request: ChatRequest) -> None:
@@ -272,10 +289,13 @@ def _check_tools(request: ChatRequest) -> None:
         raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")
 
 
-def text_content(message: Message) -> str | None:
-    """Return a message's text; its parts in order where it has several."""
+def text_content(message: Message) -> str:
+    """Return a message's text; its parts in order where it has several.
+
+    It is empty where the content is null: many templates would write the word None.
+    """
     if message.content is None or isinstance(message.content, str):
-        return message.content
+        return message.content or ""
     texts: list[str] = []
     for part in message.content:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):

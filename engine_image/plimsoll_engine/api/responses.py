@@ -22,21 +22,25 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 class CompletionChoice:
-    """One choice of ``/v1/completions``: its chunks, or the whole that they add up to."""
+    """One choice of ``/v1/completions``: its chunks, or the whole that they add up to.
+
+    ``echo`` is the prompt, where the text is to begin with it.
+    """
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, index: int, text_of: TokenText) -> None:
+    def __init__(self, index: int, text_of: TokenText, echo: str = "") -> None:
         self.index = index
         self._text_of = text_of
         self._offset = 0
-        self._texts: list[str] = []
+        self._echo = echo
+        self._texts: list[str] = [echo]
         self._logprobs: dict[str, list[Any]] = {}
         self._finish_reason: str | None = None
 
     def first(self) -> dict[str, Any] | None:
-        """No chunk comes before the first text."""
-        return None
+        """Return what a stream opens with: the prompt, where it was asked for."""
+        return self._choice(self._echo, {}, None) if self._echo else None
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield what a stream sends of ``delta``: one chunk, or none before there is text."""

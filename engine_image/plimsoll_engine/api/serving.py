@@ -23,6 +23,8 @@ from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import Text
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
+from plimsoll_engine.api.responses_answer import ResponsesAnswer
+from plimsoll_engine.api.responses_request import FIELDS
 from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
@@ -50,6 +52,7 @@ def app(
     _generation(api, engine, bodies, sizes, preparer)
     _text(api, engine, bodies, sizes, preparer)
     _models(api, engine)
+    _pooling(api)
     if engine.settings.max_loras:
         _adapters(api, engine, bodies)
     _probes(api, engine)
@@ -78,7 +81,9 @@ def _generation(
             prepared = await preparer.completion(body)
         made = await batch.completion(engine, prepared, _tenant(request))
         text_of = engine.tokenizer.token_text
-        choices = [CompletionChoice(i, text_of) for i in range(len(made.generations))]
+        echoes = [echo for echo in prepared.echoes for _ in range(made.n)]
+        echoes = echoes or [""] * len(made.generations)
+        choices = [CompletionChoice(i, text_of, echo) for i, echo in enumerate(echoes)]
         return _answer(engine, made, choices, prepared.body)
 
     @api.post("/v1/chat/completions")
@@ -92,6 +97,18 @@ def _generation(
             for i in range(len(made.generations))
         ]
         return _answer(engine, made, choices, prepared.body)
+
+    @api.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
+            prepared = await preparer.responses(body)
+        try:
+            made = await batch.chat(engine, prepared, _tenant(request), "resp")
+        except ApiError as error:
+            error.param = FIELDS.get(error.param or "", error.param)
+            raise
+        stream = bool(prepared.body.stream)
+        return ResponsesAnswer(engine, made, prepared.told, calls=prepared.calls, stream=stream)
 
     @api.post("/v1/audio/transcriptions")
     async def transcriptions(request: Request) -> Response:
@@ -163,6 +180,27 @@ def _adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
     async def unload_adapter(request: Request) -> Response:
         body = await decode(request, protocol.UnloadAdapterRequest)
         return PlainTextResponse(adapter_routes.unload(engine, body))
+
+
+POOLING = (
+    "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/pooling",
+    "/classify",
+)  # fmt: skip
+
+
+def _pooling(api: FastAPI) -> None:
+    """Say of the paths of pooling models that no model of this engine answers them."""
+
+    async def unsupported(request: Request) -> Response:
+        raise ApiError(
+            404,
+            f"{request.url.path} is for pooling models: this engine serves models that generate",
+            param="model",
+            code="unsupported_model",
+        )
+
+    for path in POOLING:
+        api.add_api_route(path, unsupported, methods=["POST"])
 
 
 def _probes(api: FastAPI, engine: AsyncEngine) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -46,9 +45,11 @@ class Transcript(Answer):
         if kind == "text":
             self.whole_type = b"text/plain; charset=utf-8"
 
-    def encoded(self, wholes: list[dict[str, Any]]) -> bytes:
+    def encoded(self) -> bytes:
         """Return the texts of all windows as one body, in the format that the request named."""
-        texts = [str(whole["text"]).strip() for whole in wholes]
+        texts = [
+            str(whole["text"]).strip() for whole in (choice.whole() for choice in self._choices)
+        ]
         text = " ".join(filter(None, texts))
         if self._kind == "text":
             return text.encode() + b"\n"

@@ -35,7 +35,7 @@ class Receiver:
                 self.bytes += len(media.data)
         missing = [m.key for m in submit.media if m.data is None and m.key not in self._held]
         if missing:
-            return MediaMissing(submit.request_id, missing)
+            return MediaMissing(submit.request_id, submit.attempt, missing)
         return replace(submit, media=[self._whole(media) for media in submit.media], forget=[])
 
     def _whole(self, media: Media) -> Media:

@@ -133,14 +133,14 @@ class EngineCore:
         """Queue a request; the refusal of one that can never run, or what it lacks."""
         whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
-            return self._refused(submit.request_id, "a request with this ID is already running")
+            return self._refused(submit, "a request with this ID is already running")
         if isinstance(whole, MediaMissing):
             return whole
         request = self.make_request(whole)
         if submit.adapter and (why := self._adapt(request, submit.adapter)) is not None:
-            return self._refused(submit.request_id, why)
+            return self._refused(submit, why)
         if (why := self.scheduler.refusal(request)) is not None:
-            return self._refused(submit.request_id, why)
+            return self._refused(submit, why)
         self.counters.requests += 1
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
@@ -175,7 +175,7 @@ class EngineCore:
             if isinstance(outcome, GrammarError):
                 self.counters.errors += 1
                 self._end(request)
-                dropped.append(_wrong(request_id, outcome))
+                dropped.append(_wrong(request, outcome))
             else:
                 request.matcher = outcome
         return dropped
@@ -186,7 +186,7 @@ class EngineCore:
         for request in late:
             self.counters.errors += 1
             self._end(request)
-        return [Dropped(request.request_id, "deadline", _too_late(request)) for request in late]
+        return [Dropped(r.request_id, r.attempt, "deadline", _too_late(r)) for r in late]
 
     def step(self) -> StepOutput:
         """Launch one batch and take in the tokens of the one before.
@@ -297,15 +297,16 @@ class EngineCore:
             if wrong is not None and not request.released:
                 self.counters.errors += 1
                 self._end(request)
-                output.dropped.append(_wrong(request.request_id, wrong))
+                output.dropped.append(_wrong(request, wrong))
 
     def _failed(self, chunks: list[Chunk], message: str, output: StepOutput) -> None:
         self._check_device(message)
         requests = [chunk.request for chunk in chunks if not chunk.request.released]
         if len(chunks) == 1 and requests:
             self.counters.errors += 1
-            self._end(requests[0])
-            output.dropped.append(Dropped(requests[0].request_id, "error", message))
+            (request,) = requests
+            self._end(request)
+            output.dropped.append(Dropped(request.request_id, request.attempt, "error", message))
             return
         for request in requests:
             self.scheduler.preempt(request)
@@ -342,9 +343,9 @@ class EngineCore:
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
-    def _refused(self, request_id: str, message: str) -> Dropped:
+    def _refused(self, submit: Submit, message: str) -> Dropped:
         self.counters.errors += 1
-        return Dropped(request_id, "invalid", message)
+        return Dropped(submit.request_id, submit.attempt, "invalid", message)
 
     def request_bytes(self) -> int:
         """Return the host memory of the live requests.
@@ -387,7 +388,7 @@ def _too_late(request: Request) -> str:
     return f"the deadline passed after {request.num_outputs} tokens of output"
 
 
-def _wrong(request_id: str, error: GrammarError) -> Dropped:
+def _wrong(request: Request, error: GrammarError) -> Dropped:
     if error.unavailable:
-        return Dropped(request_id, "unavailable", str(error))
-    return Dropped(request_id, "invalid", str(error), error.field)
+        return Dropped(request.request_id, request.attempt, "unavailable", str(error))
+    return Dropped(request.request_id, request.attempt, "invalid", str(error), error.field)

@@ -257,15 +257,13 @@ class AsyncEngine:
         match message:
             case worker_ipc.Tokens(tokens=tokens):
                 self._tokens(tokens)
-            case worker_ipc.Dropped(request_id=request_id, reason=reason, message=why, param=param):
-                generation = self.requests.get(request_id)
-                if generation is not None:
+            case worker_ipc.Dropped(reason=reason, message=why, param=param):
+                if (generation := self._under_way(message)) is not None:
                     generation.with_worker = False
                     generation.fail(RequestFailed(reason, why or reason, param))
-            case worker_ipc.MediaMissing(request_id=request_id, keys=keys):
+            case worker_ipc.MediaMissing(keys=keys):
                 self.workers.media_lost(keys)
-                generation = self.requests.get(request_id)
-                if generation is not None and generation.with_worker and not generation.done:
+                if (generation := self._under_way(message)) is not None:
                     self._submit(generation)
             case worker_ipc.Report():
                 self.report = message
@@ -303,14 +301,24 @@ class AsyncEngine:
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
+    def _under_way(
+        self, answer: worker_ipc.Token | worker_ipc.Dropped | worker_ipc.MediaMissing
+    ) -> Generation | None:
+        """Return the request that the worker means, if it is still at work on that submission.
+
+        None where the request was released or parked while the answer was under way, or was also
+        submitted again since: the answer to that submission is still to come.
+        """
+        generation = self.requests.get(answer.request_id)
+        if generation is None or not generation.with_worker or generation.done:
+            return None
+        return generation if answer.attempt == generation.attempt else None
+
     def _tokens(self, tokens: list[worker_ipc.Token]) -> None:
         now = time.monotonic()
         for token in tokens:
-            generation = self.requests.get(token.request_id)
-            if generation is None or not generation.with_worker or generation.done:
-                continue  # released or parked while the token was under way
-            if token.attempt != generation.attempt:
-                continue  # parked and submitted again meanwhile: this one is made again
+            if (generation := self._under_way(token)) is None:
+                continue
             if generation.started is None and token.started is not None:
                 generation.started = token.started
                 self.metrics.started(token.started)

@@ -95,7 +95,7 @@ class Submit(msgspec.Struct, tag="submit"):
     request is dropped ``deadline_s`` seconds later. ``cache_salt``: only requests with an equal one
     share cached prefixes. ``media`` are in the order of the prompt; the receiver cache first lets
     go of the keys in ``forget``. ``adapter`` is the number of a loaded one, 0 for none. ``attempt``
-    numbers the submissions of one request, and each of its tokens bears it.
+    numbers the submissions of one request, and every answer to one bears it.
     """
 
     request_id: str
@@ -280,19 +280,25 @@ class Tokens(msgspec.Struct, tag="tokens"):
 class Dropped(msgspec.Struct, tag="dropped"):
     """A request that ended without a token: an error of its own, never of its neighbours.
 
-    ``reason``: ``invalid`` (``param`` names the field, where one is at fault), ``deadline`` or
-    ``error``."""
+    ``attempt`` is the submission's, as of a :class:`Token`. ``reason``: ``invalid`` (``param``
+    names the field, where one is at fault), ``unavailable``, ``deadline`` or ``error``.
+    """
 
     request_id: str
+    attempt: int
     reason: str
     message: str = ""
     param: str | None = None
 
 
 class MediaMissing(msgspec.Struct, tag="media_missing"):
-    """The receiver cache lacks what a submission counts on: it was not begun; send all of it."""
+    """The receiver cache lacks what a submission counts on: it was not begun; send all of it.
+
+    ``attempt`` is the submission's, as of a :class:`Token`.
+    """
 
     request_id: str
+    attempt: int
     keys: list[bytes]
 
 

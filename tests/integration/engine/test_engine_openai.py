@@ -98,6 +98,132 @@ def test_logprobs_of_a_completion(engine: Any) -> None:
     assert [len(top) for top in only.top_logprobs] == [1] * 5
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_puts_the_prompt_before_the_text(engine: Any, stream: bool) -> None:
+    ids = tokens_of(engine, "A harbour")
+    asked: dict[str, Any] = {
+        "model": MODEL, "prompt": ["The ship — 吃水", "A harbour"], "n": 2, "max_tokens": 4,
+        "temperature": 0, "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+
+    def texts(**fields: Any) -> list[str]:
+        answer = engine.client.completions.create(**asked, **fields)
+        found = [""] * 4
+        for chunk in answer if fields.get("stream") else [answer]:
+            for choice in chunk.choices:
+                found[choice.index] += choice.text
+        return found
+
+    plain = texts()
+    echoed = [prompt + text for prompt, text in zip(
+        (prompt for prompt in asked["prompt"] for _ in range(2)), plain, strict=True)]  # fmt: skip
+    assert texts(echo=True, stream=stream) == echoed
+    status, body = engine.post(
+        "/v1/completions",
+        json.dumps({"model": MODEL, "prompt": ids, "echo": True, "max_tokens": 1}).encode(),
+    )
+    assert status == 200, body
+    assert body["choices"][0]["text"].startswith("A harbour")
+
+
+CALLED: dict[str, Any] = {
+    "role": "assistant",
+    "tool_calls": [{"id": "call_1", "type": "function",
+                    "function": {"name": "get_tide", "arguments": "{}"}}],
+}  # fmt: skip
+
+
+def test_content_of_an_assistant_may_be_null(engine: Any) -> None:
+    def prompt(message: dict[str, Any]) -> list[int]:
+        asked = {"messages": [*ASK["messages"], message, {"role": "tool", "content": "high"}]}
+        status, body = engine.post("/tokenize", json.dumps(asked).encode())
+        assert status == 200, body
+        answer = engine.client.chat.completions.create(model=MODEL, max_tokens=1, **asked)
+        assert answer.usage.prompt_tokens == body["count"]
+        return list(body["tokens"])
+
+    null = prompt(CALLED | {"content": None})
+    assert null == prompt(CALLED) == prompt(CALLED | {"content": ""})
+    assert null != prompt(CALLED | {"content": "None"})
+    with pytest.raises(openai.BadRequestError, match="role user is null") as error:
+        engine.client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": None}]
+        )
+    assert error.value.param == "messages[0].content"
+
+
+def test_responses_are_the_chat_of_their_input(engine: Any) -> None:
+    text: str = engine.client.chat.completions.create(
+        model=MODEL, max_tokens=9, temperature=0,
+        messages=[{"role": "system", "content": "Be brief."}, *ASK["messages"]],
+    ).choices[0].message.content  # fmt: skip
+    asked: dict[str, Any] = {
+        "model": MODEL, "instructions": "Be brief.", "input": "Where to?", "temperature": 0,
+        "max_output_tokens": 9, "store": False,
+    }  # fmt: skip
+    whole = engine.client.responses.create(**asked)
+    assert (whole.output_text, whole.status) == (text, "incomplete")
+    assert whole.incomplete_details.reason == "max_output_tokens"
+    assert (whole.usage.output_tokens, whole.instructions) == (9, "Be brief.")
+    events = list(engine.client.responses.create(**asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.incomplete"
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == events[-1].response.output_text == text
+    history = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Where to?"}]},
+        *(item.model_dump(exclude={"logprobs"}) for item in whole.output),
+        {"role": "user", "content": "And then?"},
+    ]
+    more = engine.client.responses.create(**asked | {"input": history})
+    assert more.usage.input_tokens > whole.usage.input_tokens
+    told = engine.client.responses.create(
+        **asked, top_logprobs=2, include=["message.output_text.logprobs"]
+    )
+    assert [len(one.top_logprobs) for one in told.output[0].content[0].logprobs] == [2] * 9
+    engine.clean()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_calls_the_function_that_is_forced(engine: Any, stream: bool) -> None:
+    tool = {"type": "function", **TOOLS[0]["function"]}
+    asked: dict[str, Any] = {
+        "model": MODEL, "input": "The tide?", "tools": [tool], "tool_choice": "required",
+        "parallel_tool_calls": False, "temperature": 0.8, "max_output_tokens": 900,
+        "extra_body": {"seed": 3},
+    }  # fmt: skip
+    answer = engine.client.responses.create(**asked, stream=stream)
+    if stream:
+        events = list(answer)
+        (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
+        answer = events[-1].response
+        assert done.arguments == answer.output[-1].arguments
+    (call,) = answer.output
+    assert (call.type, call.name, answer.status) == ("function_call", "get_tide", "completed")
+    assert json.loads(call.arguments)["port"] in ("Hull", "Leith")
+    given = {"type": "function_call_output", "call_id": call.call_id, "output": "high at nine"}
+    then = engine.client.responses.create(
+        model=MODEL, max_output_tokens=2, tools=[tool], input=[call.model_dump(), given]
+    )
+    assert then.output[0].type == "message"
+
+
+def test_what_needs_a_stored_response_or_a_pooling_model_is_refused(engine: Any) -> None:
+    for field, value in (("previous_response_id", "resp-1"), ("store", True), ("background", True)):
+        with pytest.raises(openai.BadRequestError, match="keeps no responses") as error:
+            engine.client.responses.create(model=MODEL, input="a", **{field: value})
+        assert (error.value.param, error.value.code) == (field, "unsupported_value")
+    with pytest.raises(openai.BadRequestError, match="context") as error:
+        engine.client.responses.create(model=MODEL, input="a", max_output_tokens=1 << 30)
+    assert error.value.param == "input"
+    with pytest.raises(openai.NotFoundError, match="pooling models") as absent:
+        engine.client.embeddings.create(model=MODEL, input="a")
+    assert absent.value.code == "unsupported_model"
+    for path in ("/v1/rerank", "/rerank", "/v1/score"):
+        assert engine.post(path, b"{}")[0] == 404
+
+
 def test_penalties_and_bias_change_the_text(engine: Any) -> None:
     def ask(**fields: Any) -> str:
         extra = {k: fields.pop(k) for k in ("repetition_penalty", "min_tokens") if k in fields}

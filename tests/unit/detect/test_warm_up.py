@@ -12,7 +12,7 @@ import pytest
 
 from leaklab.series import MIB, Series, saturating, steady
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.leak.baseline import Warmup
+from plimsoll_sidecar.detect.leak.baseline import MOST_BUDGETS, Warmup
 from plimsoll_sidecar.detect.leak.trend import Point
 
 Judge = Callable[..., Any]
@@ -84,3 +84,31 @@ def test_an_engine_that_tells_no_load_is_warm_some_time(ready: bool | None) -> N
     warmup = Warmup(10.0, None, 1.0)
     ended = next(t for t in range(2000) if warmup.add(Point(t, 1 << 30), ready))
     assert ended < (30 if ready else 130)
+
+
+def test_a_leak_that_is_faster_than_the_warm_up_does_not_wait_for_its_end(judge: Judge) -> None:
+    """36 budgets would go within the warm-up, and the first ones after it nobody would see."""
+    series = Series(duration=120, leak=steady(8 * MIB, 10), noise=2 * MIB)
+    outcome = judge(series, budget=64 * MIB, warmup=300.0)
+    t, suspicion = outcome.first[IncidentKind.HOST_GROWTH]
+    assert suspicion.over_budget
+    assert suspicion.unconfirmed is None
+    spent = 8 * (t - 10) / 64
+    assert spent < MOST_BUDGETS + 1.5
+    assert suspicion.consumed_ratio == pytest.approx(spent, rel=0.2), "counted from the begin"
+
+
+@pytest.mark.parametrize("ledger", [None, loading(10 * MIB, 60)], ids=["slowing", "declared"])
+def test_a_warm_up_of_many_budgets_that_slows_or_is_declared_is_none(
+    judge: Judge, ledger: Callable[[float], float] | None
+) -> None:
+    series = Series(
+        duration=400,
+        other=ledger or saturating(600 * MIB, 30),
+        ledger=ledger,
+        ledger_bound=1 << 30,
+        noise=2 * MIB,
+    )
+    outcome = judge(series, budget=64 * MIB, warmup=180.0)
+    assert outcome.first == {}
+    assert outcome.warm_t >= 180

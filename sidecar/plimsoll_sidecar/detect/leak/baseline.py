@@ -13,8 +13,9 @@ from dataclasses import replace
 import msgspec
 
 from plimsoll_sidecar.detect.attribution.ledger import Owner
+from plimsoll_sidecar.detect.leak.growth import Bucket
 from plimsoll_sidecar.detect.leak.slow_leak import SlowState
-from plimsoll_sidecar.detect.leak.trend import Point, unexplained
+from plimsoll_sidecar.detect.leak.trend import Point, fit, unexplained
 
 SETTLED_FLOORS = 8
 SETTLED_BYTES = 4 << 20
@@ -30,6 +31,14 @@ MIN_WATCHED_S = 60.0
 """A climb is judged over this time at least: a slow machine takes longer than it was set for."""
 LEAK_SHARE = 0.33
 """A steady rise of this share of the budget after the minimal warm-up is no warm-up any more."""
+MOST_BUDGETS = 8
+"""A warm-up takes what the engine declares and, beyond that, this multiple of the budget: what may
+leak in eight windows. A steady climb that took more is a leak that is faster than the warm-up."""
+EARLY_FLOORS = 128
+"""Floors in which a climb is looked for, over twice the least time."""
+LEAD_SHARE = 0.1
+"""A climb begins at the last floor that is above the first by less than this share of the rise: the
+engine may have been idle until then."""
 CLASS_SETTLE_S = 45.0
 """Requests that came together need this long to reach their full size."""
 CLASS_SLACK = 1.25
@@ -43,8 +52,10 @@ class Warmup:
     """The warm-up of one epoch: from an engine that is ready to a base of its memory.
 
     It ends by evidence: the least time has passed and the floor has settled; at the latest after
-    twice that time. What climbed steadily until then is growth. ``served`` says whether a request
-    was taken in by its end: the baseline of an engine that served none yet is provisional.
+    twice that time. What climbed steadily until then is growth. It ends at any time when what it
+    has taken is more than a warm-up takes and still climbs steadily: then all of that is growth.
+    ``served`` says whether a request was taken in by its end: the baseline of an engine that served
+    none yet is provisional.
     """
 
     def __init__(self, least_s: float, budget: int | None, interval_s: float) -> None:
@@ -60,6 +71,8 @@ class Warmup:
         self._slice_end = 0.0
         self._floors: deque[Point] = deque(maxlen=SETTLED_FLOORS)
         self._climb: list[Point] = []
+        self._early: deque[Point] = deque(maxlen=EARLY_FLOORS)
+        self._early_bucket = Bucket(max(interval_s, LATEST_WARMUPS * least_s / EARLY_FLOORS))
 
     def add(self, point: Point, ready: bool | None) -> bool:
         """Return True once warm: ``floor`` is the base, ``climbing`` says that it never settled.
@@ -82,6 +95,10 @@ class Warmup:
                 return False
             self._began = point.t
         self._take(point)
+        if self._outruns(point):
+            # Its load may be of none of the floors, and a base of another load cannot be compared.
+            self.floor, self.climbing = replace(self._first(point), load=point.load), True
+            return True
         elapsed = point.t - self._began
         if elapsed < self.least_s:
             return False
@@ -102,8 +119,7 @@ class Warmup:
 
     def grown(self, point: Point) -> int:
         """Return what is above the first floor since the warm-up began."""
-        first = self._climb[0] if self._climb else self._slice
-        return 0 if first is None else max(0, unexplained(first, point))
+        return max(0, unexplained(self._first(point), point))
 
     def settled_load(self, point: Point) -> Point | None:
         """Return the highest floor of the warm-up's end, under the load that settled.
@@ -126,13 +142,39 @@ class Warmup:
         size = max(p.bytes for p in recent if _class(p.load) <= number)
         return replace(under[-1], bytes=size)
 
+    @property
+    def began(self) -> bool:
+        """Whether the engine is ready, so that what its memory does counts."""
+        return self._began is not None
+
+    def _outruns(self, point: Point) -> bool:
+        """Return whether a steady climb has taken more than a warm-up may take."""
+        if self.budget is None or self.grown(point) < MOST_BUDGETS * self.budget:
+            return False
+        floors = list(self._early)
+        if not floors:
+            return False
+        lead = LEAD_SHARE * unexplained(floors[0], point)
+        level = (n for n, floor in enumerate(floors) if unexplained(floors[0], floor) <= lead)
+        climb = floors[max(level, default=0) :]
+        trend = fit(climb, MOST_BUDGETS / 2 * self.budget)
+        earlier, later = _halves(climb)
+        return trend is not None and not trend.busier and later >= SLOWING_SHARE * earlier
+
+    def _first(self, point: Point) -> Point:
+        """Return the first floor since the warm-up began, ``point`` before there is any."""
+        return self._climb[0] if self._climb else self._slice or point
+
     def _restart(self) -> None:
         """Nothing that was seen so far counts."""
         self.floor = self._began = self._first_seen = self._slice = None
         self._floors.clear()
         self._climb.clear()
+        self._early.clear()
 
     def _take(self, point: Point) -> None:
+        if (floor := self._early_bucket.add(point)) is not None:
+            self._early.append(floor)
         if self._slice is not None and point.t >= self._slice_end:
             self._floors.append(self._slice)
             self._climb.append(self._slice)
@@ -144,31 +186,32 @@ class Warmup:
 
     def _slows(self) -> bool:
         """Return whether the climb slows down: a warm-up rises ever slower, a leak does not."""
-        earlier, later = self._halves()
+        earlier, later = _halves(self._climb)
         return len(self._climb) < SETTLED_FLOORS or later < SLOWING_SHARE * earlier
-
-    def _halves(self) -> tuple[int, int]:
-        """Return what the earlier and the later half of the whole climb rose by."""
-        third = max(1, len(self._climb) // 4)
-        middle = (len(self._climb) - third) // 2
-        first, half, last = (
-            min(self._climb[begin : begin + third], key=lambda p: p.bytes, default=self._slice)
-            for begin in (0, middle, len(self._climb) - third)
-        )
-        if first is None or half is None or last is None:
-            return 0, 0
-        return unexplained(first, half), unexplained(half, last)
 
     def _settled(self) -> bool:
         if len(self._floors) < SETTLED_FLOORS:
             return False
-        earlier_rise, later_rise = self._halves()
+        earlier_rise, later_rise = _halves(self._climb)
         if earlier_rise > SETTLED_BYTES and later_rise <= FLAT_SHARE * earlier_rise:
             return True
         half, floors = SETTLED_FLOORS // 2, list(self._floors)
         earlier = min(floors[:half], key=lambda p: p.bytes)
         later = min(floors[half:], key=lambda p: p.bytes)
         return unexplained(earlier, later) <= SETTLED_BYTES
+
+
+def _halves(climb: list[Point]) -> tuple[int, int]:
+    """Return what the earlier and the later half of a climb rose by."""
+    if not climb:
+        return 0, 0
+    third = max(1, len(climb) // 4)
+    middle = (len(climb) - third) // 2
+    first, half, last = (
+        min(climb[begin : begin + third], key=lambda p: p.bytes)
+        for begin in (0, middle, len(climb) - third)
+    )
+    return unexplained(first, half), unexplained(half, last)
 
 
 class Baseline:

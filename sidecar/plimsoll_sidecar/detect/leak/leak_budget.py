@@ -50,8 +50,8 @@ class LeakBudgetWatch:
         self._warmup_s = warmup_s
         self._warmup = Warmup(warmup_s, self._growth_bytes, interval_s)
         self._interval_s = interval_s
-        min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
-        self._series = Growth(interval_s, min_rise)
+        self._min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
+        self._series = Growth(interval_s, self._min_rise)
         self._segments: dict[Segment, SegmentDelta] = {}
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
         self._growths: deque[tuple[float, int]] = deque(maxlen=MAX_RECENT)
@@ -94,10 +94,7 @@ class LeakBudgetWatch:
         self._first_requests(point)
         if self.baseline is None:
             self.state = BudgetState(current=point.bytes)
-            warm = self._warmup.add(point, ready)
-            if self._warmup.floor is not None:
-                self._feed(point, sizes)
-            if warm:
+            if self._warm_up(point, sizes, ready):
                 self._become_warm(point)
             return
         if not self.baseline.settling():
@@ -165,6 +162,19 @@ class LeakBudgetWatch:
         if first and self._suspected is None:
             self.baseline = None
             self._warmup = Warmup(self._warmup_s, self._growth_bytes, self._interval_s)
+
+    def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
+        """Take in a sample of the warm-up; return whether it was the last one."""
+        warmup = self._warmup
+        in_least_time = warmup.floor is None
+        ended = warmup.add(point, ready)
+        if not warmup.began or (in_least_time and warmup.floor is not None and not warmup.climbing):
+            # What comes before and within the least time is no evidence of growth after it.
+            self._series = Growth(self._interval_s, self._min_rise)
+            self._segments.clear()
+        if warmup.began:
+            self._feed(point, sizes)
+        return ended
 
     def _feed(self, point: Point, sizes: dict[Segment, int]) -> None:
         self._series.add(point)

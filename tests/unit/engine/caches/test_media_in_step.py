@@ -164,7 +164,7 @@ def test_what_the_worker_lacks_is_sent_again() -> None:
     second = sender.pack(submit("b", [2]))
     assert isinstance(second, worker_ipc.Submit)
     missing = receiver.unpack(second)
-    assert missing == worker_ipc.MediaMissing("b", [b"key2"])
+    assert missing == worker_ipc.MediaMissing("b", 0, [b"key2"])
     sender.lost(missing.keys)
     again = sender.pack(submit("b", [2]))
     assert isinstance(again, worker_ipc.Submit)

@@ -172,8 +172,10 @@ def test_max_model_len_ends_a_request(make_engine: Any, helpers: Any) -> None:
 
 def test_a_request_that_can_never_fit_is_refused_by_name(make_engine: Any, helpers: Any) -> None:
     engine = make_engine(num_blocks=4)
-    dropped = engine.submit(helpers.submit("big", [5] * 10, 100))
-    assert (dropped.request_id, dropped.reason) == ("big", "invalid")
+    big = helpers.submit("big", [5] * 10, 100)
+    big.attempt = 4
+    dropped = engine.submit(big)
+    assert (dropped.request_id, dropped.attempt, dropped.reason) == ("big", 4, "invalid")
     assert "KV blocks" in dropped.message
     assert not engine.has_work
 
@@ -210,6 +212,7 @@ def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers:
     for name, deadline_s in (("runs", 5.0), ("waits", 6.0), ("patient", 60.0)):
         submit = helpers.submit(name, [ord(name[0])] * 9, 20)
         submit.arrived, submit.deadline_s = time.monotonic(), deadline_s
+        submit.attempt = round(deadline_s)
         engine.submit(submit)
     engine.step()
     (started,) = [token.started for token in engine.step().tokens]
@@ -217,9 +220,9 @@ def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers:
     assert started.cached_tokens == 0
     assert engine.expire(time.monotonic() + 4) == []
     dropped = engine.expire(time.monotonic() + 7)
-    assert [(d.request_id, d.reason) for d in dropped] == [
-        ("runs", "deadline"),
-        ("waits", "deadline"),
+    assert [(d.request_id, d.attempt, d.reason) for d in dropped] == [
+        ("runs", 5, "deadline"),
+        ("waits", 6, "deadline"),
     ]
     assert ["after 1 tokens" in d.message for d in dropped] == [True, False]
     assert list(helpers.finish(engine)) == ["patient"]

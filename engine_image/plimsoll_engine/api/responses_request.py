@@ -1,0 +1,316 @@
+"""The body of ``/v1/responses``, and the chat that it stands for. Pure.
+
+Only what needs no state of earlier requests: the whole conversation is in ``input``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.protocol import (
+    ChatRequest,
+    Function,
+    FunctionName,
+    MaxTokens,
+    Message,
+    Metadata,
+    MinP,
+    Name,
+    NamedTool,
+    Part,
+    Priority,
+    Repetition,
+    Seconds,
+    Seed,
+    StopText,
+    StopTexts,
+    Temperature,
+    Tool,
+    TopK,
+    TopLogprobs,
+    TopP,
+    check,
+)
+
+ITEMS = 4096
+LOGPROBS = "message.output_text.logprobs"
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "input_image": "image_url"}
+"""Types of a message's parts, and those of the same part in a chat."""
+
+
+class FunctionTool(msgspec.Struct, kw_only=True):
+    """A function that the model may call, without the wrapper that a chat's has."""
+
+    type: Literal["function"]
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(msgspec.Struct, kw_only=True):
+    """A ``tool_choice`` that forces one function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text must be; ``schema`` is of a ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Name | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's ``text``."""
+
+    format: TextFormat | None = None
+
+
+Items = Annotated[list[Part], msgspec.Meta(min_length=1, max_length=ITEMS)]
+Include = Annotated[list[Literal["message.output_text.logprobs"]], msgspec.Meta(max_length=16)]
+FunctionTools = Annotated[list[FunctionTool], msgspec.Meta(max_length=128)]
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body. The fourth group is vLLM's, with ``deadline_s``, which is our own.
+
+    The fields of the third have one value that this engine can fulfil.
+    """
+
+    model: str
+    input: str | Items
+    instructions: str | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: Include | None = None
+    stream: bool | None = None
+    text: TextOptions | None = None
+    tools: FunctionTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+
+    metadata: Metadata | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    service_tier: str | None = None
+
+    background: bool | None = None
+    conversation: str | dict[str, Any] | None = None
+    max_tool_calls: int | None = None
+    previous_response_id: str | None = None
+    prompt: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    store: bool | None = None
+    truncation: str | None = None
+
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    repetition_penalty: Repetition | None = None
+    stop: StopText | StopTexts | None = None
+    ignore_eos: bool = False
+    priority: Priority = 0
+    cache_salt: Name | None = None
+    deadline_s: Seconds | None = None
+
+
+# Field, the values that ask for nothing.
+_NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("background", (None, False)),
+    ("conversation", (None,)),
+    ("max_tool_calls", (None,)),
+    ("previous_response_id", (None,)),
+    ("prompt", (None,)),
+    ("reasoning", (None, {})),
+    ("store", (None, False)),
+    ("truncation", (None, "disabled")),
+)
+
+
+def chat_of(body: ResponsesRequest) -> ChatRequest:
+    """Return the chat that answers ``body``; raise ApiError where a field is wrong."""
+    for field, neutral in _NEUTRAL:
+        if getattr(body, field) not in neutral:
+            raise ApiError(
+                400,
+                f"{field} is not supported: this engine keeps no responses and runs no tools;"
+                " leave it out, and send the whole conversation as input",
+                param=field,
+                code="unsupported_value",
+            )
+    if body.top_logprobs is not None and not body.include:
+        raise invalid(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
+    choice = body.tool_choice
+    chat = ChatRequest(
+        model=body.model,
+        messages=_messages(body),
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        repetition_penalty=body.repetition_penalty,
+        stop=body.stop,
+        ignore_eos=body.ignore_eos,
+        logprobs=bool(body.include) or None,
+        top_logprobs=body.top_logprobs,
+        stream=body.stream,
+        response_format=_format(body.text),
+        tools=[_tool(tool) for tool in body.tools or []] or None,
+        tool_choice=(
+            NamedTool(type="function", function=FunctionName(name=choice.name))
+            if isinstance(choice, NamedFunction)
+            else choice
+        ),
+        parallel_tool_calls=body.parallel_tool_calls,
+        user=body.user,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        deadline_s=body.deadline_s,
+    )
+    check(chat)
+    return chat
+
+
+_ECHOED = ("instructions", "max_output_tokens", "metadata", "tools", "user")
+
+
+def echoed(body: ResponsesRequest) -> dict[str, Any]:
+    """Return the fields of ``body`` that a response repeats."""
+    told = {name: msgspec.to_builtins(getattr(body, name)) for name in _ECHOED}
+    return told | {
+        "tools": told["tools"] or [],
+        "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "text": {"format": _format_echo(body.text)},
+        "truncation": "disabled",
+        "store": False,
+        "background": False,
+        "previous_response_id": None,
+        "reasoning": None,
+        "service_tier": "default",
+    }
+
+
+FIELDS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+}
+"""The names that the chat's fields have in this body, for errors."""
+
+
+def _format_echo(text: TextOptions | None) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins((text and text.format) or TextFormat())
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _format(text: TextOptions | None) -> dict[str, Any] | None:
+    wanted = text.format if text is not None else None
+    if wanted is None:
+        return None
+    if wanted.type == "json_schema":
+        return {"type": wanted.type, "json_schema": {"schema": wanted.schema}}
+    return {"type": wanted.type}
+
+
+def _tool(tool: FunctionTool) -> Tool:
+    function = Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return Tool(type="function", function=function)
+
+
+def _messages(body: ResponsesRequest) -> list[Message]:
+    found = []
+    if body.instructions is not None:
+        found.append(Message(role="system", content=body.instructions))
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    for number, item in enumerate(items):
+        _add(found, item, f"input[{number}]")
+    return found
+
+
+def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
+    """Append an item of ``input``; calls belong to the assistant's message before them."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        messages.append(_message(item, field))
+    elif kind == "function_call":
+        call = _call(item, field)
+        last = messages[-1] if messages else None
+        if last is not None and last.role == "assistant":
+            last.tool_calls = [*(last.tool_calls or []), call]
+        else:
+            messages.append(Message(role="assistant", tool_calls=[call]))
+    elif kind == "function_call_output":
+        name, output = item.get("call_id"), item.get("output")
+        if not isinstance(name, str) or not isinstance(output, str | list):
+            raise invalid("a function_call_output needs call_id and output", field)
+        content = output if isinstance(output, str) else _parts(output, field)
+        messages.append(Message(role="tool", tool_call_id=name, content=content))
+    else:
+        raise invalid(
+            f"an item of type {str(kind)[:64]!r} is not supported: this engine takes message,"
+            " function_call and function_call_output",
+            f"{field}.type",
+            "unsupported_value",
+        )
+
+
+def _message(item: dict[str, Any], field: str) -> Message:
+    content = item.get("content")
+    if content is None and item.get("role") != "assistant":
+        raise invalid("content is missing or null: give text", f"{field}.content")
+    try:
+        return msgspec.convert(
+            {
+                "role": item.get("role"),
+                "content": _parts(content, field) if isinstance(content, list) else content,
+            },
+            Message,
+        )
+    except msgspec.ValidationError as error:
+        raise invalid(f"{field}: {error}", field) from None
+
+
+def _call(item: dict[str, Any], field: str) -> dict[str, Any]:
+    name, call, arguments = (item.get(key) for key in ("name", "call_id", "arguments"))
+    if not (isinstance(name, str) and isinstance(call, str) and isinstance(arguments, str)):
+        raise invalid("a function_call needs name, call_id and arguments, each a text", field)
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _parts(given: list[Any], field: str) -> list[dict[str, Any]]:
+    found = []
+    for part in given:
+        kind = _PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+        value = part.get("image_url" if kind == "image_url" else "text") if kind else None
+        if not isinstance(value, str):
+            raise invalid(
+                "content is a text, or a list of input_text, output_text and input_image with a"
+                " text or an image_url",
+                f"{field}.content",
+                "unsupported_value",
+            )
+        assert kind is not None
+        found.append({"type": kind, kind: {"url": value} if kind == "image_url" else value})
+    return found

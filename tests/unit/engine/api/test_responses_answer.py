@@ -1,0 +1,66 @@
+"""The events of a response build up the response, however its text is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_engine.api.responses_answer import Output
+from plimsoll_engine.api.tool_calls import CLOSE, OPEN, ToolCallParser
+from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
+from plimsoll_engine.messages.worker_ipc import Logprobs
+
+CALL = OPEN + '\n{"name": "f", "arguments": {"a": 1}}\n' + CLOSE
+PIECES = st.lists(st.sampled_from([CALL, CALL[:9], CALL[9:], "text", "\n", OPEN, ""]), max_size=7)
+
+
+def played(pieces: list[str], reason: str) -> tuple[Output, list[dict[str, Any]]]:
+    output = Output("x", str, ToolCallParser())
+    token = TokenLogprobs(7, Logprobs(-0.5, [7], [-0.5]))
+    deltas = [Delta(piece, None, [token]) for piece in pieces] + [Delta("", reason, [])]
+    events = []
+    for delta in deltas:
+        for event in output.add(delta):
+            kind, data = event.decode().splitlines()[:2]
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert kind == f"event: {events[-1]['type']}"
+    return output, events
+
+
+@given(PIECES, st.sampled_from(["stop", "length"]))
+def test_events_build_up_the_items(pieces: list[str], reason: str) -> None:
+    output, events = played(pieces, reason)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    built: list[dict[str, Any]] = []
+    texts: dict[str, str] = {}
+    for event in events:
+        kind, at = event["type"], event["output_index"]
+        if kind == "response.output_item.added":
+            assert at == len(built), "each item opens after the one before it is done"
+            built.append(event["item"])
+            texts[event["item"]["id"]] = ""
+            continue
+        assert at == len(built) - 1
+        if kind.endswith(".delta"):
+            texts[event["item_id"]] += event["delta"]
+        elif kind == "response.output_item.done":
+            built[at] = event["item"]
+    assert built == json.loads(json.dumps(output.items, default=lambda raw: json.loads(bytes(raw))))
+    assert built, "there is always something that ended"
+    for item in built:
+        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert text == texts[item["id"]]
+        assert item["status"] in ("completed", "incomplete")
+
+
+def test_every_token_has_its_log_probability() -> None:
+    output, events = played(["one", "two"], "length")
+    (item,) = output.items
+    assert item["status"] == "incomplete"
+    assert len(item["content"][0]["logprobs"]) == 2
+    told = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
+    assert [len(tokens) for tokens in told] == [1, 1]
+    assert told[0][0]["token"] == "7"

@@ -1,0 +1,99 @@
+"""The body of ``/v1/responses`` becomes a chat, or an error that names its field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plimsoll_engine.api import protocol
+from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.protocol import ChatRequest, Message
+from plimsoll_engine.api.responses_request import ResponsesRequest, chat_of, echoed
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+CALL = {"type": "function_call", "name": "f", "call_id": "c1", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "high"}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    raw = json.dumps({"model": "m", "input": "hi"} | fields).encode()
+    return chat_of(protocol.decode(raw, ResponsesRequest))
+
+
+def test_items_become_messages() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+    wanted = [
+        {"role": "user", "content": [{"type": "input_text", "text": "see"}, image]},
+        {"type": "message", "role": "assistant", "id": "msg-1", "status": "completed",
+         "content": [{"type": "output_text", "text": "I look", "annotations": []}]},
+        CALL,
+        CALL | {"call_id": "c2", "id": "fc-1", "status": "completed"},
+        OUTPUT,
+        CALL | {"call_id": "c3"},
+    ]  # fmt: skip
+    messages = chat(instructions="Be brief.", input=wanted).messages
+
+    def call(name: str) -> dict[str, Any]:
+        return {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    assert messages == [
+        Message(role="system", content="Be brief."),
+        Message(role="user", content=[
+            {"type": "text", "text": "see"},
+            {"type": "image_url", "image_url": {"url": image["image_url"]}},
+        ]),
+        Message(role="assistant", content=[{"type": "text", "text": "I look"}],
+                tool_calls=[call("c1"), call("c2")]),
+        Message(role="tool", tool_call_id="c1", content="high"),
+        Message(role="assistant", tool_calls=[call("c3")]),
+    ]  # fmt: skip
+
+
+def test_options_become_those_of_a_chat() -> None:
+    schema = {"type": "object"}
+    asked = chat(
+        max_output_tokens=5, top_logprobs=3, include=["message.output_text.logprobs"],
+        text={"format": {"type": "json_schema", "name": "s", "schema": schema}},
+        tools=[TOOL], tool_choice={"type": "function", "name": "f"}, store=False, reasoning=None,
+        truncation="disabled", metadata={"a": "b"},
+    )  # fmt: skip
+    assert (asked.max_completion_tokens, asked.logprobs, asked.top_logprobs) == (5, True, 3)
+    assert asked.response_format == {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert asked.tools is not None
+    assert asked.tools[0].function.name == "f"
+    told = echoed(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}))
+    assert (told["metadata"], told["tools"], told["tool_choice"]) == ({"a": "b"}, [], "auto")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp-1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"wings": 2}, "wings"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "captain", "content": "a"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": ["a"]}]}, "input[0].content"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": ["message"]}]}, "input[0].type"),
+        ({"input": [OUTPUT | {"output": 7}]}, "input[0]"),
+        ({"input": [CALL | {"arguments": {}}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": None}]}, "input[0].content"),
+        ({"tools": [TOOL | {"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as error:
+        chat(**fields)
+    assert (error.value.status, error.value.param) == (400, param)
