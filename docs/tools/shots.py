@@ -16,11 +16,13 @@ import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 LINES = 50
 LIMIT_S = 60.0
@@ -60,6 +62,8 @@ def page(url: str, file: Path, scheme: Literal["light", "dark"] = "light") -> No
 @contextlib.contextmanager
 def _page(width: int, scheme: Literal["light", "dark"] = "light") -> Iterator[Page]:
     """A tab of the system's Chromium. FileNotFoundError where there is none."""
+    from playwright.sync_api import sync_playwright  # slow, and most commands draw no page
+
     binary = shutil.which("chromium")
     if binary is None:
         raise FileNotFoundError("chromium is missing: apt-get install chromium")

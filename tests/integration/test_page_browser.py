@@ -6,14 +6,17 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 from plimsoll_sidecar.page.html import page as render
 from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.server import StateServer
 from tests.unit.page.test_supervisor_page import history, state
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Request
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,8 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI") == "true":
             pytest.fail("chromium is missing: apt-get install chromium", pytrace=False)
         pytest.skip("chromium is missing: apt-get install chromium")
+    from playwright.sync_api import sync_playwright  # slow, in every worker that collects tests
+
     with sync_playwright() as play:
         running = play.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         yield running

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_cli.demo import picture, story
+from plimsoll_cli.demo import story
 from plimsoll_cli.demo.evidence import Observed, cured, pauses, restarts
 from plimsoll_cli.demo.story import Values
 from plimsoll_cli.figures import result
@@ -29,6 +29,8 @@ def write(
 
     The trace is there already. Raises OSError.
     """
+    from plimsoll_cli.demo import picture  # matplotlib takes a second
+
     report = result(NAME, values, command, _samples(seen))
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     incident = cured(seen.incidents) or next(iter(seen.incidents), None)

@@ -16,16 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers  # its parts load when they are used
 from tokenizers import AddedToken
-from transformers import (
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    PreTrainedModel,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
 
 from plimsoll_faults.models import tiny_text
 
@@ -62,7 +54,7 @@ def write_llava(folder: Path) -> None:
     tokenizer = tiny_text.train()
     tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
     image_token = tokenizer.token_to_id(IMAGE)
-    text = LlamaConfig(
+    text = transformers.LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=HIDDEN,
         intermediate_size=2 * HIDDEN,
@@ -74,7 +66,7 @@ def write_llava(folder: Path) -> None:
         eos_token_id=tokenizer.token_to_id(tiny_text.EOS),
         pad_token_id=tokenizer.token_to_id(tiny_text.BOS),
     )
-    vision = CLIPVisionConfig(
+    vision = transformers.CLIPVisionConfig(
         hidden_size=HIDDEN // 2,
         intermediate_size=HIDDEN,
         num_hidden_layers=3,
@@ -82,7 +74,7 @@ def write_llava(folder: Path) -> None:
         image_size=IMAGE_SIZE,
         patch_size=PATCH,
     )
-    config = LlavaConfig(
+    config = transformers.LlavaConfig(
         vision_config=vision,
         text_config=text,
         image_token_index=image_token,
@@ -90,7 +82,7 @@ def write_llava(folder: Path) -> None:
         tie_word_embeddings=False,
         dtype="float32",
     )
-    model = LlavaForConditionalGeneration(config)
+    model = transformers.LlavaForConditionalGeneration(config)
     _fill(model)
     with torch.no_grad():
         model.lm_head.weight[image_token] = 0.0  # it is never said
@@ -130,7 +122,7 @@ def write_whisper(folder: Path) -> None:
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in WHISPER_TOKENS])
     token = {text: tokenizer.token_to_id(text) for text in WHISPER_TOKENS}
     eos = tokenizer.token_to_id(tiny_text.EOS)
-    config = WhisperConfig(
+    config = transformers.WhisperConfig(
         vocab_size=tokenizer.get_vocab_size(),
         num_mel_bins=MEL_BINS,
         d_model=HIDDEN,
@@ -148,7 +140,7 @@ def write_whisper(folder: Path) -> None:
         decoder_start_token_id=token["<|startoftranscript|>"],
         dtype="float32",
     )
-    model = WhisperForConditionalGeneration(config)
+    model = transformers.WhisperForConditionalGeneration(config)
     _fill(model)
     with torch.no_grad():
         # Input and output embeddings are one matrix in Whisper: without louder layers and positions
@@ -187,7 +179,7 @@ def write_whisper(folder: Path) -> None:
     _write(folder / "preprocessor_config.json", extractor)
 
 
-def _fill(model: PreTrainedModel) -> None:
+def _fill(model: transformers.PreTrainedModel) -> None:
     """Weights whose products keep their size; norms and biases a little off one and zero."""
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
@@ -201,7 +193,7 @@ def _fill(model: PreTrainedModel) -> None:
                 weight.copy_(noise * 0.1 + ("norm" in name and "weight" in name))
 
 
-def _save(model: PreTrainedModel, folder: Path) -> None:
+def _save(model: transformers.PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # the engine may run as another user
 

@@ -22,6 +22,8 @@ import openai
 import psutil
 import pytest
 
+from tests.integration.engine.warm import WarmProcess
+
 T = TypeVar("T")
 TOKEN = "token-of-a-test"
 MODEL = "tiny"
@@ -44,9 +46,11 @@ class Stream:
 
 
 class Engine:
-    """One engine process and what tests do with it."""
+    """One engine process and what tests do with it. A ``warm`` one has a short start."""
 
-    def __init__(self, model: Path, run_dir: Path, *flags: str, inject: str = "") -> None:
+    def __init__(
+        self, model: Path, run_dir: Path, *flags: str, inject: str = "", warm: bool = False
+    ) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         if not (run_dir / "admin-token").exists():
@@ -57,12 +61,19 @@ class Engine:
             environment["PLIMSOLL_INJECT"] = inject
             flags = (*flags, "--allow-inject")
         self.log = run_dir / "log"
+        arguments = [
+            "serve", "--model", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1",
+            "--port", "0", "--admin-port", "0", "--run-dir", str(run_dir), "--device", "cpu",
+            "--dtype", "float32", *flags,
+        ]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | WarmProcess
+        self.log.write_bytes(b"")
+        if warm:
+            self.process = WarmProcess(arguments, self.log, environment)
+            return
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "plimsoll_engine", "serve", "--model", str(model),
-                 "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", "0",
-                 "--admin-port", "0", "--run-dir", str(run_dir), "--device", "cpu",
-                 "--dtype", "float32", *flags],
+                [sys.executable, "-m", "plimsoll_engine", *arguments],
                 stderr=log, stdout=log, env=environment,
             )  # fmt: skip
 
@@ -243,13 +254,18 @@ def engine(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
 
 @pytest.fixture
 def start_engine(tiny: Path, tmp_path: Path) -> Iterator[StartEngine]:
-    """Engines of a test's own."""
+    """Engines of a test's own: warm ones where it does not ask for the whole start."""
     started: list[Engine] = []
 
     def start(
-        *flags: str, inject: str = "", run_dir: Path | None = None, model: Path = tiny
+        *flags: str,
+        inject: str = "",
+        run_dir: Path | None = None,
+        model: Path = tiny,
+        warm: bool = True,
     ) -> Engine:
-        one = Engine(model, run_dir or tmp_path / f"run{len(started)}", *flags, inject=inject)
+        folder = run_dir or tmp_path / f"run{len(started)}"
+        one = Engine(model, folder, *flags, inject=inject, warm=warm)
         started.append(one)
         return one
 

@@ -39,7 +39,7 @@ def lora(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engin
     keys.write_text("none\n")  # the test client's
     one = Engine(
         tiny, folder / "run", "--enable-lora", "--max-loras", "2", "--max-lora-rank", "8",
-        "--api-key-file", str(keys),
+        "--api-key-file", str(keys), warm=True,
     )  # fmt: skip
     try:
         yield one.wait_ready()

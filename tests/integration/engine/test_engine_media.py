@@ -18,23 +18,25 @@ import pytest
 import soundfile
 from PIL import Image
 
+from tests.integration.engine.conftest import Engine
+
 MODEL = "tiny"
 RATE = 16_000
 
 
-def start(kind: str, engine_type: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def start(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = tmp_path_factory.mktemp(kind)
     subprocess.run(
         [sys.executable, "-m", "plimsoll_faults.models.tiny_media", kind, str(folder)],
         check=True,
         timeout=600,
     )
-    return engine_type(folder, tmp_path_factory.mktemp(f"run-{kind}"))
+    return Engine(folder, tmp_path_factory.mktemp(f"run-{kind}"), warm=True)
 
 
 @pytest.fixture(scope="module")
-def sees(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    one = start("llava", type(engine), tmp_path_factory)
+def sees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    one = start("llava", tmp_path_factory)
     try:
         yield one.wait_ready()
     finally:
@@ -42,8 +44,8 @@ def sees(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
 
 
 @pytest.fixture(scope="module")
-def hears(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    one = start("whisper", type(engine), tmp_path_factory)
+def hears(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    one = start("whisper", tmp_path_factory)
     try:
         yield one.wait_ready()
     finally:

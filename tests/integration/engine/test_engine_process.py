@@ -92,7 +92,7 @@ def test_a_worker_that_cannot_start_ends_the_engine_with_its_reason(
 
 
 def test_sigterm_lets_requests_finish_and_exits_0(start_engine: Any) -> None:
-    engine = start_engine().wait_ready()
+    engine = start_engine(warm=False).wait_ready()
     family = engine.family()
     assert len(family) == 5  # zygote, weight server, worker, its server for grammars, preparer
     with engine.streams(4, 150) as futures:
@@ -112,7 +112,7 @@ def test_sigterm_ends_an_engine_that_is_still_loading(
     shutil.copytree(tiny, stuck)
     (stuck / "model.safetensors").unlink()
     os.mkfifo(stuck / "model.safetensors")
-    engine = start_engine(model=stuck)
+    engine = start_engine(model=stuck, warm=reached != "state")
     engine.until(lambda: f'"message": "{reached}"' in engine.log_tail(), reached, 180)
     family = engine.family()
     engine.process.send_signal(signal.SIGTERM)
@@ -124,7 +124,7 @@ def test_sigterm_ends_an_engine_that_is_still_loading(
 def test_kill_9_of_the_frontend_leaves_no_orphan_and_its_run_directory_serves_again(
     start_engine: Any,
 ) -> None:
-    engine = start_engine().wait_ready()
+    engine = start_engine(warm=False).wait_ready()
     family = engine.family()
     boot = engine.status()["epoch"].split(":")[0]
     engine.process.kill()

@@ -27,7 +27,6 @@ from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.transformers_model import TransformersModel
 from tests.logits import recorded
 from tests.random_model import random_model
 
@@ -163,6 +162,8 @@ def test_results_that_are_not_transformers_own_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rotation that is off: every result is plausible, and wrong."""
+    from plimsoll_engine.models.transformers_model import TransformersModel  # takes seconds
+
     forward = TransformersModel.forward
 
     def wrong(self: Any, ids: Any, positions: Any, *rest: Any) -> Any:

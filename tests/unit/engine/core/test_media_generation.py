@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import transformers
 from PIL import Image
-from transformers import LlavaForConditionalGeneration, WhisperForConditionalGeneration
 
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import EngineCore
@@ -143,7 +143,7 @@ def chats(llava: Path) -> dict[str, tuple[list[int], list[Media]]]:
 def expected_chats(
     llava: Path, chats: dict[str, tuple[list[int], list[Media]]]
 ) -> dict[str, list[int]]:
-    model = LlavaForConditionalGeneration.from_pretrained(llava, dtype=torch.float32)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(llava, dtype=torch.float32)
     found = {}
     for name, (ids, media) in chats.items():
         pixels = {"pixel_values": torch.stack([tensor(one) for one in media])} if media else {}
@@ -232,7 +232,9 @@ def expected_sounds(
     whisper: Path, sounds: dict[str, tuple[list[int], list[Media]]]
 ) -> dict[str, list[int]]:
     """By a plain greedy loop over transformers' forward: its generate() adds rules of its own."""
-    model = WhisperForConditionalGeneration.from_pretrained(whisper, dtype=torch.float32).eval()
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(
+        whisper, dtype=torch.float32
+    ).eval()
     found = {}
     for name, (prompt, media) in sounds.items():
         features, ids = tensor(media[0])[None], torch.tensor([prompt])
@@ -305,11 +307,11 @@ def test_logits_equal_transformers(
             engine.step()
         with torch.inference_mode():
             if kind == "llava":
-                reference = LlavaForConditionalGeneration.from_pretrained(llava)
+                reference = transformers.LlavaForConditionalGeneration.from_pretrained(llava)
                 pixels = torch.stack([tensor(item) for item in media])
                 wanted = reference(input_ids=torch.tensor([ids]), pixel_values=pixels).logits[0]
             else:
-                reference = WhisperForConditionalGeneration.from_pretrained(whisper)
+                reference = transformers.WhisperForConditionalGeneration.from_pretrained(whisper)
                 features = tensor(media[0])[None]
                 wanted = reference(features, decoder_input_ids=torch.tensor([ids])).logits[0]
         ours = torch.cat(seen)

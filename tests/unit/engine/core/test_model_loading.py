@@ -22,7 +22,6 @@ from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.kernels.step_plan import KVShape
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
-from plimsoll_engine.models.transformers_model import kv_shape
 from plimsoll_faults.models.tiny import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -204,6 +203,8 @@ def test_a_size_that_cannot_be_is_named(
 
 
 def test_sizes_follow_from_the_model_and_the_pool(tiny_checkpoint: Path) -> None:
+    from plimsoll_engine.models.transformers_model import kv_shape  # takes seconds
+
     model = loader.load_config(tiny_checkpoint)
     config = WorkerConfig(str(tiny_checkpoint), "/x", "/x", num_blocks=10, block_size=8)
     found = sizes.resolve(config, kv_shape(model), loader.positions(model), torch.float32, CPU)

@@ -13,9 +13,15 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from plimsoll_engine.kernels.step_plan import StepPlan
-from plimsoll_engine.models.transformers_model import paged_attention
 
 HEADS, KV_HEADS, DIM, SLOTS, LAYER, BLOCK = 6, 2, 8, 64, 1, 4
+
+
+def paged_attention(*tensors: Any, **settings: Any) -> Any:
+    # Imported here: it takes seconds, in every worker that collects tests.
+    from plimsoll_engine.models import transformers_model
+
+    return transformers_model.paged_attention(*tensors, **settings)
 
 
 def plain(

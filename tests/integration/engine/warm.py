@@ -1,0 +1,282 @@
+"""Engines forked off a process that has imported what they import: 3 of the 3.6 s of CPU that each
+start takes, and the tests start some hundred.
+
+Only the imports are shared. A frontend forks its first zygote before it does anything else, while
+it has one thread; the zygote waits for the order that would start it. All that comes later (the
+preparer, weight servers, workers, the next zygote) begins as it always does. What tests the start
+or the process itself starts its engine afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import fcntl
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from plimsoll_engine.frontend.workers.zygote_client import THREADS
+from plimsoll_engine.process.parent_death import die_with_parent
+
+MODULE = "tests.integration.engine.warm"
+ZYGOTE = ("-m", "plimsoll_engine.worker.zygote")
+ROOT = Path(__file__).parents[3]
+ORDER_BYTES = 1 << 17
+NUMBER = struct.Struct("i")
+START_TIMEOUT_S = 120.0
+"""For the imports of a template, on a machine that runs other tests beside it."""
+ASIDE = 500
+"""Descriptors from here on are in nobody's way."""
+
+
+class WarmProcess:
+    """``plimsoll-engine`` with ``arguments``, its output in ``log``; as ``subprocess.Popen``."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self._arguments = list(arguments)
+        self._told, theirs = socket.socketpair()
+        order = {"arguments": self._arguments, "log": str(log), "environment": dict(environment)}
+        with theirs:
+            socket.send_fds(_template(), [json.dumps(order).encode()], [theirs.fileno()])
+        self.pid = self._next(START_TIMEOUT_S)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """The exit status; subprocess.TimeoutExpired where it runs on after ``timeout`` seconds."""
+        if self.returncode is None:
+            self.returncode = self._next(timeout)
+            self._told.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to it; nothing where it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL to it."""
+        self.send_signal(signal.SIGKILL)
+
+    def _next(self, timeout_s: float) -> int:
+        """What the template tells next: first the process id, then the exit status."""
+        if not select.select([self._told], [], [], timeout_s)[0]:
+            raise subprocess.TimeoutExpired(self._arguments, timeout_s)
+        told = self._told.recv(NUMBER.size)
+        assert told, "the template of the tests' engines has ended"
+        number: int = NUMBER.unpack(told)[0]
+        return number
+
+
+@functools.cache
+def _template() -> socket.socket:
+    """Where this test process's template takes orders; it ends when the tests do."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | THREADS,
+            cwd=ROOT,
+        )
+    atexit.register(process.wait)
+    atexit.register(ours.close)
+    return ours
+
+
+class Template:
+    """Forks an engine for each order and tells of its end."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._told: dict[int, socket.socket] = {}
+        """Whom to tell of the end of each engine, by its pidfd."""
+
+    def serve(self) -> None:
+        """Until the tests are gone, and then its engines with it."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd in self._told:
+                    poll.unregister(fd)
+                    self._reap(fd)
+                    continue
+                order, fds, _, _ = socket.recv_fds(self._control, ORDER_BYTES, 1)
+                if not order:
+                    return
+                poll.register(self._fork(json.loads(order), socket.socket(fileno=fds[0])))
+
+    def _fork(self, order: dict[str, Any], told: socket.socket) -> int:
+        template = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._control.close()
+            for fd, other in self._told.items():
+                os.close(fd)
+                other.close()
+            told.close()
+            die_with_parent(template)
+            _engine(**order)
+        told.sendall(NUMBER.pack(pid))
+        fd = os.pidfd_open(pid)
+        self._told[fd] = told
+        return fd
+
+    def _reap(self, fd: int) -> None:
+        ended = os.waitid(os.P_PIDFD, fd, os.WEXITED)
+        assert ended is not None
+        os.close(fd)
+        exited = ended.si_code == os.CLD_EXITED
+        with self._told.pop(fd) as told, contextlib.suppress(OSError):
+            told.sendall(NUMBER.pack(ended.si_status if exited else -ended.si_status))
+
+
+def _engine(arguments: list[str], log: str, environment: dict[str, str]) -> NoReturn:
+    """Become what ``python -m plimsoll_engine`` is."""
+    from plimsoll_engine.__main__ import main
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    _bear_zygote()
+    status = 1
+    try:
+        status = main(arguments)
+    except SystemExit as end:  # argparse
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    """End as Python does, but leave torch as it is: to take it apart takes a second of CPU."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _bear_zygote() -> None:
+    """Fork the zygote that :class:`ZygoteClient` will start first."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    frontend = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        die_with_parent(frontend)
+        _zygote(theirs)
+    theirs.close()
+    start = asyncio.create_subprocess_exec
+
+    async def start_or_wake(program: str, *arguments: str, **options: Any) -> Any:
+        if arguments[:2] != ZYGOTE:
+            return await start(program, *arguments, **options)
+        asyncio.create_subprocess_exec = start
+        order = {"arguments": arguments[2:], "environment": dict(options["env"])}
+        order["inherited"] = options["pass_fds"]
+        with ours:
+            socket.send_fds(ours, [json.dumps(order).encode()], options["pass_fds"])
+        return Woken(pid)
+
+    asyncio.create_subprocess_exec = start_or_wake  # type: ignore[assignment]
+
+
+class Woken:
+    """The zygote, as ``asyncio.subprocess.Process``."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> None:
+        """Until it is gone."""
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL to it."""
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        with contextlib.suppress(ChildProcessError):  # the frontend has reaped it with strangers
+            os.waitpid(self.pid, 0)
+        os.close(self._pidfd)
+        self._ended.set()
+
+
+def _zygote(orders: socket.socket) -> NoReturn:
+    """Wait for the order, then become what ``python -m plimsoll_engine.worker.zygote`` is."""
+    from plimsoll_engine.worker import zygote
+
+    order, fds, _, _ = socket.recv_fds(orders, ORDER_BYTES, 2)
+    orders.close()
+    if not order:
+        os._exit(0)  # an engine that ended before it started one
+    told = json.loads(order)
+    # The numbers are in the arguments. First aside: one's number may be what another has now.
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD, ASIDE) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(aside, told["inherited"], strict=True):
+        os.dup2(fd, number, inheritable=False)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    sys.argv[1:] = told["arguments"]
+    zygote.main()
+    os._exit(0)
+
+
+def main() -> None:
+    """Import, then fork an engine for each order until the tests are gone."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    from plimsoll_engine import server  # noqa: F401 - the frontend's imports
+    from plimsoll_engine.process.threads import threads
+    from plimsoll_engine.worker import zygote
+
+    os.environ.update(dict.fromkeys(zygote.SINGLE_THREADED, "1"))
+    for name in zygote.IMPORTS:
+        importlib.import_module(name)
+    for name in zygote.OPTIONAL_IMPORTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    others = set(threads()[1:]) - zygote.FORK_SAFE_THREADS
+    assert not others, f"a fork copies one thread; the imports have started {others}"
+    gc.collect()
+    gc.freeze()
+    Template(control).serve()
+    _end(0)
+
+
+if __name__ == "__main__":
+    main()
