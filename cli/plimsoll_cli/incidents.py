@@ -22,7 +22,7 @@ from plimsoll_cli.local import root
 from plimsoll_cli.output import Cell, Output, console, fitting, show, write
 
 STATE_DIR = "state"
-LEAST_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
+MIN_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
 """Columns that a narrower terminal leaves out."""
 STYLE = {"Resolved": "green", "Unresolved": "red", "Suppressed": "magenta"}
 WATCH_S = 2.0
@@ -103,7 +103,7 @@ def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> 
     spaces = wide or len({incident.namespace for incident in found}) > 1
     names, rows = columns(wide, spaces), [row(incident, wide, spaces) for incident in found]
     if out.is_terminal and not wide:
-        names, rows = fitting(names, rows, out.width, LEAST_WIDTH)
+        names, rows = fitting(names, rows, out.width, MIN_WIDTH)
     show(names, rows, out)
     if more:
         out.print(f"and {more} older: --limit shows more")

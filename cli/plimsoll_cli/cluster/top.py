@@ -30,7 +30,7 @@ STATES = {
 }  # fmt: skip
 NARROW = 90
 """Below this many columns a table leaves out bars and sparklines."""
-LEAST_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 80, "KIND": 110}
+MIN_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 80, "KIND": 110}
 """Columns that a narrower terminal leaves out."""
 
 
@@ -65,7 +65,7 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
         shown = [cells(row, None, wide, width, plain(out)) for row in rows]
         names = columns(wide, width, trend=False)
         if width and not wide:
-            names, shown = fitting(names, shown, width, LEAST_WIDTH)
+            names, shown = fitting(names, shown, width, MIN_WIDTH)
         show(names, shown, out)
         return
     with contextlib.suppress(KeyboardInterrupt):
@@ -100,7 +100,7 @@ def frame(
         return Group(head, note, Text(NOTHING, style="dim"))
     names: list[str] = columns(wide, out.width)
     if not wide:
-        names, shown = fitting(names, shown, out.width, LEAST_WIDTH)
+        names, shown = fitting(names, shown, out.width, MIN_WIDTH)
     return Group(head, note, table(names, shown, out.width))
 
 

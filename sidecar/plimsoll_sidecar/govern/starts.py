@@ -16,7 +16,7 @@ from plimsoll_api.incidents import IncidentKind
 PRIOR_SHARE = 0.04
 """Of an engine's memory, until two of its starts were seen. Measured on vLLM 0.32 with 2.75 GB: two
 starts differ by 1 %, and by 3.3 % more in the first two minutes of load."""
-LEAST_SHARE, MOST_SHARE = 0.01, 0.10
+MIN_SHARE, MAX_SHARE = 0.01, 0.10
 """Bounds of what is learned. Two starts that happen to be equal prove little, and a start that
 differs by more than the upper bound is another engine, or one that has leaked."""
 KEPT = 8
@@ -88,7 +88,7 @@ class Starts(msgspec.Struct, omit_defaults=True):
             return PRIOR_SHARE * base
         differ = max(one.least for one in seen) - min(one.base for one in seen)
         learned = differ * len(seen) / (len(seen) - 1)
-        return min(max(learned, LEAST_SHARE * base), MOST_SHARE * base)
+        return min(max(learned, MIN_SHARE * base), MAX_SHARE * base)
 
 
 def boot_of(epoch: str) -> str:
@@ -111,6 +111,6 @@ def _lower(before: Start | None, state: BudgetState | None) -> Start | None:
 def _with(seen: list[Start], one: Start | None) -> list[Start]:
     if one is None:
         return seen
-    if seen and abs(one.base - seen[-1].base) > MOST_SHARE * seen[-1].base:
+    if seen and abs(one.base - seen[-1].base) > MAX_SHARE * seen[-1].base:
         return [one]
     return [*seen, one][-KEPT:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ def test_a_run_directory_that_takes_nothing_ends_no_stream_and_no_restart(
         assert "Traceback" not in engine.log.read_text()
         if trouble == "read-only":
             assert "Read-only file system" in engine.log.read_text()
-        engine.process.terminate()
+        engine.process.send_signal(signal.SIGTERM)
         assert engine.process.wait(60) == 0
 
 

@@ -7,7 +7,7 @@ from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.govern.command import Verb
-from plimsoll_sidecar.govern.starts import KEPT, LOOKS, MOST_SHARE, PRIOR_SHARE, Starts
+from plimsoll_sidecar.govern.starts import KEPT, LOOKS, MAX_SHARE, PRIOR_SHARE, Starts
 from plimsoll_sidecar.govern.state import SETTLE_S, GovernorState
 from tests.unit.govern.governed import BASELINE, World, done
 
@@ -82,7 +82,7 @@ def test_the_prior_holds_until_two_starts_were_seen_and_the_bounds_ever_after() 
     seen(starts, BASELINE)
     assert starts.noise(IncidentKind.DEVICE_GROWTH, BASELINE) == PRIOR_SHARE * BASELINE
     seen(starts, *(BASELINE + i * 90 * MB for i in range(KEPT)))
-    assert starts.noise(IncidentKind.DEVICE_GROWTH, BASELINE) == MOST_SHARE * BASELINE
+    assert starts.noise(IncidentKind.DEVICE_GROWTH, BASELINE) == MAX_SHARE * BASELINE
     assert starts.noise(IncidentKind.HOST_GROWTH, BASELINE) == PRIOR_SHARE * BASELINE
 
 

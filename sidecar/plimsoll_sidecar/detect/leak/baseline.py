@@ -31,7 +31,7 @@ MIN_WATCHED_S = 60.0
 """A climb is judged over this time at least: a slow machine takes longer than it was set for."""
 LEAK_SHARE = 0.33
 """A steady rise of this share of the budget after the minimal warm-up is no warm-up any more."""
-MOST_BUDGETS = 8
+MAX_WARMUP_BUDGETS = 8
 """A warm-up takes what the engine declares and, beyond that, this multiple of the budget: what may
 leak in eight windows. A steady climb that took more is a leak that is faster than the warm-up."""
 EARLY_FLOORS = 128
@@ -149,7 +149,7 @@ class Warmup:
 
     def _outruns(self, point: Point) -> bool:
         """Return whether a steady climb has taken more than a warm-up may take."""
-        if self.budget is None or self.grown(point) < MOST_BUDGETS * self.budget:
+        if self.budget is None or self.grown(point) < MAX_WARMUP_BUDGETS * self.budget:
             return False
         floors = list(self._early)
         if not floors:
@@ -157,7 +157,7 @@ class Warmup:
         lead = LEAD_SHARE * unexplained(floors[0], point)
         level = (n for n, floor in enumerate(floors) if unexplained(floors[0], floor) <= lead)
         climb = floors[max(level, default=0) :]
-        trend = fit(climb, MOST_BUDGETS / 2 * self.budget)
+        trend = fit(climb, MAX_WARMUP_BUDGETS / 2 * self.budget)
         earlier, later = _halves(climb)
         return trend is not None and not trend.busier and later >= SLOWING_SHARE * earlier
 
