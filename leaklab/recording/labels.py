@@ -89,7 +89,7 @@ def note(run: Run) -> str:
     if not run.leaks:
         return f"{run.mechanism} in {where}: it is healthy"
     unit = cause.driver.removesuffix("s")
-    return f"{run.mechanism} in {where}: {cause.bytes} bytes a {unit}, {cause.shape}"
+    return f"{run.mechanism} in {where}: {cause.bytes} bytes per {unit}, {cause.shape}"
 
 
 def plain(made: Labels) -> dict[str, Any]:

@@ -115,6 +115,7 @@ async def _script(run: Run, place: Place, engine: Container, healthy_s: float) -
             "bytes": run.cause.bytes,
             "piece": run.cause.piece,
             "shape": run.cause.shape,
+            "speed": run.cause.speed,
         }
         new = place.folder / f"{PLAN}.new"
         new.write_text(json.dumps(plan))

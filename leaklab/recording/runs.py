@@ -23,7 +23,7 @@ class Injection:
     """What is leaked inside vLLM or SGLang: ``bytes`` a unit of ``driver``, in pieces of ``piece``.
 
     ``frontend`` says whether it is in the engine's first process; else it is in the core.
-    ``segment`` is null for what only looks like a leak.
+    ``segment`` is null for what only looks like a leak; its clock runs ``speed`` times as fast.
     """
 
     segment: Segment | None
@@ -32,6 +32,7 @@ class Injection:
     piece: int = MIB
     shape: str = "steady"
     frontend: bool = False
+    speed: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,16 @@ RUNS = (
         "vllm-13", VLLM, "lora", (Phase(60.0, 4.0, "adapters"),),
         flags=("--enable-lora", "--max-loras=2", "--max-lora-rank=8"),
     ),
-    Run("vllm-14", VLLM, "preemption", (Phase(60.0, 4.0, "long"),), flags=FEW_BLOCKS),
+    Run(
+        "vllm-14", VLLM, "preemption", (Phase(60.0, 8.0, "long"), Phase(60.0, 2.0, "long")),
+        flags=FEW_BLOCKS,
+    ),
     Run(
         "vllm-15", VLLM, "saturation", (Phase(90.0, 40.0, "answers"), Phase(60.0, 1.0, "answers")),
         flags=("--max-num-seqs=4",),
     ),
     Run("vllm-16", VLLM, "restart", restarts=(170.0,)),
-    Run("vllm-17", VLLM, "cache_fill", cause=Injection(None)),
+    Run("vllm-17", VLLM, "cache_fill", cause=Injection(None, speed=6.0)),
     # ---- leaks of our engine
     Run(
         "plimsoll-01", OURS, "device_dict", device=True,

@@ -63,7 +63,7 @@ def carry_out(plan: dict[str, Any], counted: Path) -> None:
     if plan["mechanism"] in mechanisms.HEALTHY:
         tick = mechanisms.HEALTHY[plan["mechanism"]]()
         while True:
-            tick(time.monotonic() - began)
+            tick(plan["speed"] * (time.monotonic() - began))
             time.sleep(TICK_S)
     take, units = TAKES[plan["mechanism"]](), DRIVERS[plan["driver"]]()
     due, taken, before, stepped, noted = 0.0, 0, units(), 0.0, 0.0
