@@ -72,7 +72,9 @@ def install(folder: Path) -> None:
     """Write what engines of others are to have on their path: the probe and the injector."""
     install_probe(folder)
     shutil.copyfile(HERE / "inside" / "plimsoll_injector.py", folder / "plimsoll_injector.py")
-    shutil.copyfile(HERE.parent / "mechanisms.py", folder / "plimsoll_mechanisms.py")
+    (folder / "leaklab").mkdir(exist_ok=True)
+    for name in ("__init__.py", "mechanisms.py"):
+        shutil.copyfile(HERE.parent / name, folder / "leaklab" / name)
     info = folder / "plimsoll_injector-1.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(METADATA)
@@ -112,7 +114,7 @@ def recorder(run: Run, place: Place, out: Path, seconds: float) -> Command:
 
 
 def _ours(run: Run, place: Place, port: int, admin_port: int) -> Command:
-    argv = (
+    argv: tuple[str, ...] = (
         sys.executable, "-m", "plimsoll_engine", "serve",
         f"--model={place.models / run.model}", "--served-model-name=tiny", f"--host={LOOPBACK}",
         f"--port={port}", f"--admin-port={admin_port}", f"--run-dir={place.folder / 'run'}",

@@ -2,12 +2,13 @@
 
 Both engines load their plugins in every process. Each waits for ``inject.json`` in the folder that
 ``PLIMSOLL_INJECTOR_DIR`` names; the process that the plan means carries it out, and appends what it
-has taken so far to ``injected.jsonl`` once a second. Standard library only, but for the torch of
-the engine.
+has taken so far to ``injected.jsonl`` once a second. Standard library only, with
+``leaklab/mechanisms.py`` beside it, and the torch of the engine.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import mmap
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import plimsoll_mechanisms as mechanisms
+from leaklab import mechanisms
 
 FOLDER_ENV = "PLIMSOLL_INJECTOR_DIR"
 PLAN, COUNTED = "inject.json", "injected.jsonl"
@@ -149,8 +150,7 @@ def _count_vllm() -> None:
 
 
 def _count_sglang() -> None:
-    from sglang.srt.managers.scheduler import Scheduler
-
+    Scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
     process, abort = Scheduler.process_batch_result, Scheduler.abort_request
 
     def processing(scheduler: Any, batch: Any, *given: Any, **more: Any) -> Any:
