@@ -66,7 +66,7 @@ class Run:
         return self.cause is not None and self.cause.segment is not None
 
 
-VLLM, OURS = EngineType.VLLM, EngineType.PLIMSOLL
+VLLM, SGLANG, OURS = EngineType.VLLM, EngineType.SGLANG, EngineType.PLIMSOLL
 IN_USE, RETAINED, OBJECTS = (
     Segment.MALLOC_IN_USE, Segment.MALLOC_RETAINED, Segment.PYTHON_OBJECTS,
 )  # fmt: skip
@@ -124,6 +124,32 @@ RUNS = (
     ),
     Run("vllm-16", VLLM, "restart", restarts=(170.0,)),
     Run("vllm-17", VLLM, "cache_fill", cause=Injection(None, speed=6.0)),
+    # ---- leaks inside SGLang, whose first process counts nothing
+    Run("sglang-01", SGLANG, "heap_blocks", cause=Injection(IN_USE, "requests", 192 * KIB)),
+    Run("sglang-02", SGLANG, "small_objects", cause=Injection(OBJECTS, "seconds", 448 * KIB)),
+    Run(
+        "sglang-03", SGLANG, "mappings",
+        cause=Injection(OTHER, "seconds", 320 * KIB, shape="accelerating"),
+    ),
+    Run("sglang-04", SGLANG, "fragmentation", BURSTS, Injection(RETAINED, "requests", 160 * KIB)),
+    Run("sglang-05", SGLANG, "memory_files", cause=Injection(SHARED, "tokens", 4 * KIB)),
+    Run(
+        "sglang-06", SGLANG, "threads_left",
+        cause=Injection(IN_USE, "seconds", 320 * KIB, shape="steps", frontend=True),
+    ),
+    Run("sglang-07", SGLANG, "shared", LEAVING, Injection(SHARED, "aborts", 320 * KIB)),
+    # ---- healthy SGLang
+    Run("sglang-08", SGLANG, "bursts", BURSTS),
+    Run("sglang-09", SGLANG, "growing_prompts", (Phase(60.0, 4.0, "growing"),)),
+    Run("sglang-10", SGLANG, "leaving", LEAVING),
+    Run(
+        "sglang-11", SGLANG, "saturation",
+        (Phase(90.0, 40.0, "answers"), Phase(60.0, 1.0, "answers")),
+        flags=("--max-running-requests=4",),
+    ),
+    Run("sglang-12", SGLANG, "restart", restarts=(170.0,)),
+    Run("sglang-13", SGLANG, "cache_fill", cause=Injection(None)),
+    Run("sglang-14", SGLANG, "tide", cause=Injection(None, speed=2.0)),
     # ---- leaks of our engine
     Run(
         "plimsoll-01", OURS, "device_dict", device=True,
