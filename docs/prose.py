@@ -17,7 +17,9 @@ from pathlib import Path
 from docs.tools import texts, vale
 from docs.tools.blocks import ROOT
 
-FOLDERS = (".", "docs", "docs/runbooks", "docs/decisions", "charts/plimsoll")
+FOLDERS = (
+    ".", "docs", "docs/runbooks", "docs/decisions", "charts/plimsoll", "leaklab/recordings",
+)  # fmt: skip
 TIMEOUT_S = 600
 
 

@@ -62,7 +62,10 @@ class Budgets(msgspec.Struct, omit_defaults=True):
 
 
 class Header(msgspec.Struct, kw_only=True):
-    """The first line. It says nothing about what is wrong with the run."""
+    """The first line. It says nothing about what is wrong with the run.
+
+    With a ``shared_device``, others used the engine's devices too: ``used`` is theirs as well.
+    """
 
     trace: int
     name: str
@@ -72,6 +75,7 @@ class Header(msgspec.Struct, kw_only=True):
     limits: Limits = msgspec.field(default_factory=Limits)
     budget: Budgets = msgspec.field(default_factory=Budgets)
     warmup_s: float = 0.0
+    shared_device: bool = False
 
 
 class RoleRss(msgspec.Struct, omit_defaults=True):

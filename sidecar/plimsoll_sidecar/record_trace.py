@@ -77,6 +77,7 @@ def header_for(config: SupervisorConfig, status: Status | None = None) -> Header
         ),
         budget=Budgets(host=_budget(host), device=_budget(device)),
         warmup_s=config.memory.warmup_s,
+        shared_device=config.memory.shared_device,
     )
 
 

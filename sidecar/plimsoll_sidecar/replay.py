@@ -125,7 +125,12 @@ def policy_of(path: Path, header: Header) -> MemoryPolicy:
         raise TraceError(f"{path}:1: warmup_s is {header.warmup_s}, it must not be negative")
     host = _budget(path, "host", header.budget.host, header.limits.host)
     device = _budget(path, "device", header.budget.device, header.limits.device)
-    return MemoryPolicy(host=host, device=device, warmup_s=header.warmup_s)
+    return MemoryPolicy(
+        host=host,
+        device=device,
+        shared_device=header.shared_device,
+        warmup_s=header.warmup_s,
+    )
 
 
 def view(sample: Sample) -> EngineView:

@@ -57,6 +57,21 @@ def test_a_fast_leak_is_confirmed_in_time_and_restarted_in_recover(tmp_path: Pat
     assert [line["t"] for line in told[:-1]] == sorted(line["t"] for line in told[:-1])
 
 
+@pytest.mark.parametrize(("shared", "kinds"), [(False, {"DeviceGrowth"}), (True, set())])
+def test_a_recording_says_whether_others_used_the_device(
+    tmp_path: Path, shared: bool, kinds: set[str]
+) -> None:
+    leak = steady(512 * MIB / 900, 120)
+    series = Series(duration=900, leak=leak, segment="non_torch", device=True)
+    path = tmp_path / "run.jsonl.gz"
+    budget = Budgets(device=TraceBudget(512 * MIB, 3600.0))
+    with TraceWriter(path, header(budget=budget, shared_device=shared)) as writer:
+        for sample in series.samples():
+            writer.write(sample)
+    told = [msgspec.to_builtins(line) for line in replay.replay(path)]
+    assert {line["kind"] for line in told if "kind" in line} == kinds
+
+
 def test_observe_does_nothing(tmp_path: Path) -> None:
     told = lines(tmp_path, Series(duration=300, leak=steady(400e6 / 60, 120)))
     assert [line["event"] for line in told] == ["incident", "confirmed", "summary"]

@@ -1,0 +1,249 @@
+"""Runs inside vLLM and SGLang: leaks memory as the rig's plan says, and counts what it leaked.
+
+Both engines load their plugins in every process. Each waits for ``inject.json`` in the folder that
+``PLIMSOLL_INJECTOR_DIR`` names; the process that the plan means carries it out, and appends what it
+has taken so far to ``injected.jsonl`` once a second. Standard library only, with
+``leaklab/mechanisms.py`` beside it, and the torch of the engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import mmap
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from leaklab import mechanisms
+
+FOLDER_ENV = "PLIMSOLL_INJECTOR_DIR"
+PLAN, COUNTED = "inject.json", "injected.jsonl"
+TICK_S, COUNT_S = 0.1, 1.0
+NOMINAL_S = 120.0
+"""When growth that gets faster has the rate that its plan names."""
+STEP_S = 20.0
+"""Between two steps of growth by steps."""
+SLICE = 4096
+BLOCK = 1 << 16
+
+Take = Callable[[int], None]
+_started = False
+
+
+def load() -> None:
+    """The plugin. vLLM may call it more than once in a process."""
+    global _started
+    folder = os.environ.get(FOLDER_ENV)
+    if folder and not _started:
+        _started = True
+        threading.Thread(target=_wait, args=(Path(folder),), daemon=True).start()
+
+
+def _wait(folder: Path) -> None:
+    while True:
+        time.sleep(5 * TICK_S)
+        try:
+            plan = json.loads((folder / PLAN).read_text())
+        except (OSError, ValueError):
+            continue
+        if plan["pid"] == os.getpid() if plan["pid"] else plan["process"] == _title():
+            carry_out(plan, folder / COUNTED)
+        return
+
+
+def carry_out(plan: dict[str, Any], counted: Path) -> None:
+    """Leak, or do what only looks like it, until the process ends."""
+    began = time.monotonic()
+    if plan["mechanism"] in mechanisms.HEALTHY:
+        tick = mechanisms.HEALTHY[plan["mechanism"]]()
+        while True:
+            tick(plan["speed"] * (time.monotonic() - began))
+            time.sleep(TICK_S)
+    take, units = TAKES[plan["mechanism"]](), DRIVERS[plan["driver"]]()
+    due, taken, before, stepped, noted = 0.0, 0, units(), 0.0, 0.0
+    while True:
+        time.sleep(TICK_S)
+        age, now = time.monotonic() - began, units()
+        faster = age / NOMINAL_S if plan["shape"] == "accelerating" else 1.0
+        due += plan["bytes"] * (now - before) * faster
+        before = now
+        waits = plan["shape"] == "steps" and age - stepped < STEP_S
+        if not waits:
+            stepped = age
+            while due >= plan["piece"]:
+                take(plan["piece"])
+                taken += plan["piece"]
+                due -= plan["piece"]
+        if age - noted >= COUNT_S:
+            noted = age
+            with counted.open("a") as file:
+                file.write(json.dumps({"at": time.time(), "bytes": taken, "units": now}) + "\n")
+
+
+# ---- what drives it: a count that grows
+
+
+def seconds() -> Callable[[], float]:
+    return time.monotonic
+
+
+def requests() -> Callable[[], float]:
+    return lambda: _ended()["requests"]
+
+
+def aborts() -> Callable[[], float]:
+    return lambda: _ended()["aborts"]
+
+
+def tokens() -> Callable[[], float]:
+    return lambda: _ended()["tokens"]
+
+
+_counts: dict[str, float] = {}
+
+
+def _ended() -> dict[str, float]:
+    """What ended in this process so far, since somebody first asked."""
+    if not _counts:
+        _counts.update(requests=0.0, aborts=0.0, tokens=0.0)
+        if "vllm" in sys.modules:
+            _count_vllm()
+        else:
+            _count_sglang()
+    return _counts
+
+
+def _count_vllm() -> None:
+    if _title() != "enginecore":
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        add, abort = AsyncLLM.add_request, AsyncLLM.abort
+
+        def adding(engine: Any, *given: Any, **more: Any) -> Any:
+            _counts["requests"] += 1
+            return add(engine, *given, **more)
+
+        def aborting(engine: Any, *given: Any, **more: Any) -> Any:
+            _counts["aborts"] += 1
+            return abort(engine, *given, **more)
+
+        AsyncLLM.add_request, AsyncLLM.abort = adding, aborting
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    free = Scheduler._free_request
+
+    def freeing(scheduler: Any, request: Any, *given: Any, **more: Any) -> Any:
+        _counts["requests"] += 1
+        _counts["aborts"] += request.status.name == "FINISHED_ABORTED"
+        _counts["tokens"] += request.num_output_tokens
+        return free(scheduler, request, *given, **more)
+
+    Scheduler._free_request = freeing
+
+
+def _count_sglang() -> None:
+    Scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    process, abort = Scheduler.process_batch_result, Scheduler.abort_request
+
+    def processing(scheduler: Any, batch: Any, *given: Any, **more: Any) -> Any:
+        answer = process(scheduler, batch, *given, **more)
+        _counts["requests"] += sum(request.finished() for request in batch.reqs)
+        _counts["tokens"] += len(batch.reqs)
+        return answer
+
+    def aborting(scheduler: Any, *given: Any, **more: Any) -> Any:
+        _counts["aborts"] += 1
+        return abort(scheduler, *given, **more)
+
+    Scheduler.process_batch_result, Scheduler.abort_request = processing, aborting
+
+
+# ---- what memory it is
+
+
+def retained_tensors() -> Take:
+    """Tensors of the device that nobody gives back."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        kept.append(_torch().empty(size, dtype=_torch().uint8, device="cuda"))
+
+    return take
+
+
+def retained_slices() -> Take:
+    """A few rows that are kept of a large tensor hold all of its storage."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        whole = _torch().ones(size // SLICE, SLICE, dtype=_torch().uint8, device="cuda")
+        kept.append(whole[-1:])
+
+    return take
+
+
+def pinned_buffers() -> Take:
+    """Pinned staging buffers; torch takes them in powers of two."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        kept.append(_torch().ones(size, dtype=_torch().uint8).pin_memory())
+
+    return take
+
+
+def threads_left() -> Take:
+    """Threads that never end, each with the buffers of its work."""
+
+    def work(size: int) -> None:
+        buffers = [bytearray(b"\1") * BLOCK for _ in range(size // BLOCK)]
+        threading.Event().wait()
+        buffers.clear()
+
+    def take(size: int) -> None:
+        threading.Thread(target=work, args=(size,), daemon=True).start()
+
+    return take
+
+
+def memory_files() -> Take:
+    """Files in /dev/shm that are mapped and written, as queues between processes are."""
+    kept: list[mmap.mmap] = []
+
+    def take(size: int) -> None:
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            file.truncate(size)
+            mapping = mmap.mmap(file.fileno(), size)
+        mapping.write(b"\1" * size)
+        kept.append(mapping)
+
+    return take
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
+
+
+TAKES: dict[str, Callable[[], Take]] = mechanisms.LEAKS | {
+    function.__name__: function
+    for function in (
+        retained_tensors, retained_slices, pinned_buffers, threads_left, memory_files,
+    )
+}  # fmt: skip
+DRIVERS = {function.__name__: function for function in (seconds, requests, aborts, tokens)}
+
+
+def _title() -> str:
+    """``enginecore`` or ``worker`` of vLLM, ``scheduler`` or ``detokenizer`` of SGLang; empty for
+    a process without such a title."""
+    title = Path("/proc/self/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+    named = re.match(r"(?:VLLM|sglang)::([A-Za-z]+)", title)
+    return named[1].lower() if named else ""

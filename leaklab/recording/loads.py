@@ -1,0 +1,159 @@
+"""The clients of a recording: so many requests a second of one shape, phase after phase.
+
+They are an open loop: what is slow does not slow them down, up to :data:`MOST_AT_ONCE`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from leaklab import clients
+from leaklab.clients import Shape, body, prompt
+
+TIMEOUT_S, PATIENCE_S = 60.0, 0.4
+MOST_AT_ONCE = 120
+ANSWER_TOKENS, LONG_TOKENS = 32, 320
+LONGEST_PROMPT = 1500
+"""Words of a prompt that grows: some 2,300 tokens."""
+GROWTH = 1.0
+"""Words by which each prompt is longer than the one before."""
+ADAPTERS = 6
+OUTPUT_KEYS = 24
+"""Properties of a schema of structured output."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """``per_s`` requests a second of ``shape``, for ``seconds``."""
+
+    seconds: float
+    per_s: float
+    shape: str
+
+
+Load = tuple[Phase, ...]
+"""Phases, again and again."""
+
+
+class Crowd:
+    """``counts`` are the requests by their ends: ``answered``, ``left``, ``failed``, and ``unsent``
+    where :data:`MOST_AT_ONCE` were already waiting."""
+
+    def __init__(self, url: str, load: Load, adapters: Sequence[Path] = ()) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last_error = ""
+        self._url, self._load = url, load
+        self._shapes = clients.SHAPES | SHAPES | {"adapters": Adapters(adapters)}
+        self._numbers = itertools.count()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            httpx.AsyncClient(
+                base_url=self._url, timeout=TIMEOUT_S, trust_env=False, limits=limits
+            ) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            waiting: set[asyncio.Task[None]] = set()
+            for phase in itertools.cycle(self._load):
+                end = due = time.monotonic()
+                end += phase.seconds
+                while phase.per_s and due < end:
+                    if len(waiting) < MOST_AT_ONCE:
+                        task = group.create_task(self._one(client, self._shapes[phase.shape]))
+                        waiting.add(task)
+                        task.add_done_callback(waiting.discard)
+                    else:
+                        self.counts["unsent"] += 1
+                    due += 1 / phase.per_s
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
+                await asyncio.sleep(max(0.0, end - time.monotonic()))
+
+    async def _one(self, client: httpx.AsyncClient, shape: Shape) -> None:
+        try:
+            finished = await shape(client, next(self._numbers))
+        except (httpx.HTTPError, clients.BrokenStream) as error:
+            self.counts["failed"] += 1
+            told = error.response.text if isinstance(error, httpx.HTTPStatusError) else ""
+            self.last_error = f"{type(error).__name__}: {error} {told}"[:500]
+        else:
+            self.counts["answered" if finished else "left"] += 1
+
+
+# ---- shapes, beside those of the leak lab: true where the request ran to its end
+
+
+async def answers(client: httpx.AsyncClient, number: int) -> bool:
+    return await _post(client, body(prompt(number, 24), ANSWER_TOKENS))
+
+
+async def long(client: httpx.AsyncClient, number: int) -> bool:
+    return await _post(client, body(prompt(number, 60), LONG_TOKENS))
+
+
+async def growing(client: httpx.AsyncClient, number: int) -> bool:
+    """Each prompt is longer than the one before."""
+    words = min(LONGEST_PROMPT, 16 + int(GROWTH * number))
+    return await _post(client, body(prompt(number, words), 8))
+
+
+async def leaving(client: httpx.AsyncClient, number: int) -> bool:
+    """Every other client leaves in the middle of its answer."""
+    if number % 2 == 0:
+        return await answers(client, number)
+    with contextlib.suppress(httpx.TimeoutException):
+        wish = body(prompt(number, 24), 2000)
+        await client.post("/v1/completions", json=wish, timeout=PATIENCE_S)
+        return True
+    return False
+
+
+async def grammars(client: httpx.AsyncClient, number: int) -> bool:
+    """Structured output, by a schema that no other number has."""
+    keys = {f"key_{number}_{i}": {"type": "string"} for i in range(OUTPUT_KEYS)}
+    schema = {"type": "object", "properties": keys, "required": list(keys)}
+    how = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    wish = body(prompt(number, 24), ANSWER_TOKENS, response_format=how)
+    del wish["ignore_eos"]
+    return await _post(client, wish)
+
+
+class Adapters:
+    """Answers of LoRA adapters, of which one after the other is loaded and unloaded again."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+
+    async def __call__(self, client: httpx.AsyncClient, number: int) -> bool:
+        turn, place = divmod(number, 20)
+        if place == 0:
+            folder = self._folders[turn % len(self._folders)]
+            where = {"lora_name": f"adapter-{turn}", "lora_path": str(folder)}
+            (await client.post("/v1/load_lora_adapter", json=where)).raise_for_status()
+            if turn >= ADAPTERS:
+                old = {"lora_name": f"adapter-{turn - ADAPTERS}"}
+                await client.post("/v1/unload_lora_adapter", json=old)
+        known = max(0, turn - 1 - number % 3) if turn else 0
+        wish = body(prompt(number, 24), ANSWER_TOKENS)
+        return await _post(client, wish | ({"model": f"adapter-{known}"} if turn else {}))
+
+
+async def _post(client: httpx.AsyncClient, wish: dict[str, object]) -> bool:
+    answer = await client.post("/v1/completions", json=wish)
+    answer.raise_for_status()
+    return True
+
+
+SHAPES: dict[str, Shape] = {
+    one.__name__: one for one in (answers, long, growing, leaving, grammars)
+}

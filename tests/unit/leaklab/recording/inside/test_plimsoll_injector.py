@@ -1,0 +1,71 @@
+"""The injector in a process of its own: what it counts is what the process has grown by.
+
+Tests ``leaklab/recording/engines.py`` (what it installs), too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from leaklab.recording import engines, recorded_run
+
+MIB = 1 << 20
+PROGRAM = """
+import os, sys, time
+import plimsoll_injector
+assert "leaklab.recording" not in sys.modules
+plimsoll_injector.load()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+FIELDS = {"mappings": "RssAnon", "threads_left": "RssAnon", "memory_files": "RssShmem"}
+
+
+def resident(pid: int, field: str) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(text.split(f"{field}:")[1].split()[0])
+
+
+@pytest.mark.parametrize("mechanism", FIELDS)
+def test_the_process_grows_by_what_is_counted(tmp_path: Path, mechanism: str) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    engines.install(inside)
+    names = {one.metadata["Name"] for one in distributions(path=[str(inside)])}
+    assert names == {"plimsoll-probe", "plimsoll-injector"}
+    environment = {**os.environ, "PYTHONPATH": str(inside), engines.FOLDER_ENV: str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environment, cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        before = resident(pid, FIELDS[mechanism])
+        plan = {
+            "pid": pid, "process": "", "mechanism": mechanism, "driver": "seconds",
+            "bytes": 16 * MIB, "piece": MIB, "shape": "steady", "speed": 1.0,
+        }  # fmt: skip
+        new = tmp_path / "new"
+        new.write_text(json.dumps(plan))
+        new.rename(tmp_path / recorded_run.PLAN)
+        counted = tmp_path / recorded_run.COUNTED
+        deadline = time.monotonic() + 20
+        while not counted.exists() or len(counted.read_text().splitlines()) < 2:
+            assert time.monotonic() < deadline, "two lines of the injector"
+            time.sleep(0.05)
+        taken = json.loads(counted.read_text().splitlines()[-1])["bytes"]
+        grown = resident(pid, FIELDS[mechanism]) - before
+    finally:
+        process.kill()
+        process.wait(10)
+    assert taken >= 8 * MIB
+    assert taken <= grown + MIB
+    assert grown <= 1.5 * taken + 8 * MIB

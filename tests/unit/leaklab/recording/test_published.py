@@ -1,0 +1,98 @@
+"""The recordings that are published: whole, labelled, within bounds, and named by their page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leaklab.recording import page
+from leaklab.recording.published import FOLDER, LABELS, TRACE, Recording, add, recordings
+from leaklab.recording.split import HELD_OUT, SEEN, part
+from plimsoll_api import trace
+from plimsoll_api.assessment import Segment
+from plimsoll_api.incidents import IncidentKind
+
+EVERY = list(recordings())
+MOST_BYTES = 20 << 20
+LONGEST_DEVICE_RUN_S = 480.0
+
+
+def test_each_part_has_the_files_of_its_recordings_and_no_others() -> None:
+    for folder in (SEEN, HELD_OUT):
+        mine = {one.name for one in EVERY if one.about["part"] == folder}
+        due = {f"{name}{ending}" for name in mine for ending in (TRACE, LABELS)}
+        assert {path.name for path in (FOLDER / folder).iterdir()} == due
+
+
+def test_there_are_enough_of_both_kinds_and_they_are_small() -> None:
+    leaks = sum(bool(one.labels.leaks) for one in EVERY)
+    assert len(EVERY) >= 20
+    assert 0.4 <= leaks / len(EVERY) <= 0.6
+    size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
+    assert size <= MOST_BYTES
+
+
+@pytest.mark.parametrize("one", EVERY, ids=lambda one: one.name)
+def test_a_trace_is_whole_and_as_it_was_made(one: Recording) -> None:
+    header, samples = trace.read(one.trace)
+    every = list(samples)
+    assert header.name in one.name
+    assert one.about["mechanism"] not in one.trace.read_bytes()[:4096].decode("latin-1")
+    assert (header.engine.type, header.engine.version) == (
+        one.about["engine"], one.about["version"]
+    )  # fmt: skip
+    assert header.shared_device is one.about["shared_device"]
+    assert header.budget.host is not None
+    assert len(every) == one.about["samples"] >= 300
+    assert one.about["unanswered_samples"] == sum(not sample.scrape_ok for sample in every)
+    if header.shared_device:
+        assert every[-1].t - every[0].t <= LONGEST_DEVICE_RUN_S
+        served = [s for s in every if s.load.running is not None]
+        known = [s for s in served if s.device and s.device[0].torch is not None]
+        assert len(known) >= 0.85 * len(served), "the engine's own share of the device"
+    assert one.about["clients"]["answered"] >= len(every)
+
+
+@pytest.mark.parametrize("one", EVERY, ids=lambda one: one.name)
+def test_labels_are_within_the_trace_and_say_what_was_counted(one: Recording) -> None:
+    assert one.about["part"] == part(one.about["mechanism"])
+    assert one.labels.negative is not bool(one.labels.leaks)
+    assert one.labels.note
+    last = list(trace.read(one.trace)[1])[-1].t
+    for leak in one.labels.leaks:
+        assert IncidentKind(leak.kind) in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+        assert Segment(leak.segment)
+        assert leak.mechanism == one.about["mechanism"]
+        assert 0 <= leak.start_t < leak.end_t <= last
+        seconds = leak.end_t - leak.start_t
+        assert leak.rate_bytes_per_s * seconds == pytest.approx(leak.counted_bytes, rel=0.01)
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    text = page.PAGE.read_text()
+    assert page.filled(text, "recordings", page.made(EVERY)) == text, "run leaklab.recording.page"
+    for one in EVERY:
+        assert text.count(f"| `{one.name}` |") == (2 if one.seen else 1)
+
+
+def test_a_page_without_the_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="verdicts"):
+        page.filled("no marks", "verdicts", [])
+
+
+def test_what_the_rig_wrote_is_added_to_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, target = tmp_path / "rig", tmp_path / "published"
+    rig.mkdir()
+    target.mkdir()
+    monkeypatch.setattr("leaklab.recording.published.FOLDER", target)
+    monkeypatch.setattr("leaklab.recording.published.RUNS", target / "runs.json")
+    for name, where in (("cpu-a", SEEN), ("cpu-b", HELD_OUT)):
+        (rig / f"{name}.jsonl.gz").write_bytes(b"trace")
+        (rig / f"{name}.labels.json").write_text('{"leaks": [], "negative": true, "note": "n"}')
+        (rig / f"{name}.run.json").write_text(f'{{"part": "{where}"}}')
+    assert add(rig) == ["cpu-a", "cpu-b"]
+    found = {one.name: (one.seen, one.trace.read_bytes()) for one in recordings()}
+    assert found == {"cpu-a": (True, b"trace"), "cpu-b": (False, b"trace")}
