@@ -166,7 +166,6 @@ def supervisor_address() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.xdist_group("metrics-port")
 def test_memory_figures_come_from_the_supervisors(
     kubectl: Any,
     start: Callable[..., Any],

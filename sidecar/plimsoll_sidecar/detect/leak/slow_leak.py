@@ -57,7 +57,7 @@ ENOUGH_S = DAY_S
 """… unless it was watched for a day: less may be the day's rhythm."""
 
 
-class Level(msgspec.Struct, frozen=True, array_like=True):
+class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The level of one block: its mean time, and its mean growth in bytes."""
 
     t: float

@@ -21,7 +21,7 @@ from plimsoll_operator.policies.rollout import SUSPECT, by_hand
 from plimsoll_operator.policies.selected_pod import SelectedPod, State
 from plimsoll_operator.policies.suspicion import suspects
 from plimsoll_operator.policies.workloads import grouped
-from plimsoll_operator.status.figures import Figures
+from plimsoll_operator.status.figures import Figures, Slow
 from plimsoll_operator.status.notices import suspected
 
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")
@@ -182,3 +182,22 @@ def test_a_pod_that_nothing_would_create_anew_is_not_replaced(workload: Workload
     ladder = of_pod(common, own).supervision.ladder
     assert (Action.POD_REPLACE in ladder) is (workload is not None)
     assert Action.TRIM in ladder
+
+
+def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
+    def condition(figures: dict[str, Figures] | None, before: Any = None) -> dict[str, Any] | None:
+        shown = status(item(status=before or {}), [pod("vllm-0")], [], figures, None, at(9))
+        found = [one for one in shown["conditions"] if one["type"] == "SlowLeak"]
+        return found[0] if found else None
+
+    leaks = Figures(slow=(Slow("device", "non_torch", 4000.0, 200 * 3600.0),))
+    seen = condition({"vllm-0": leaks})
+    assert seen is not None
+    assert (seen["status"], seen["reason"]) == ("True", "MemoryKeepsGrowing")
+    assert seen["message"] == (
+        "vllm-0: device memory (non_torch) grows by 14.0 MiB an hour and reaches its limit in about"
+        " 8 days"
+    )
+    assert condition(None, {"conditions": [seen]}) == seen, "it stays until the next scrape"
+    assert (condition({"vllm-0": Figures(slow=())}) or {})["status"] == "False"
+    assert (condition(None) or {})["status"] == "Unknown"
