@@ -258,4 +258,6 @@ def _answer(
 ) -> Answer:
     options = body.stream_options
     usage = options is not None and options.include_usage
-    return Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
+    answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
+    answer.continuous = usage and options is not None and options.continuous_usage_stats
+    return answer
