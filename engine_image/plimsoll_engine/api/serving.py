@@ -149,6 +149,8 @@ def _models(api: FastAPI, engine: AsyncEngine) -> None:
             "object": "model",
             "created": created,
             "owned_by": "plimsoll",
+            "root": engine.settings.served_model_name,
+            "parent": None,
             "max_model_len": engine.max_model_len,
         }
 
