@@ -63,6 +63,8 @@ class Answer(Response):
         self._envelope = Envelope(batch.model, batch.request_id)
         self._stream = stream
         self._usage = usage
+        self.continuous = False
+        """Whether each chunk of the stream has the usage so far."""
         self._begun = False
         self._answers: BodyBudget
         self._client: str
@@ -146,7 +148,8 @@ class Answer(Response):
     def _chunk(
         self, choices: list[dict[str, Any]], more: Mapping[str, object] = MappingProxyType({})
     ) -> bytes:
-        return event(self._envelope.around(self._choices[0].chunk_kind, choices) | dict(more))
+        body = self._envelope.around(self._choices[0].chunk_kind, choices) | dict(more)
+        return event(body | self._usage_body() if self.continuous else body)
 
     async def _once(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))

@@ -46,9 +46,10 @@ Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=64)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's ``stream_options``."""
+    """OpenAI's ``stream_options``; with vLLM's second one, each chunk has the usage so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

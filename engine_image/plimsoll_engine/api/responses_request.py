@@ -132,7 +132,7 @@ _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("max_tool_calls", (None,)),
     ("previous_response_id", (None,)),
     ("prompt", (None,)),
-    ("reasoning", (None, {})),
+    ("reasoning", (None, {}, {"effort": "none"})),
     ("store", (None, False)),
     ("truncation", (None, "disabled")),
 )
@@ -144,8 +144,8 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         if getattr(body, field) not in neutral:
             raise ApiError(
                 400,
-                f"{field} is not supported: this engine keeps no responses and runs no tools;"
-                " leave it out, and send the whole conversation as input",
+                f"{field} is not supported with this value: this engine keeps no responses, runs no"
+                " tools and does not separate reasoning; leave the field out",
                 param=field,
                 code="unsupported_value",
             )

@@ -54,11 +54,11 @@ def _logprobs(body: CompletionRequest | ChatRequest) -> int | None:
 
 
 def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
-    bias = {}
-    for key, value in given.items():
-        if not (key.isascii() and key.isdigit()):
-            raise invalid(f"logit_bias: {key!r} is not a token id", "logit_bias")
-        bias[int(key[:20])] = value
+    wrong = [key for key in given if not (key.isascii() and key.isdigit())]
+    if wrong:
+        names = ", ".join(repr(key[:32]) for key in wrong[:8])
+        raise invalid(f"logit_bias: not a token id: {names}", "logit_bias")
+    bias = {int(key[:20]): value for key, value in given.items()}
     _check_ids(bias, vocab_size, "logit_bias")
     return bias
 

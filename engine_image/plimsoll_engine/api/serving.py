@@ -149,6 +149,8 @@ def _models(api: FastAPI, engine: AsyncEngine) -> None:
             "object": "model",
             "created": created,
             "owned_by": "plimsoll",
+            "root": engine.settings.served_model_name,
+            "parent": None,
             "max_model_len": engine.max_model_len,
         }
 
@@ -258,4 +260,6 @@ def _answer(
 ) -> Answer:
     options = body.stream_options
     usage = options is not None and options.include_usage
-    return Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
+    answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
+    answer.continuous = usage and options is not None and options.continuous_usage_stats
+    return answer

@@ -126,6 +126,21 @@ def test_an_echo_puts_the_prompt_before_the_text(engine: Any, stream: bool) -> N
     assert body["choices"][0]["text"].startswith("A harbour")
 
 
+def test_each_chunk_has_the_usage_so_far(engine: Any) -> None:
+    asked = {**ASK, "max_tokens": 5, "stream": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    used = [
+        chunk.usage.completion_tokens
+        for chunk in engine.client.chat.completions.create(**asked, stream_options=options)
+    ]
+    assert used == sorted(used)
+    assert used[-1] == 5
+    alone = engine.client.chat.completions.create(
+        **asked, stream_options={"continuous_usage_stats": True}
+    )
+    assert {chunk.usage for chunk in alone} == {None}
+
+
 CALLED: dict[str, Any] = {
     "role": "assistant",
     "tool_calls": [{"id": "call_1", "type": "function",
