@@ -75,7 +75,10 @@ def sen_bytes_per_h(run: list[Sample]) -> float | None:
 
 
 def examine(name: str, run: list[Sample]) -> dict[str, Any]:
-    """Return what the detector said about ``run``, with its times in hours."""
+    """Return what the detector said about ``run``, with its times in hours.
+
+    ``slow_leak_h`` is when a slow leak was first reported, None if it never was.
+    """
     told: list[ReplayLine] = []
     summary = Summary()
     for line in judge(run, POLICY, Supervision(mode=Mode.RECOVER), INTERVAL_S, name):
@@ -90,6 +93,9 @@ def examine(name: str, run: list[Sample]) -> dict[str, Any]:
         "sen_mib_per_h": None if slope is None else round(slope / MIB, 2),
         "incidents": summary.incidents,
         "confirmed": summary.confirmed,
+        "slow_leak_h": min(
+            (round(line.t / HOUR_S, 1) for line in told if line.event == "slow-leak"), default=None
+        ),
         "restarts": sum(line.action not in (None, Action.TRIM) for line in told),
         "events": [
             {
@@ -122,6 +128,7 @@ def main() -> None:
             "runs_count": len(rows),
             "recorded_hours": round(sum(row["hours"] for row in rows), 1),
             "confirmed_runs_count": sum(row["confirmed"] > 0 for row in rows),
+            "slow_leaks_count": sum(row["slow_leak_h"] is not None for row in rows),
             "restarts_count": sum(row["restarts"] for row in rows),
         },
         rows,
