@@ -150,20 +150,22 @@ def _count_vllm() -> None:
 
 
 def _count_sglang() -> None:
+    """In the scheduler. It has bound most of its methods to messages by now, this one not."""
     Scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
-    process, abort = Scheduler.process_batch_result, Scheduler.abort_request
+    process = Scheduler.process_batch_result
 
     def processing(scheduler: Any, batch: Any, *given: Any, **more: Any) -> Any:
+        ended = [request for request in batch.reqs if not request.finished()]
         answer = process(scheduler, batch, *given, **more)
-        _counts["requests"] += sum(request.finished() for request in batch.reqs)
+        ended = [request for request in ended if request.finished()]
+        _counts["requests"] += len(ended)
+        _counts["aborts"] += sum(
+            type(request.finished_reason).__name__ == "FINISH_ABORT" for request in ended
+        )
         _counts["tokens"] += len(batch.reqs)
         return answer
 
-    def aborting(scheduler: Any, *given: Any, **more: Any) -> Any:
-        _counts["aborts"] += 1
-        return abort(scheduler, *given, **more)
-
-    Scheduler.process_batch_result, Scheduler.abort_request = processing, aborting
+    Scheduler.process_batch_result = processing
 
 
 # ---- what memory it is
