@@ -109,7 +109,7 @@ class AttributedBudget:
         watch = self.watch
         self._limit = limit_of(self.memory, watch.budget, sample, self._shared)
         if watch.baseline is None:  # the warm-up, which may begin again with the first requests
-            if self._slow.peak is not None:
+            if self._slow.begun:
                 self._slow, self._said = SlowLeakWatch(), None
             return
         floor = watch.state.current

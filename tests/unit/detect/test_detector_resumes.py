@@ -60,6 +60,24 @@ def test_nothing_is_remembered_before_the_warm_up_has_ended() -> None:
     assert detector.checkpoint().host == []
 
 
+def test_slow_growth_is_looked_for_from_the_first_requests_on() -> None:
+    """They begin the warm-up again: what came before is no step of a slow leak."""
+    policy = MemoryPolicy(host=MemoryBudget(growth_bytes=512 * MIB), warmup_s=60.0)
+    detector = Detector(policy, 60.0, 60.0)
+    series = Series(
+        duration=22 * HOUR,
+        interval=60.0,
+        load=lambda t: 8 if t >= 11 * HOUR else 0,
+    )
+    known: dict[int, bool] = {}
+    for sample in series.samples():
+        known[int(sample.t)] = "host" in detector.update(sample).slow
+    assert known[int(10.5 * HOUR)]
+    assert not known[int(11.5 * HOUR)], "not known of an engine that serves"
+    assert not known[19 * 3600]
+    assert known[int(21.5 * HOUR)]
+
+
 def test_a_slow_leak_stands_from_the_first_sample_on_and_ends_with_the_engine() -> None:
     policy = MemoryPolicy(
         host=MemoryBudget(growth_bytes=512 * MIB, limit_bytes=6 * GIB), warmup_s=60.0

@@ -149,6 +149,11 @@ class SlowLeakWatch:
         """Whether the memory was watched for long enough to judge it."""
         return len(self._levels[0]) > MIN_STEPS
 
+    @property
+    def begun(self) -> bool:
+        """Whether a sample was taken in, or the hours of an earlier watch."""
+        return self._cell is not None or self.peak is not None
+
     def add(self, t: float, growth: int, floor: int, limit: int | None) -> bool:
         """Take in a sample: its growth, and the floor of all memory, in bytes.
 
