@@ -88,6 +88,10 @@ class WarmProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM to it."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Send SIGKILL to it."""
         self.send_signal(signal.SIGKILL)
