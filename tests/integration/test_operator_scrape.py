@@ -102,7 +102,6 @@ def test_no_redirect_is_followed(status: bytes) -> None:
         sends(whole(PAGE + b"#" * MAX_BYTES)),
         sends(CHUNKED, *[b"4000\r\n" + b"#" * 0x4000 + b"\r\n"] * 40),
         sends(whole(gzip.compress(PAGE), b"Content-Encoding: gzip\r\n")),
-        sends(whole(gzip.compress(b"#" * (1 << 28)), b"Content-Encoding: gzip\r\n")),
         sends(OK + b"Content-Length: 99999\r\n\r\n" + PAGE),
         sends(CHUNKED + b"fffffffffffffffff\r\n" + PAGE),
         sends(OK + b"Content-Length: -1\r\n\r\n" + PAGE),
@@ -113,12 +112,18 @@ def test_no_redirect_is_followed(status: bytes) -> None:
         sends(b""),
     ],
     ids=[
-        "long", "long-chunked", "gzip", "gzip-bomb", "short", "chunk-size", "negative", "header",
+        "long", "long-chunked", "gzip", "short", "chunk-size", "negative", "header",
         "busy", "partial", "garbage", "nothing",
     ],
 )  # fmt: skip
 def test_what_is_no_whole_page_is_that_pods_unknown(answer: Answer) -> None:
     found, failures, _ = scrape(answer)
+    assert (found, failures) == ([None], 1)
+
+
+def test_a_gzip_bomb_is_that_pods_unknown() -> None:
+    bomb = gzip.compress(b"#" * (1 << 28))  # a second: not in every worker that collects tests
+    found, failures, _ = scrape(sends(whole(bomb, b"Content-Encoding: gzip\r\n")))
     assert (found, failures) == ([None], 1)
 
 

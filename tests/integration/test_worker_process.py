@@ -18,12 +18,14 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import Role
+from plimsoll_engine.frontend.workers.zygote_client import THREADS
 from plimsoll_engine.messages import worker_ipc, zygote_ipc
 from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import Exited, Fork, Forked, WorkerConfig, ZygoteReady
 from plimsoll_engine.process.stacks import stacks_path
 from plimsoll_faults.models.tiny import write_checkpoint
+from tests.integration.engine.warm import ZYGOTE, WarmProcess
 
 M = TypeVar("M")
 WAIT_S = 120.0
@@ -63,9 +65,9 @@ class Link:
 
 
 class Harness:
-    """A zygote and its control socket."""
+    """A zygote and its control socket. A ``warm`` one has a short start and tells no imports."""
 
-    def __init__(self, checkpoint: Path, **config: Any) -> None:
+    def __init__(self, checkpoint: Path, warm: bool = False, **config: Any) -> None:
         # Short: the path of a Unix socket has at most 107 bytes.
         self.folder = tempfile.TemporaryDirectory(prefix="plw-")
         self.run_dir = Path(self.folder.name)
@@ -82,13 +84,17 @@ class Harness:
         weights = zygote_ipc.listen(str(self.run_dir / "weights.sock"))
         body = msgspec.json.encode(WorkerConfig(**(defaults | config))).decode()
         self.stderr = self.run_dir / "stderr"
-        with self.stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-X", "importtime", "-m", "plimsoll_engine.worker.zygote",
-                 "--control-fd", str(theirs.fileno()), "--weights-fd", str(weights.fileno()),
-                 "--config", body],
-                pass_fds=[theirs.fileno(), weights.fileno()], stderr=stderr,
-            )  # fmt: skip
+        self.process: subprocess.Popen[bytes] | WarmProcess
+        fds = [theirs.fileno(), weights.fileno()]
+        arguments = ["--control-fd", str(fds[0]), "--weights-fd", str(fds[1]), "--config", body]
+        if warm:
+            self.process = WarmProcess(arguments, self.stderr, os.environ, ZYGOTE, fds)
+        else:
+            command = [sys.executable, "-X", "importtime", "-m", ZYGOTE, *arguments]
+            with self.stderr.open("wb") as stderr:
+                self.process = subprocess.Popen(
+                    command, pass_fds=fds, stderr=stderr, env=os.environ | THREADS
+                )
         theirs.close()
         weights.close()
         self.control = Link(ours, self._from_zygote)
@@ -224,7 +230,7 @@ def start(checkpoint: Path) -> Iterator[Callable[..., Harness]]:
     started: list[Harness] = []
 
     def make(**config: Any) -> Harness:
-        started.append(Harness(checkpoint, **config))
+        started.append(Harness(checkpoint, warm=True, **config))
         return started[-1]
 
     yield make

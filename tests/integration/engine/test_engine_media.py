@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,19 +25,18 @@ MODEL = "tiny"
 RATE = 16_000
 
 
-def start(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = tmp_path_factory.mktemp(kind)
-    subprocess.run(
-        [sys.executable, "-m", "plimsoll_faults.models.tiny_media", kind, str(folder)],
-        check=True,
-        timeout=600,
-    )
-    return Engine(folder, tmp_path_factory.mktemp(f"run-{kind}"), warm=True)
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two tiny checkpoints, each in a folder of its kind."""
+    folder = tmp_path_factory.mktemp("media")
+    command = [sys.executable, "-m", "plimsoll_faults.models.tiny_media", "all", str(folder)]
+    subprocess.run(command, check=True, timeout=600)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def sees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    one = start("llava", tmp_path_factory)
+def sees(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    one = Engine(checkpoints / "llava", tmp_path_factory.mktemp("run-llava"), warm=True)
     try:
         yield one.wait_ready()
     finally:
@@ -44,8 +44,8 @@ def sees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def hears(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    one = start("whisper", tmp_path_factory)
+def hears(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    one = Engine(checkpoints / "whisper", tmp_path_factory.mktemp("run-whisper"), warm=True)
     try:
         yield one.wait_ready()
     finally:

@@ -33,7 +33,7 @@ from plimsoll_engine.frontend.workers.zygote_client import THREADS
 from plimsoll_engine.process.parent_death import die_with_parent
 
 MODULE = "tests.integration.engine.warm"
-ZYGOTE = ("-m", "plimsoll_engine.worker.zygote")
+ENGINE, ZYGOTE = "plimsoll_engine", "plimsoll_engine.worker.zygote"
 ROOT = Path(__file__).parents[3]
 ORDER_BYTES = 1 << 17
 NUMBER = struct.Struct("i")
@@ -44,14 +44,28 @@ ASIDE = 500
 
 
 class WarmProcess:
-    """``plimsoll-engine`` with ``arguments``, its output in ``log``; as ``subprocess.Popen``."""
+    """``python -m program arguments``, its output in ``log``; as ``subprocess.Popen``.
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    ``program`` is an engine, or a zygote that inherits the descriptors ``pass_fds``.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        program: str = ENGINE,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         self._arguments = list(arguments)
         self._told, theirs = socket.socketpair()
-        order = {"arguments": self._arguments, "log": str(log), "environment": dict(environment)}
+        order = {
+            "program": program, "arguments": self._arguments, "log": str(log),
+            "environment": dict(environment), "inherited": list(pass_fds),
+        }  # fmt: skip
         with theirs:
-            socket.send_fds(_template(), [json.dumps(order).encode()], [theirs.fileno()])
+            fds = [theirs.fileno(), *pass_fds]
+            socket.send_fds(_template(), [json.dumps(order).encode()], fds)
         self.pid = self._next(START_TIMEOUT_S)
         self.returncode: int | None = None
 
@@ -73,6 +87,10 @@ class WarmProcess:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to it."""
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL to it."""
@@ -123,12 +141,13 @@ class Template:
                     poll.unregister(fd)
                     self._reap(fd)
                     continue
-                order, fds, _, _ = socket.recv_fds(self._control, ORDER_BYTES, 1)
+                order, fds, _, _ = socket.recv_fds(self._control, ORDER_BYTES, 3)
                 if not order:
                     return
-                poll.register(self._fork(json.loads(order), socket.socket(fileno=fds[0])))
+                told = socket.socket(fileno=fds[0])
+                poll.register(self._fork(json.loads(order), told, fds[1:]))
 
-    def _fork(self, order: dict[str, Any], told: socket.socket) -> int:
+    def _fork(self, order: dict[str, Any], told: socket.socket, fds: list[int]) -> int:
         template = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -138,7 +157,12 @@ class Template:
                 other.close()
             told.close()
             die_with_parent(template)
-            _engine(**order)
+            _write_to(order.pop("log"))
+            if order.pop("program") == ZYGOTE:
+                _zygote(order, fds)
+            _engine(order)
+        for inherited in fds:
+            os.close(inherited)
         told.sendall(NUMBER.pack(pid))
         fd = os.pidfd_open(pid)
         self._told[fd] = told
@@ -153,20 +177,23 @@ class Template:
             told.sendall(NUMBER.pack(ended.si_status if exited else -ended.si_status))
 
 
-def _engine(arguments: list[str], log: str, environment: dict[str, str]) -> NoReturn:
-    """Become what ``python -m plimsoll_engine`` is."""
-    from plimsoll_engine.__main__ import main
-
+def _write_to(log: str) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)
+
+
+def _engine(order: dict[str, Any]) -> NoReturn:
+    """Become what ``python -m plimsoll_engine`` is."""
+    from plimsoll_engine.__main__ import main
+
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(order["environment"])
     _bear_zygote()
     status = 1
     try:
-        status = main(arguments)
+        status = main(order["arguments"])
     except SystemExit as end:  # argparse
         status = end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -191,12 +218,16 @@ def _bear_zygote() -> None:
     if pid == 0:
         ours.close()
         die_with_parent(frontend)
-        _zygote(theirs)
+        order, fds, _, _ = socket.recv_fds(theirs, ORDER_BYTES, 2)
+        theirs.close()
+        if not order:
+            os._exit(0)  # the engine ended before it started one
+        _zygote(json.loads(order), fds)
     theirs.close()
     start = asyncio.create_subprocess_exec
 
     async def start_or_wake(program: str, *arguments: str, **options: Any) -> Any:
-        if arguments[:2] != ZYGOTE:
+        if arguments[:2] != ("-m", ZYGOTE):
             return await start(program, *arguments, **options)
         asyncio.create_subprocess_exec = start
         order = {"arguments": arguments[2:], "environment": dict(options["env"])}
@@ -233,25 +264,20 @@ class Woken:
         self._ended.set()
 
 
-def _zygote(orders: socket.socket) -> NoReturn:
-    """Wait for the order, then become what ``python -m plimsoll_engine.worker.zygote`` is."""
+def _zygote(order: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Become what ``python -m plimsoll_engine.worker.zygote`` is."""
     from plimsoll_engine.worker import zygote
 
-    order, fds, _, _ = socket.recv_fds(orders, ORDER_BYTES, 2)
-    orders.close()
-    if not order:
-        os._exit(0)  # an engine that ended before it started one
-    told = json.loads(order)
     # The numbers are in the arguments. First aside: one's number may be what another has now.
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD, ASIDE) for fd in fds]
     for fd in fds:
         os.close(fd)
-    for fd, number in zip(aside, told["inherited"], strict=True):
+    for fd, number in zip(aside, order["inherited"], strict=True):
         os.dup2(fd, number, inheritable=False)
         os.close(fd)
     os.environ.clear()
-    os.environ.update(told["environment"])
-    sys.argv[1:] = told["arguments"]
+    os.environ.update(order["environment"])
+    sys.argv[1:] = order["arguments"]
     zygote.main()
     os._exit(0)
 

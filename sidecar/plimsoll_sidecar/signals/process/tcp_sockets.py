@@ -8,14 +8,26 @@ capabilities than the reader.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-LISTEN, ESTABLISHED = "0A", "01"
+from plimsoll_sidecar.signals.process import sock_diag
+
+LISTEN, ESTABLISHED = 10, 1
+"""include/net/tcp_states.h"""
 
 
-def sockets(port: int, state: str) -> set[str]:
+def sockets(port: int, state: int) -> set[str]:
     """Inodes of this network's TCP sockets at the local ``port`` in ``state``."""
+    try:
+        return {str(one.inode) for one in sock_diag.tcp_sockets(port, state)}
+    except (OSError, struct.error):
+        return listed(port, state)
+
+
+def listed(port: int, state: int) -> set[str]:
+    """:func:`sockets` by the tables in /proc, for kernels and sandboxes without sock_diag."""
     found: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -24,7 +36,7 @@ def sockets(port: int, state: str) -> set[str]:
             continue
         for line in lines:
             fields = line.split()
-            if len(fields) < 10 or fields[3] != state:
+            if len(fields) < 10 or int(fields[3], 16) != state:
                 continue
             if int(fields[1].rpartition(":")[2], 16) == port:
                 found.add(fields[9])

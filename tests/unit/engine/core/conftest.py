@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,14 @@ from plimsoll_engine.models import loader
 from plimsoll_faults.models.tiny import write_checkpoint
 
 MakeEngine = Callable[..., EngineCore]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_imports() -> None:
+    """An engine that ends unfreezes all there is, and with it what tests/conftest.py has frozen."""
+    if gc.get_freeze_count() < len(gc.get_objects()):
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
