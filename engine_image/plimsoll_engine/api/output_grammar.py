@@ -93,7 +93,14 @@ def _tools(body: ChatRequest) -> Grammar | None:
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
     several = choice == "required" and body.parallel_tool_calls is not False
-    schema = json.dumps({"anyOf": [_call_schema(tool) for tool in tools]}, ensure_ascii=False)
+    try:
+        calls = [
+            _call_schema(tool, f"#/anyOf/{number}/properties/arguments")
+            for number, tool in enumerate(tools)
+        ]
+        schema = json.dumps({"anyOf": calls}, ensure_ascii=False)
+    except RecursionError:
+        raise invalid("the parameters of a tool are nested too deeply", "tools") from None
     lines = [
         f"start: call{' (NEWLINE call)*' if several else ''}",
         f'call: {json.dumps(OPEN)} "\\n" json "\\n" {json.dumps(CLOSE)}',
@@ -103,15 +110,30 @@ def _tools(body: ChatRequest) -> Grammar | None:
     return Grammar("lark", "\n".join(lines if several else lines[:-1]), "tools")
 
 
-def _call_schema(tool: Tool) -> dict[str, Any]:
+def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
+    """Return the schema of a call; its arguments are at ``place`` of the whole."""
     return {
         "type": "object",
         "properties": {
             "name": {"const": tool.function.name},
-            "arguments": tool.function.parameters or {"type": "object"},
+            "arguments": _moved(tool.function.parameters or {"type": "object"}, place),
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema whose references to itself (``#/$defs/…``) find it at ``place``."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
     }
 
 

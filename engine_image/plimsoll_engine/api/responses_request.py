@@ -28,6 +28,7 @@ from plimsoll_engine.api.protocol import (
     StopText,
     StopTexts,
     Temperature,
+    TemplateVariables,
     Tool,
     TopK,
     TopLogprobs,
@@ -82,10 +83,11 @@ FunctionTools = Annotated[list[FunctionTool], msgspec.Meta(max_length=128)]
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body. The fourth group is vLLM's, with ``deadline_s``, which is our own.
 
-    The fields of the third have one value that this engine can fulfil.
+    The fields of the third have one value that this engine can fulfil. Without ``model`` it is the
+    one that is served.
     """
 
-    model: str
+    model: str | None = None
     input: str | Items
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
@@ -120,6 +122,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     repetition_penalty: Repetition | None = None
     stop: StopText | StopTexts | None = None
     ignore_eos: bool = False
+    chat_template_kwargs: TemplateVariables | None = None
     priority: Priority = 0
     cache_salt: Name | None = None
     deadline_s: Seconds | None = None
@@ -153,7 +156,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         raise invalid(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
     choice = body.tool_choice
     chat = ChatRequest(
-        model=body.model,
+        model=body.model or "",
         messages=_messages(body),
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
@@ -164,6 +167,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         repetition_penalty=body.repetition_penalty,
         stop=body.stop,
         ignore_eos=body.ignore_eos,
+        chat_template_kwargs=body.chat_template_kwargs,
         logprobs=bool(body.include) or None,
         top_logprobs=body.top_logprobs,
         stream=body.stream,

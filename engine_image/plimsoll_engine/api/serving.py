@@ -102,6 +102,7 @@ def _generation(
     async def responses(request: Request) -> Response:
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             prepared = await preparer.responses(body)
+        prepared.body.model = prepared.body.model or engine.settings.served_model_name
         try:
             made = await batch.chat(engine, prepared, _tenant(request), "resp")
         except ApiError as error:

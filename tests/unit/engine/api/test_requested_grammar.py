@@ -100,3 +100,29 @@ def test_what_cannot_be_meant_names_its_field(fields: dict[str, Any], param: str
     with pytest.raises(ApiError) as error:
         ask(**fields)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_parameters_may_refer_to_their_own_definitions() -> None:
+    """As pydantic writes them: the references are to the root, which is not the parameters'."""
+    parameters = {
+        "$defs": {"Unit": {"enum": ["celsius"]}},
+        "type": "object",
+        "properties": {"unit": {"$ref": "#/$defs/Unit"}, "again": {"$ref": "#"}},
+        "required": ["unit"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": n, "parameters": parameters}} for n in "fg"]
+    found = ask(tools=tools, tool_choice="required")
+    assert found is not None
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text)) == ""
+    assert "#/anyOf/1/properties/arguments/$defs/Unit" in found.text
+
+
+def test_parameters_that_are_nested_too_deeply_are_refused() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(600):
+        nested = {"not": nested}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": nested}}]
+    with pytest.raises(ApiError, match="nested too deeply") as error:
+        ask(tools=tools, tool_choice="required")
+    assert error.value.param == "tools"
