@@ -21,6 +21,7 @@ from plimsoll_operator.admission.certificate import Certificate, make
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.render.containers import Images
 from tests.lab.faults import proxied
+from tests.lab.kube import Kube
 from tests.lab.operator import Operator
 from tests.lab.webhook import HOST, NAME, NAMESPACE
 from tests.pod_specs import pods, policies
@@ -70,7 +71,8 @@ def pod(**spec: Any) -> dict[str, Any]:
 def created(kubectl: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     """The pod as the API server has it; it must be there within the webhook's timeout."""
     began = time.monotonic()
-    found = json.loads(kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(wanted)))
+    kubectl.create(wanted)
+    found = kubectl.get("pod", wanted["metadata"]["name"])
     assert time.monotonic() - began < PATIENCE_S
     assert isinstance(found, dict)
     return found
@@ -185,7 +187,8 @@ def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
 
 def served(kubectl: Any) -> Certificate:
     """The certificate in the webhook's Secret; without a text where it has none."""
-    text = kubectl("get", "secret", NAME, "-n", NAMESPACE, "-o", "jsonpath={.data.tls\\.crt}")
+    secret = Kube(kubectl.kubectl, kubectl.kubeconfig, NAMESPACE).get("secret", NAME) or {}
+    text = (secret.get("data") or {}).get("tls.crt", "")
     return Certificate(base64.b64decode(text), b"", b"")
 
 
