@@ -21,7 +21,9 @@ LEFT_OUT = {
     "openai/responses/test_harmony.py": "for gpt-oss models",
     "openai/responses/test_harmony_utils.py": "it asks no server",
     "openai/responses/test_mcp_tools.py": "for gpt-oss models",
-    "serve/lora/test_lora_adapters.py::test_beam_search_with_lora_adapters": "beam search is not built",
+    "serve/lora/test_lora_adapters.py::test_beam_search_with_lora_adapters": (
+        "beam search is not built"
+    ),
 }
 """Files and tests of them that are not run, and why."""
 
