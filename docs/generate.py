@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.tools import crds, injections, metrics, scale
+from docs.tools import crds, entrypoints, injections, metrics, scale
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -20,6 +20,7 @@ def pages() -> dict[str, str]:
         "api.md": crds.page(),
         "injections.md": injections.page(),
         "scale.md": scale.page(),
+        "engine.md": entrypoints.page(),
     }
 
 

@@ -193,6 +193,9 @@ def test_responses_are_the_chat_of_their_input(engine: Any) -> None:
     ]
     more = engine.client.responses.create(**asked | {"input": history})
     assert more.usage.input_tokens > whole.usage.input_tokens
+    short = {"input": "a", "max_output_tokens": 1, "chat_template_kwargs": {"a": 1}}
+    status, body = engine.post("/v1/responses", json.dumps(short).encode())
+    assert (status, body["model"]) == (200, MODEL), "a body without model is for the one served"
     told = engine.client.responses.create(
         **asked, top_logprobs=2, include=["message.output_text.logprobs"]
     )

@@ -1,0 +1,137 @@
+"""vLLM's own tests of its OpenAI server, unchanged, against our engine on the CPU.
+
+    python -m bench.vllm_entrypoints [--source FOLDER]
+
+FOLDER is a checkout of vLLM at the version that ``make engines`` installs, by default
+``vllm-VERSION-source`` beside the engines. Its tests run in that version's environment, with
+:mod:`tests.conformance.entrypoints_plugin` in the place of its server.
+``make generate`` makes the list in ``docs/engine.md`` from ``bench/results/vllm-entrypoints.json``.
+
+A test that neither passes nor is skipped needs a line in
+:mod:`tests.conformance.entrypoints_verdicts`, which says why; without one it counts as unexplained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from bench.result import RESULTS, publish
+from tests.conformance.entrypoints_verdicts import LEFT_OUT, NOT, SUITE, Row, verdict
+from tests.conformance.peers import FOLDER, PEERS
+from tests.lora import write_adapter
+
+NAME = "vllm-entrypoints"
+PEER = PEERS["vllm-0.32.0"]
+SOURCE = FOLDER / f"{PEER.name}-source"
+PACKAGES = ("pytest", "pytest-asyncio")
+ROOT = Path(__file__).resolve().parents[1]
+TEST_TIMEOUT_S = 3600
+
+
+def run(source: Path, chosen: list[str]) -> dict[str, dict[str, str]]:
+    """Return the outcome of each test of the suite, or of the ``chosen`` files."""
+    packages = FOLDER / "entrypoints-packages"
+    if not packages.exists():
+        pip = [sys.executable, "-m", "pip", "--python", str(PEER.python), "install", "--no-deps"]
+        needed = [*PACKAGES, "iniconfig", "packaging", "pluggy", "pygments"]
+        subprocess.run([*pip, "--quiet", "--target", str(packages), *needed], check=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checkpoint, adapter = folder / "tiny", folder / "adapter"
+        make = [sys.executable, "-m", "plimsoll_faults.models.tiny", str(checkpoint)]
+        subprocess.run(make, check=True)
+        write_adapter(adapter, checkpoint, gain=0.05)
+        outcomes = folder / "outcomes.json"
+        setting = {
+            "python": sys.executable,
+            "checkpoint": str(checkpoint),
+            "adapter": str(adapter),
+            "outcomes": str(outcomes),
+        }
+        environment = os.environ | PEER.environment | {
+            "PLIMSOLL_ENTRYPOINTS": json.dumps(setting),
+            "PYTHONPATH": f"{packages}:{ROOT / 'tests' / 'conformance'}",
+        }  # fmt: skip
+        suite = source / "tests" / "entrypoints"
+        subprocess.run(
+            [
+                str(PEER.python), "-m", "pytest", "-q", "--tb=no",
+                "-p", "entrypoints_plugin", "-p", "no:cacheprovider", "--asyncio-mode=strict",
+                f"--rootdir={source}", f"--confcutdir={suite}", "--continue-on-collection-errors",
+                *(f"--ignore={suite / one}" for one in LEFT_OUT if "::" not in one),
+                *(f"--deselect=tests/entrypoints/{one}" for one in LEFT_OUT if "::" in one),
+                *(str(suite / file) for file in chosen or SUITE),
+            ],
+            env=environment, cwd=folder, timeout=TEST_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        found: dict[str, dict[str, str]] = json.loads(outcomes.read_text())
+        return found
+
+
+def rows_of(outcomes: dict[str, dict[str, str]]) -> list[Row]:
+    """Return what each outcome says about our engine."""
+    found = [Row(file, NOT, why) for file, why in LEFT_OUT.items()]
+    for test, told in outcomes.items():
+        found.append(verdict(test.partition("tests/entrypoints/")[2], told["outcome"], told["why"]))
+    return sorted(found)
+
+
+def judge() -> None:
+    """Look at the rows of the result that failed again, with the verdicts as they are now."""
+    file = RESULTS / f"{NAME}.json"
+    result = json.loads(file.read_text())
+    rows = [Row(**test) for test in result["samples"]["tests"]]
+    rows = [
+        verdict(row.test, "failed", row.why) if row.verdict in ("failed", "unexplained") else row
+        for row in rows
+    ]
+    rows = [row for row in rows if row.test.partition("::")[0] not in LEFT_OUT]
+    known = {row.test for row in rows}
+    rows += [Row(one, NOT, why) for one, why in LEFT_OUT.items() if one not in known]
+    rows.sort()
+    result["samples"]["tests"] = [row._asdict() for row in rows]
+    result["figures"] = figures(rows)
+    file.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def figures(rows: list[Row]) -> dict[str, int]:
+    """Return how many tests there are of each verdict."""
+    counts = Counter(row.verdict for row in rows)
+    names = ("passed", NOT, "failed", "unexplained")
+    return {f"{name.replace(' ', '_')}_count": counts[name] for name in names}
+
+
+def main() -> int:
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("--source", type=Path, default=SOURCE)
+    parse.add_argument("--judge", action="store_true", help="no run: verdicts of the last one")
+    parse.add_argument("--quick", action="store_true", help="nothing is written")
+    parse.add_argument("file", nargs="*", help="of tests/entrypoints; all of the suite by default")
+    options = parse.parse_args()
+    if options.judge:
+        judge()
+        return 0
+    if not (options.source / "tests" / "entrypoints").is_dir():
+        parse.error(f"--source {options.source}: not a checkout of vLLM")
+    rows = rows_of(run(options.source.resolve(), options.file))
+    unexplained = [row for row in rows if row.verdict == "unexplained"]
+    for row in unexplained:
+        print(row)
+    counts = figures(rows)
+    print(counts)
+    if options.quick or options.file:
+        return 0
+    tests = [row._asdict() for row in rows]
+    publish(NAME, counts, {"vllm": PEER.version, "tests": tests})
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What the outcome of a test of vLLM's says about our engine."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+SUITE = (
+    "openai/chat_completion", "openai/completion", "openai/models", "openai/responses",
+    "openai/test_chunked_prompt.py", "openai/test_return_token_ids.py",
+    "openai/test_return_tokens_as_ids.py", "serve/tokenize/test_tokenization.py",
+    "serve/lora/test_lora_adapters.py",
+)  # fmt: skip
+"""Files and folders of vLLM's ``tests/entrypoints``."""
+
+
+LEFT_OUT = {
+    "openai/chat_completion/test_completion_with_function_calling.py": "it waits for the tool calls"
+    " of a trained model",
+    "openai/chat_completion/test_serving_chat.py": "for gpt-oss models",
+    "openai/responses/test_harmony.py": "for gpt-oss models",
+    "openai/responses/test_harmony_utils.py": "it asks no server",
+    "openai/responses/test_mcp_tools.py": "for gpt-oss models",
+    "serve/lora/test_lora_adapters.py::test_beam_search_with_lora_adapters": (
+        "beam search is not built"
+    ),
+}
+"""Files and tests of them that are not run, and why."""
+
+
+class Row(NamedTuple):
+    """``verdict`` is passed, not applicable, failed or unexplained."""
+
+    test: str
+    verdict: str
+    why: str
+
+
+NOT, FAILED = "not applicable", "failed"
+TINY = "its assertion is about the text of a trained model"
+ENDLESS = "the tiny model does not end its text within the context"
+WORDS = "it expects the words of vLLM's error"
+OTHER = "it counts the tokens of another tokenizer"
+USAGE = "with `continuous_usage_stats`, vLLM's streams have no chunk without a new token"
+REASONING = "reasoning is not separated from the text"
+FIELD = "the field `{}` is refused"
+VERDICTS: tuple[tuple[str, str, str], ...] = (
+    ("openai/responses/test_parsable_context.py::*", NOT, "for gpt-oss models"),
+    ("*_with_prompt_embeds.py*", NOT, "embeddings as prompts are not built"),
+    ("*::test_batched_chat_completions*", FAILED, "`/v1/chat/completions/batch` is not built"),
+    ("*::test_chat_session_with_echo_*", FAILED, "`echo` is of completions alone, as OpenAI's"),
+    ("*::test_top_logprobs*", FAILED, "`top_logprobs` is 0 to 20, as OpenAI's"),
+    ("*::test_chat_completion_stream_options*", FAILED, USAGE),
+    ("*prompt_logprobs*", FAILED, "log probabilities of prompts are not built"),
+    ("*::test_single_chat_session*", FAILED, "`usage` also has `prompt_tokens_details`"),
+    ("*::test_chat_streaming*", FAILED, "the last chunk of a chat has no text, as OpenAI's"),
+    ("*::test_structured_outputs_json_chat*", NOT, ENDLESS),
+    ("*::test_response_format_json_*", NOT, ENDLESS),
+    ("*::test_complex_message_content*", NOT, TINY),
+    ("*::test_chat_completion_n_parameter_non_streaming*", NOT, TINY),
+    ("*::test_custom_role*", FAILED, "roles other than OpenAI's are refused"),
+    ("*::test_long_seed*", NOT, WORDS),
+    ("*::test_invocations*", NOT, "`/invocations` is SageMaker's"),
+    ("*::test_kv_transfer_*", FAILED, FIELD.format("return_token_ids")),
+    ("*test_return_token_ids.py::*", FAILED, FIELD.format("return_token_ids")),
+    ("*test_return_tokens_as_ids.py::*", FAILED, FIELD.format("return_tokens_as_token_ids")),
+    ("*test_include_reasoning.py::*", FAILED, REASONING),
+    ("*test_logprob_token_ids.py::*", FAILED, FIELD.format("logprob_token_ids")),
+    ("openai/completion/test_completion.py::test_single_completion*", NOT, OTHER),
+    ("*::test_completion_truncation_side_*", FAILED, FIELD.format("return_token_ids")),
+    ("openai/completion/*::test_logprob_token_ids*", FAILED, FIELD.format("logprob_token_ids")),
+    ("*::test_parallel_*streaming*", NOT, TINY),
+    ("*::test_completion_stream_options*", FAILED, USAGE),
+    ("*::test_batch_completions*", FAILED, FIELD.format("use_beam_search")),
+    ("*::test_echo_logprob_completion*", FAILED, "log probabilities of prompts are not built"),
+    ("openai/completion/test_prompt_validation.py::*", NOT, WORDS),
+    ("*test_tensorizer_entrypoint.py*", NOT, "it loads weights with a library of its own"),
+    ("*::test_enable_response_messages*", FAILED, FIELD.format("enable_response_messages")),
+    ("openai/responses/test_basic.py::test_chat_with_input_type*", NOT, ENDLESS),
+    ("openai/responses/test_basic.py::test_streaming*", NOT, ENDLESS),
+    ("openai/responses/test_basic.py::*", NOT, TINY),
+    ("*::test_function_calling_with_streaming_*", NOT, ENDLESS),
+    ("openai/responses/test_function_call.py::*", NOT, ENDLESS),
+    ("*test_namespace_tool_separator.py::*", FAILED, "tools of type `namespace` are refused"),
+    ("*test_stateful.py::*", FAILED, "no response is stored"),
+    ("openai/responses/*structured_output*", NOT, ENDLESS),
+    ("openai/responses/*reasoning*", FAILED, REASONING),
+    ("openai/responses/test_simple.py::*", NOT, ENDLESS),
+    ("*test_chunked_prompt.py::*", FAILED, USAGE),
+    ("*::test_load_lora_adapter_with_same_name_replaces_inplace*", NOT, TINY),
+    ("*::test_load_lora_adapter_with_load_inplace_false_errors*", NOT, WORDS),
+    ("serve/lora/*::test_static_lora_lineage*", FAILED, "`--lora-modules` takes no JSON"),
+    ("serve/lora/*", FAILED, "adapters beyond `--max-loras` are refused"),
+    ("*::test_tokenize_chat*", FAILED, FIELD.format("add_generation_prompt")),
+    ("*::test_tokenize_*", NOT, "it expects a context of 8,192 tokens"),
+    ("*::test_tokenizer_info_*", NOT, "this engine has no flag --enable-tokenizer-info-endpoint"),
+)
+"""Pattern of tests that do not pass, verdict and reason; the first that fits counts."""
+
+
+def verdict(test: str, outcome: str, why: str) -> Row:
+    """Return what an outcome of pytest says about our engine."""
+    if outcome == "passed":
+        return Row(test, "passed", "")
+    if outcome == "skipped":
+        return Row(test, NOT, why)
+    for pattern, found, reason in VERDICTS:
+        if fnmatchcase(test, pattern):
+            return Row(test, found, reason)
+    return Row(test, "unexplained", why)
