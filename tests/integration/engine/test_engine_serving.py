@@ -196,8 +196,10 @@ def test_bodies_that_cannot_be_read(engine: Any, body: bytes, code: str) -> None
 def test_the_wrong_model_and_path(engine: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="serves 'tiny'"):
         engine.client.completions.create(model="gpt", prompt="a")
-    status, body = engine.post("/v1/embeddings", b"{}")
+    status, body = engine.post("/v1/moderations", b"{}")
     assert (status, body["error"]["code"]) == (404, "not_found")
+    status, body = engine.post("/v1/embeddings", b"{}")
+    assert (status, body["error"]["code"]) == (404, "unsupported_model")
     assert engine.get("/v1/completions")[0] == 405
 
 
