@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from plimsoll_sidecar.detect.attribution.ledger import Owner
-from plimsoll_sidecar.detect.leak.growth import Bucket
+from plimsoll_sidecar.detect.leak.growth import WIDTHS_S, Bucket
 from plimsoll_sidecar.detect.leak.slow_leak import SlowState
 from plimsoll_sidecar.detect.leak.trend import Point, fit, unexplained
 
@@ -72,7 +72,8 @@ class Warmup:
         self._floors: deque[Point] = deque(maxlen=SETTLED_FLOORS)
         self._climb: list[Point] = []
         self._early: deque[Point] = deque(maxlen=EARLY_FLOORS)
-        self._early_bucket = Bucket(max(interval_s, LATEST_WARMUPS * least_s / EARLY_FLOORS))
+        width_s = max(WIDTHS_S[0], interval_s, LATEST_WARMUPS * least_s / EARLY_FLOORS)
+        self._early_bucket = Bucket(width_s)
 
     def add(self, point: Point, ready: bool | None) -> bool:
         """Return True once warm: ``floor`` is the base, ``climbing`` says that it never settled.
