@@ -1,0 +1,91 @@
+"""The ``input`` of ``/v1/responses`` as the messages of a chat. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.protocol import Message
+
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "input_image": "image_url"}
+"""Types of a message's parts, and those of the same part in a chat."""
+
+
+def messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[Message]:
+    """Return the messages of a conversation; raise ApiError where an item is wrong."""
+    found = []
+    if instructions is not None:
+        found.append(Message(role="system", content=instructions))
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    for number, item in enumerate(items):
+        _add(found, item, f"input[{number}]")
+    return found
+
+
+def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
+    """Append an item of ``input``; calls belong to the assistant's message before them."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        messages.append(_message(item, field))
+    elif kind == "function_call":
+        call = _call(item, field)
+        last = messages[-1] if messages else None
+        if last is not None and last.role == "assistant":
+            last.tool_calls = [*(last.tool_calls or []), call]
+        else:
+            messages.append(Message(role="assistant", tool_calls=[call]))
+    elif kind == "function_call_output":
+        name, output = item.get("call_id"), item.get("output")
+        if not isinstance(name, str) or not isinstance(output, str | list):
+            raise invalid("a function_call_output needs call_id and output", field)
+        content = output if isinstance(output, str) else _parts(output, field)
+        messages.append(Message(role="tool", tool_call_id=name, content=content))
+    else:
+        raise invalid(
+            f"an item of type {str(kind)[:64]!r} is not supported: this engine takes message,"
+            " function_call and function_call_output",
+            f"{field}.type",
+            "unsupported_value",
+        )
+
+
+def _message(item: dict[str, Any], field: str) -> Message:
+    content = item.get("content")
+    if content is None and item.get("role") != "assistant":
+        raise invalid("content is missing or null: give text", f"{field}.content")
+    try:
+        return msgspec.convert(
+            {
+                "role": item.get("role"),
+                "content": _parts(content, field) if isinstance(content, list) else content,
+            },
+            Message,
+        )
+    except msgspec.ValidationError as error:
+        raise invalid(f"{field}: {error}", field) from None
+
+
+def _call(item: dict[str, Any], field: str) -> dict[str, Any]:
+    name, call, arguments = (item.get(key) for key in ("name", "call_id", "arguments"))
+    if not (isinstance(name, str) and isinstance(call, str) and isinstance(arguments, str)):
+        raise invalid("a function_call needs name, call_id and arguments, each a text", field)
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _parts(given: list[Any], field: str) -> list[dict[str, Any]]:
+    found = []
+    for part in given:
+        kind = _PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+        value = part.get("image_url" if kind == "image_url" else "text") if kind else None
+        if not isinstance(value, str):
+            raise invalid(
+                "content is a text, or a list of input_text, output_text and input_image with a"
+                " text or an image_url",
+                f"{field}.content",
+                "unsupported_value",
+            )
+        assert kind is not None
+        found.append({"type": kind, kind: {"url": value} if kind == "image_url" else value})
+    return found
