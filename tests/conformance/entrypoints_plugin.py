@@ -28,6 +28,8 @@ START_S = 300.0
 STOP_S = 60.0
 CONTEXT = 512
 """Tokens: a tiny model does not end its text, and many tests set no limit."""
+MAX_LORAS = "32"
+"""vLLM does not bound how many adapters are registered, and its tests unload none."""
 WITH_VALUE = {"--max-num-seqs", "--max-lora-rank", "--max-num-batched-tokens"}
 """Flags of both engines."""
 IGNORED_WITH_VALUE = {
@@ -67,7 +69,7 @@ def flags(given: list[str]) -> list[str]:
         if name in IGNORED:
             continue
         if name == "--enable-lora":
-            found.append(name)
+            found += [name, "--max-loras", MAX_LORAS]
         elif name == "--lora-modules":
             found.append(name)
             while rest and not rest[0].startswith("--"):
