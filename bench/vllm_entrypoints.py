@@ -23,7 +23,15 @@ from collections import Counter
 from pathlib import Path
 
 from bench.result import RESULTS, publish
-from tests.conformance.entrypoints_verdicts import LEFT_OUT, NOT, SUITE, Row, verdict
+from tests.conformance.entrypoints_verdicts import (
+    FAILED,
+    LEFT_OUT,
+    NOT,
+    NOT_BUILT,
+    SUITE,
+    Row,
+    verdict,
+)
 from tests.conformance.peers import FOLDER, PEERS
 from tests.lora import write_adapter
 
@@ -66,10 +74,10 @@ def run(source: Path, chosen: list[str]) -> dict[str, dict[str, str]]:
             [
                 str(PEER.python), "-m", "pytest", "-q", "--tb=no",
                 "-p", "entrypoints_plugin", "-p", "no:cacheprovider", "--asyncio-mode=strict",
-                "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT_S}",
+                f"--timeout={TEST_TIMEOUT_S}",
                 f"--rootdir={source}", f"--confcutdir={suite}", "--continue-on-collection-errors",
-                *(f"--ignore={suite / one}" for one in LEFT_OUT if "::" not in one),
-                *(f"--deselect=tests/entrypoints/{one}" for one in LEFT_OUT if "::" in one),
+                *(f"--ignore={suite / one}" for one in LEFT_OUT),
+                *(f"--deselect=tests/entrypoints/{one}" for one in NOT_BUILT),
                 *(str(suite / file) for file in chosen or SUITE),
             ],
             env=environment, cwd=folder, timeout=SUITE_TIMEOUT_S, check=False,
@@ -78,9 +86,17 @@ def run(source: Path, chosen: list[str]) -> dict[str, dict[str, str]]:
         return found
 
 
+def left_out() -> list[Row]:
+    """Return what is said of the tests that are not run."""
+    return [
+        *(Row(file, NOT, why) for file, why in LEFT_OUT.items()),
+        *(Row(test, FAILED, why) for test, why in NOT_BUILT.items()),
+    ]
+
+
 def rows_of(outcomes: dict[str, dict[str, str]]) -> list[Row]:
     """Return what each outcome says about our engine."""
-    found = [Row(file, NOT, why) for file, why in LEFT_OUT.items()]
+    found = left_out()
     for test, told in outcomes.items():
         found.append(verdict(test.partition("tests/entrypoints/")[2], told["outcome"], told["why"]))
     return sorted(found)
@@ -95,10 +111,9 @@ def judge() -> None:
         verdict(row.test, "failed", row.why) if row.verdict in ("failed", "unexplained") else row
         for row in rows
     ]
-    rows = [row for row in rows if row.test.partition("::")[0] not in LEFT_OUT]
-    known = {row.test for row in rows}
-    rows += [Row(one, NOT, why) for one, why in LEFT_OUT.items() if one not in known]
-    rows.sort()
+    left = left_out()
+    known = {row.test for row in left}
+    rows = sorted([*left, *(row for row in rows if row.test not in known)])
     result["samples"]["tests"] = [row._asdict() for row in rows]
     result["figures"] = figures(rows)
     file.write_text(json.dumps(result, indent=2) + "\n")

@@ -146,6 +146,7 @@ class _Config(msgspec.Struct):
     alpha_pattern: Any = None
     layer_replication: Any = None
     trainable_token_indices: Any = None
+    init_lora_weights: Any = True
 
     @property
     def scale(self) -> float:
@@ -157,6 +158,9 @@ UNSUPPORTED = (
     "layer_replication", "trainable_token_indices",
 )  # fmt: skip
 """Fields that change the computation in a way that is not this module's."""
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+"""Beginnings of ``init_lora_weights`` whose training changes the base model's own weights (PEFT,
+``LoraConfig``). Its adapter is wrong on the weights that everybody else has."""
 
 
 def _config(folder: Path, max_rank: int) -> _Config:
@@ -176,6 +180,12 @@ def _config(folder: Path, max_rank: int) -> _Config:
     for field in UNSUPPORTED:
         if value := getattr(config, field):
             raise LoadError(f"{path}: field {field}: {value!r} is not supported")
+    start = config.init_lora_weights
+    if isinstance(start, str) and start.startswith(CHANGES_BASE):
+        raise LoadError(
+            f"{path}: field init_lora_weights: {start!r} changes the base model; convert the"
+            " adapter with PEFT's path_initial_model_for_weight_conversion"
+        )
     if config.r < 1:
         raise LoadError(f"{path}: field r: {config.r} is no rank; it must be at least 1")
     if config.r > max_rank:

@@ -265,6 +265,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit(f, bias="all"), "field bias: 'all'"),
     (lambda f: edit(f, use_dora=True), "field use_dora"),
     (lambda f: edit(f, modules_to_save=["lm_head"]), "field modules_to_save"),
+    (lambda f: edit(f, init_lora_weights="pissa_niter_4"), "init_lora_weights: 'pissa_niter_4'"),
     (lambda f: edit(f, peft_type="LOHA"), "field peft_type: LOHA"),
     (lambda f: edit(f, rank_pattern={"q_proj": 2}), "field rank_pattern"),
     (lambda f: edit(f, target_modules=["q_proj", "lm_head"]), "field target_modules: lm_head"),
