@@ -87,7 +87,7 @@ def run(source: Path, chosen: list[str]) -> dict[str, dict[str, str]]:
 
 
 def left_out() -> list[Row]:
-    """Return what is said of the tests that are not run."""
+    """Return the rows of the tests that are not run."""
     return [
         *(Row(file, NOT, why) for file, why in LEFT_OUT.items()),
         *(Row(test, FAILED, why) for test, why in NOT_BUILT.items()),

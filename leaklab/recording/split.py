@@ -1,10 +1,10 @@
 """Which recordings may be looked at, and which are run once: fixed before there were any.
 
-The split is by mechanism, so that what is held out is of kinds that nobody has tuned on: that of a
-leak is how it holds its memory, and that of a healthy run what its load does. The names of the
-leaks, ordered by their SHA-256, are seen and held out in turn, and so are those of the healthy
-runs. A mechanism is in the same part on each engine. One that comes later is added by hand, before
-its first recording.
+The split is by mechanism, so that no held-out recording is of a kind that the detector was tuned
+on. The mechanism of a leak is how it holds its memory; that of a healthy run is its load. The names
+of the leaks, ordered by their SHA-256, are seen and held out in turn, and so are those of the
+healthy runs. A mechanism is in the same part on each engine. One that comes later is added by hand,
+before its first recording.
 """
 
 from __future__ import annotations

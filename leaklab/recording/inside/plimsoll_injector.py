@@ -172,7 +172,7 @@ def _count_sglang() -> None:
 
 
 def retained_tensors() -> Take:
-    """Tensors of the device that nobody gives back."""
+    """Tensors on the device that are never freed."""
     kept: list[Any] = []
 
     def take(size: int) -> None:

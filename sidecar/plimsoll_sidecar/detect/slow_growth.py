@@ -1,4 +1,4 @@
-"""What is said of slow growth: its rate, and the time until the memory's limit."""
+"""The report on slow growth: its rate, and the time until the memory limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plimsoll_sidecar.detect.leak.slow_leak import LIKELY_T, Drift
 
 
 def limit_of(memory: str, budget: MemoryBudget | None, sample: Sample, shared: bool) -> int | None:
-    """Return where ``memory`` ends, in bytes; None where nobody says so.
+    """Return the limit of ``memory`` in bytes; None if it is unknown.
 
     A device ends with its size, unless others use it too (``shared``).
     """
@@ -24,7 +24,7 @@ def limit_of(memory: str, budget: MemoryBudget | None, sample: Sample, shared: b
 def slow_growth(
     found: Drift | None, peak: int | None, limit: int | None, segment: Segment | None, why: str
 ) -> SlowGrowth:
-    """Return what is said of ``found``, None where nothing grows.
+    """Return the report on ``found``, which is None if nothing grows.
 
     ``peak`` is the highest floor of the last day, ``why`` says why there is no ``limit``.
     """

@@ -38,7 +38,7 @@ RAISED_T = 5.408
 """Student's t for 7 degrees of freedom and one chance in 2,000. Two tests or so come an hour: by
 the union bound, at most one in 1,000 hours raises a random walk without drift."""
 LIKELY_T = 1.895
-"""The same for one chance in 20: what clears again, and how sure a time is said to be."""
+"""The same for one chance in 20: it decides when a leak clears, and how wide a forecast is."""
 RANDOM_WALK = 1.28
 """Steps between *averages* of a random walk correlate by a quarter (Working, "Note on the
 Correlation of First Differences of Averages in a Random Chain", Econometrica 28, 1960). For 8
@@ -238,7 +238,7 @@ class SlowLeakWatch:
 
 
 def _rises(seen: Drift, room: int | None) -> bool:
-    """Whether the drift is growth that nobody expects to end, with ``room`` bytes left."""
+    """Return whether the drift is a leak, with ``room`` bytes left."""
     if seen.rise < MIN_RISE_BYTES or seen.lower(RAISED_T) <= 0 or seen.fading < FADING:
         return False
     if seen.span_s >= ENOUGH_S:
@@ -247,7 +247,7 @@ def _rises(seen: Drift, room: int | None) -> bool:
 
 
 def _keeps(seen: Drift) -> bool:
-    """Whether the drift goes on where it was raised before."""
+    """Return whether a drift that was raised before still counts as a leak."""
     return seen.rise >= MIN_RISE_BYTES and seen.lower(LIKELY_T) > 0 and seen.fading >= FADED
 
 
