@@ -153,20 +153,23 @@ def body(text: str, tokens: int, **fields: object) -> dict[str, object]:
     return {**wish, "temperature": 0, "ignore_eos": True, **fields}
 
 
+async def complete(client: httpx.AsyncClient, wish: dict[str, object]) -> bool:
+    """Send a completion and wait for its end; HTTPStatusError where it is refused."""
+    answer = await client.post("/v1/completions", json=wish)
+    answer.raise_for_status()
+    return True
+
+
 # ---- shapes: true where the request ran to its end
 
 
 async def short(client: httpx.AsyncClient, number: int) -> bool:
-    answer = await client.post("/v1/completions", json=body(prompt(number, 12), 3))
-    answer.raise_for_status()
-    return True
+    return await complete(client, body(prompt(number, 12), 3))
 
 
 async def wordy(client: httpx.AsyncClient, number: int) -> bool:
     """Long prompts: what grows by the prompt shows."""
-    answer = await client.post("/v1/completions", json=body(prompt(number, 160), 2))
-    answer.raise_for_status()
-    return True
+    return await complete(client, body(prompt(number, 160), 2))
 
 
 async def leaving(client: httpx.AsyncClient, number: int) -> bool:
@@ -194,9 +197,7 @@ async def choices(client: httpx.AsyncClient, number: int) -> bool:
 
 async def returning(client: httpx.AsyncClient, number: int) -> bool:
     """One of a dozen long prompts, each of them again and again."""
-    answer = await client.post("/v1/completions", json=body(prompt(number % 12, 160), 2))
-    answer.raise_for_status()
-    return True
+    return await complete(client, body(prompt(number % 12, 160), 2))
 
 
 async def albums(client: httpx.AsyncClient, number: int) -> bool:

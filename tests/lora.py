@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from leaklab.recording import adapters
 from plimsoll_faults.models import tiny
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -58,12 +59,8 @@ def write_adapter(
             tensors[f"base_model.model.{path}.lora_A.weight"] = a
             tensors[f"base_model.model.{path}.lora_B.weight"] = b
     folder.mkdir(parents=True)
-    config = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none",
-        "target_modules": list(modules), "modules_to_save": None, "use_dora": False,
-    }  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(config | fields))
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    about = {"r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules)}
+    adapters.save(folder, tensors, **about | fields)
     return folder
 
 

@@ -7,6 +7,7 @@ governor turns that into incidents with a life cycle; it never asks the detector
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
@@ -87,12 +88,21 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
     no_time: str | None = None
 
 
+def slow_leak_texts(slow: Mapping[str, SlowGrowth]) -> list[str]:
+    """Describe the slow leaks of one replica for people; ``slow`` is that of its assessment."""
+    return [
+        slow_leak_text(memory, one.segment, one.bytes_per_s, one.limit_s)
+        for memory, one in sorted(slow.items())
+        if one.slow_leak and one.bytes_per_s is not None
+    ]
+
+
 def slow_leak_text(
     memory: str, segment: str | None, bytes_per_s: float, limit_s: float | None
 ) -> str:
     """Describe a slow leak of ``memory`` (host or device) for people.
 
-    The rate has two digits: a text that moved with every figure would be written for ever.
+    The rate has two digits, so that the text, which a status shows, seldom changes.
     """
     mib = max(bytes_per_s * 3600 / (1 << 20), 0.01)
     rate = format_bytes(round(mib, 1 - math.floor(math.log10(mib))) * (1 << 20))

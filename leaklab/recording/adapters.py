@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -30,11 +31,13 @@ def write(folder: Path, checkpoint: Path, count: int) -> list[Path]:
                 tensors[f"{path}.lora_B.weight"] = torch.randn(size, RANK, generator=generator)
         one = folder / f"adapter-{number}"
         one.mkdir(parents=True, exist_ok=True)
-        about = {
-            "peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "bias": "none",
-            "target_modules": list(rows), "modules_to_save": None, "use_dora": False,
-        }  # fmt: skip
-        (one / "adapter_config.json").write_text(json.dumps(about))
-        save_file(tensors, one / "adapter_model.safetensors", metadata={"format": "pt"})
+        save(one, tensors, r=RANK, lora_alpha=RANK, target_modules=list(rows))
         made.append(one)
     return made
+
+
+def save(folder: Path, tensors: dict[str, torch.Tensor], **fields: Any) -> None:
+    """Write an adapter into a folder that exists; ``fields`` go into its config."""
+    config = {"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False}
+    (folder / "adapter_config.json").write_text(json.dumps(config | fields))
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

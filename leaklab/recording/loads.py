@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from leaklab import clients
-from leaklab.clients import Shape, body, prompt
+from leaklab.clients import Shape, body, complete, prompt
 
 TIMEOUT_S, PATIENCE_S = 60.0, 0.4
 MOST_AT_ONCE = 120
@@ -94,17 +94,17 @@ class Crowd:
 
 
 async def answers(client: httpx.AsyncClient, number: int) -> bool:
-    return await _post(client, body(prompt(number, 24), ANSWER_TOKENS))
+    return await complete(client, body(prompt(number, 24), ANSWER_TOKENS))
 
 
 async def long(client: httpx.AsyncClient, number: int) -> bool:
-    return await _post(client, body(prompt(number, 60), LONG_TOKENS))
+    return await complete(client, body(prompt(number, 60), LONG_TOKENS))
 
 
 async def growing(client: httpx.AsyncClient, number: int) -> bool:
     """Each prompt is longer than the one before."""
     words = min(LONGEST_PROMPT, 16 + int(GROWTH * number))
-    return await _post(client, body(prompt(number, words), 8))
+    return await complete(client, body(prompt(number, words), 8))
 
 
 async def leaving(client: httpx.AsyncClient, number: int) -> bool:
@@ -125,7 +125,7 @@ async def grammars(client: httpx.AsyncClient, number: int) -> bool:
     how = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     wish = body(prompt(number, 24), ANSWER_TOKENS, response_format=how)
     del wish["ignore_eos"]
-    return await _post(client, wish)
+    return await complete(client, wish)
 
 
 class Adapters:
@@ -145,13 +145,7 @@ class Adapters:
                 await client.post("/v1/unload_lora_adapter", json=old)
         known = max(0, turn - 1 - number % 3) if turn else 0
         wish = body(prompt(number, 24), ANSWER_TOKENS)
-        return await _post(client, wish | ({"model": f"adapter-{known}"} if turn else {}))
-
-
-async def _post(client: httpx.AsyncClient, wish: dict[str, object]) -> bool:
-    answer = await client.post("/v1/completions", json=wish)
-    answer.raise_for_status()
-    return True
+        return await complete(client, wish | ({"model": f"adapter-{known}"} if turn else {}))
 
 
 SHAPES: dict[str, Shape] = {

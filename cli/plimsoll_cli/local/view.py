@@ -16,7 +16,7 @@ from plimsoll_api.assessment import (
     Assessment,
     BudgetState,
     Segment,
-    slow_leak_text,
+    slow_leak_texts,
 )
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.units import format_bytes
@@ -140,15 +140,8 @@ def _budget_row(
 
 
 def _slow_leaks(seen: Assessment) -> list[Text]:
-    """One line for each memory that grows without an end."""
-    return [
-        Text(
-            f"slow leak: {slow_leak_text(memory, one.segment, one.bytes_per_s, one.limit_s)}",
-            style="yellow",
-        )
-        for memory, one in sorted(seen.slow.items())
-        if one.slow_leak and one.bytes_per_s is not None
-    ]
+    """Return a line for each memory that keeps growing."""
+    return [Text(f"slow leak: {text}", style="yellow") for text in slow_leak_texts(seen.slow)]
 
 
 def _segments(screen: Screen, seen: Assessment, width: int, plain: bool) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from plimsoll_api.admin import LedgerEntry
-from plimsoll_api.assessment import Assessment, BudgetState, Segment, slow_leak_text
+from plimsoll_api.assessment import Assessment, BudgetState, Segment, slow_leak_texts
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget
@@ -47,13 +47,8 @@ def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]],
 
 
 def slow_leaks(seen: Assessment) -> str:
-    """Return a line for each memory that grows without an end."""
-    made = []
-    for memory, one in sorted(seen.slow.items()):
-        if one.slow_leak and one.bytes_per_s is not None:
-            text = slow_leak_text(memory, one.segment, one.bytes_per_s, one.limit_s)
-            made.append(f"<p>Slow leak: {escape(text)}.</p>")
-    return "".join(made)
+    """Return a line for each memory that keeps growing."""
+    return "".join(f"<p>Slow leak: {escape(text)}.</p>" for text in slow_leak_texts(seen.slow))
 
 
 def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
