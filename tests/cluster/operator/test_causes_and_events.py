@@ -30,7 +30,10 @@ def progress(kubectl: Any, eventually: Any) -> None:
     def complete() -> bool:
         kubectl.play_kubelet("tiny")
         item = kubectl.get("plinf", "tiny")
-        found = {one["type"]: one for one in item["status"]["conditions"]}["Progressing"]
+        conditions = (item.get("status") or {}).get("conditions", [])
+        found = next((one for one in conditions if one["type"] == "Progressing"), None)
+        if found is None:
+            return False  # the first status is not written yet
         seen = found["observedGeneration"] == item["metadata"]["generation"]
         return bool(seen and found["reason"] in ("RolloutComplete", "RolledBackOnRequest"))
 

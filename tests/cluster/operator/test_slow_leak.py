@@ -16,12 +16,16 @@ from leaklab.series import GIB, MIB, Series, steady
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_cli.cluster.budget_rows import row_of
+from plimsoll_operator.scraper import PUBLISH_S
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.record.metrics import Metrics
+from tests.cluster.operator.conftest import WAIT_S
 from tests.cluster.operator.test_lifecycle import own_address
 
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, limit_bytes=6 * GIB), warmup_s=60.0)
 INTERVAL_S = 60.0
+NEXT_S = PUBLISH_S + WAIT_S
+"""The operator publishes the first figures at once, the next ones a minute later."""
 
 
 @dataclass
@@ -73,18 +77,15 @@ def test_a_slow_leak_is_a_condition_until_the_engine_is_new(
     eventually: Any,
     replica: Replica,
 ) -> None:
-    replica.page = page_after(1, 0)
+    replica.page = page_after(12, 0)
     start()
     kubectl.apply(manifest)
     (pod,) = eventually(lambda: kubectl.list("pods", "plimsoll.dev/service=tiny"))
     kubectl.play_kubelet("tiny", replica.address)
-    eventually(lambda: kubectl.holds("tiny", SlowLeak="NotKnownYet", Ready="True"))
-
-    replica.page = page_after(12, 0)
-    eventually(lambda: kubectl.holds("tiny", SlowLeak="NoSlowLeak"))
+    eventually(lambda: kubectl.holds("tiny", SlowLeak="NoSlowLeak", Ready="True"))
 
     replica.page = page_after(30, 4 * MIB)
-    eventually(lambda: kubectl.holds("tiny", SlowLeak="MemoryKeepsGrowing"), 90)
+    eventually(lambda: kubectl.holds("tiny", SlowLeak="MemoryKeepsGrowing"), NEXT_S)
     condition = kubectl.condition("tiny", "SlowLeak")
     assert condition["status"] == "True"
     where = re.escape(f"{pod['metadata']['name']}: host memory (malloc_in_use)")
@@ -99,4 +100,4 @@ def test_a_slow_leak_is_a_condition_until_the_engine_is_new(
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
 
     replica.page = page_after(1, 0)
-    eventually(lambda: kubectl.holds("tiny", SlowLeak="NotKnownYet"), 90)
+    eventually(lambda: kubectl.holds("tiny", SlowLeak="NotKnownYet"), NEXT_S)
