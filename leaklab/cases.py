@@ -16,9 +16,12 @@ from leaklab.series import (
     EIGHT,
     GIB,
     MIB,
+    Curve,
     Series,
     bursty,
     diurnal,
+    flat,
+    saturating,
     square_load,
     steady,
 )
@@ -66,7 +69,9 @@ class Case:
 @dataclass(frozen=True)
 class Mechanism:
     """How a leak comes about: where its memory is and which process holds it. ``noises`` are how
-    unsteady the memory of its engine is, by seed."""
+    unsteady the memory of its engine is, by seed. ``shapes`` are the ways in which it can grow, all
+    of its split's where it says none. ``accounted`` is a cache that its engine accounts for to the
+    byte, and fills meanwhile; ``load`` are the requests in flight, where they drive no leak."""
 
     name: str
     segment: str
@@ -74,6 +79,9 @@ class Mechanism:
     role: str = "worker"
     malloc: bool = True
     noises: tuple[float, ...] = (8 * MIB, 25 * MIB, 40 * MIB)
+    shapes: tuple[str, ...] = ()
+    accounted: float = 0.0
+    load: Curve = EIGHT
 
 
 LEAKS = {
@@ -122,8 +130,6 @@ LEAKS = {
         Mechanism(
             "foreign_router", "anonymous_other", role="frontend", malloc=False, noises=(17 * MIB,)
         ),
-    ),
-    Split.TEST: (
         Mechanism("beam_histories", "malloc_in_use", noises=(24 * MIB,)),
         Mechanism("request_callbacks", "python_objects", role="frontend", noises=(11 * MIB,)),
         Mechanism("registered_regions", "anonymous_other", noises=(34 * MIB,)),
@@ -132,6 +138,99 @@ LEAKS = {
         Mechanism("split_blocks", "torch_reserved_unused", "DeviceGrowth", noises=(29 * MIB,)),
         Mechanism("encoder_outputs", "torch_allocated", "DeviceGrowth", noises=(8 * MIB,)),
         Mechanism("foreign_batcher", "anonymous_other", malloc=False, noises=(40 * MIB,)),
+    ),
+    Split.TEST: (
+        # A stream of many answers keeps its context in the RPC server, if its client left early.
+        Mechanism(
+            "stream_contexts",
+            "malloc_in_use",
+            noises=(21 * MIB,),
+            shapes=("steady", "load", "tokens", "late", "swells"),
+        ),
+        # The frontend mirrors what the worker's cache of pictures holds, and misses its evictions.
+        Mechanism(
+            "mirrored_entries",
+            "python_objects",
+            role="frontend",
+            noises=(13 * MIB,),
+            shapes=("load", "bursty", "late", "renewed"),
+            accounted=700 * MIB,
+        ),
+        # A read from the disk tier that failed does not give back its aligned buffer.
+        Mechanism(
+            "bounce_buffers",
+            "anonymous_other",
+            noises=(33 * MIB,),
+            shapes=("steady", "bursty", "stairs", "swells"),
+            accounted=900 * MIB,
+        ),
+        # Code that was compiled while serving is never unloaded: each release of a client brings
+        # new shapes, and fewer of them from hour to hour.
+        Mechanism(
+            "code_pages",
+            "anonymous_other",
+            noises=(19 * MIB,),
+            shapes=("steady", "late", "stairs", "renewed"),
+        ),
+        # Each update of the weights leaves the segment by which one rank received its part.
+        Mechanism(
+            "weight_segments",
+            "shared",
+            noises=(45 * MIB,),
+            shapes=("late", "stairs", "bursty"),
+            load=diurnal(5, 13, 2.3 * HOUR),
+        ),
+        # A graph that is made anew for a changed batch leaves its executable in the driver.
+        Mechanism(
+            "graph_executables",
+            "non_torch",
+            "DeviceGrowth",
+            noises=(15 * MIB,),
+            shapes=("steady", "late", "stairs", "renewed"),
+        ),
+        # Each sleep begins a new private pool, and the one from before is never emptied.
+        Mechanism(
+            "wake_pools",
+            "torch_reserved_unused",
+            "DeviceGrowth",
+            noises=(27 * MIB,),
+            shapes=("late", "stairs", "bursty", "swells"),
+        ),
+        # An adapter that was replaced under its name is still referred to by a batch's mapping.
+        Mechanism(
+            "replaced_adapters",
+            "torch_allocated",
+            "DeviceGrowth",
+            noises=(37 * MIB,),
+            shapes=("late", "stairs", "bursty", "renewed"),
+            load=diurnal(6, 16, 1.7 * HOUR),
+        ),
+        # Hidden states that a trainer has asked for are kept for each token that is made.
+        Mechanism(
+            "hidden_states",
+            "torch_allocated",
+            "DeviceGrowth",
+            noises=(10 * MIB,),
+            shapes=("steady", "load", "tokens", "swells"),
+            load=diurnal(4, 14, 2 * HOUR),
+        ),
+        # A separate server of encoders, without a probe, keeps a tensor for each of its requests.
+        Mechanism(
+            "foreign_encoder",
+            "anonymous_other",
+            malloc=False,
+            noises=(30 * MIB,),
+            shapes=("steady", "load", "late", "swells"),
+        ),
+        # The scheduler's record of a request's tokens stays if the request ended in the same step
+        # in which it was preempted.
+        Mechanism(
+            "token_histories",
+            "python_objects",
+            noises=(23 * MIB,),
+            shapes=("steady", "tokens", "late", "renewed"),
+            load=diurnal(5, 12, 3.1 * HOUR),
+        ),
     ),
 }
 _SPENT_S = {
@@ -143,19 +242,38 @@ _SPENT_S = {
 SPENT_S = {
     Split.DEVELOPMENT: _SPENT_S,
     Split.SEEN: _SPENT_S,
-    Split.TEST: {"fast": 98.0, "minutes": 2300.0, "hours": 3.4 * HOUR, "slow": 14 * HOUR},
+    Split.TEST: {
+        "fast": 120.0,
+        "brisk": 640.0,
+        "minutes": 3300.0,
+        "hours": 5.2 * HOUR,
+        "slow": 15 * HOUR,
+    },
 }
 """Time from a leak's begin until it has spent its budget, by name of the rate."""
-BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (5, 0.25)}
+BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (10, 0.4)}
 """Pulses until the budget is spent, and the share of the time that each takes."""
-SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (4, 12, 7)}
+SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (3, 19, 9)}
 """Requests in flight at low and high load, and how often they alternate."""
+FILLS_S = 1500.0
+"""The time constant in which an accounted cache fills."""
 _SHAPES = ("steady", "load", "bursty", "late")
 SHAPES = {
     Split.DEVELOPMENT: _SHAPES,
-    Split.SEEN: (*_SHAPES, "quickening", "slowing", "waves", "lumps", "ratchet"),
-    Split.TEST: (*_SHAPES, "doubling", "spells"),
+    Split.SEEN: (
+        *_SHAPES,
+        "quickening",
+        "slowing",
+        "waves",
+        "lumps",
+        "ratchet",
+        "doubling",
+        "spells",
+    ),
+    Split.TEST: (*_SHAPES, "tokens", "stairs", "renewed", "swells"),
 }
+TOKENS_PER_S = 900.0
+"""The mean of what is generated, where leaks follow tokens."""
 
 
 def leaks(split: Split, seeds: int) -> list[Case]:
@@ -164,9 +282,9 @@ def leaks(split: Split, seeds: int) -> list[Case]:
         _leak(split, mechanism, rate, shape, seed)
         for mechanism in LEAKS[split]
         for rate in SPENT_S[split]
-        for shape in SHAPES[split]
+        for shape in mechanism.shapes or SHAPES[split]
         for seed in range(seeds)
-        if (rate, shape) not in {("fast", "load"), ("fast", "bursty")}
+        if (rate, shape) not in {("fast", "load"), ("fast", "bursty"), ("fast", "tokens")}
     ]
 
 
@@ -184,9 +302,12 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
         device=mechanism.kind == "DeviceGrowth",
         noise=mechanism.noises[seed % len(mechanism.noises)],
         base=base_of(seed),
-        load=EIGHT,
+        load=mechanism.load,
         seed=_seed(split, mechanism.name, rate, shape, seed),
     )
+    if mechanism.accounted:
+        series.other = series.ledger = saturating(mechanism.accounted, FILLS_S, WARMUP_S)
+        series.ledger_bound = int(mechanism.accounted)
     match shape:
         case "load":
             low, high, turns = SWELLS[split]
@@ -198,6 +319,12 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
             series.leak = lambda t: pulses(max(0.0, t - starts))
         case "steady" | "late":
             series.leak = steady(per_s, starts)
+        case "tokens":
+            swells = SHARES["swells"](series.seed)
+            tokens: Curve = lambda t: TOKENS_PER_S * spent * swells(t / spent)  # noqa: E731
+            each = budget / (tokens(starts + spent) - tokens(starts))
+            series.leak = lambda t: each * max(0.0, tokens(t) - tokens(starts))
+            series.counters = {"generation_tokens_total": tokens}
         case _:
             grown = SHARES[shape](series.seed)
             series.leak = lambda t: budget * grown(max(0.0, t - starts) / spent)
@@ -242,12 +369,25 @@ USUAL_PAUSE_S = 6.0
 """One step in a hundred or so takes this long in the services that hang."""
 
 
+_HANGS = {"new": 420.0, "known": 2020.0, "frontend": 1220.0}
+HANGS = {
+    Split.DEVELOPMENT: _HANGS,
+    Split.SEEN: _HANGS,
+    Split.TEST: _HANGS | {"few": 2620.0, "woken": 1620.0},
+}
+"""When each comes, by name."""
+WOKEN_S = 45.0
+"""From the end of its sleep until a woken engine hangs."""
+
+
 def stalls(split: Split) -> list[Case]:
     """A worker that hangs under load, soon after its start or with a history of its steps, and a
-    frontend that hangs: it answers nobody, and what the worker does is not known."""
+    frontend that hangs: it answers nobody, and what the worker does is not known. Few requests are
+    in flight where a link to a peer is lost by night; an engine that was woken hangs in its first
+    collective, for one rank sleeps on."""
     return [
         _stall(split, name, at + 7 * seed, seed)
-        for name, at in (("new", 420.0), ("known", 2020.0), ("frontend", 1220.0))
+        for name, at in HANGS[split].items()
         for seed in range(5)
     ]
 
@@ -258,6 +398,10 @@ def _stall(split: Split, name: str, at: float, seed: int) -> Case:
         paused=lambda t: t % 100 < USUAL_PAUSE_S,
         seed=_seed(split, "hang", name, seed),
     )
+    if name == "few":
+        series.load = flat(4.0)
+    if name == "woken":
+        series.load = lambda t: 0.0 if 600 <= t < at - WOKEN_S else 11.0
     if name == "frontend":
         series.unresponsive = lambda t: t >= at
     else:

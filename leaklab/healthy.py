@@ -5,12 +5,15 @@ from __future__ import annotations
 from leaklab import (
     healthy_known,
     seen_device,
+    seen_heaps,
     seen_host,
     seen_memory,
     seen_operations,
     seen_processes,
     seen_service,
     seen_silence,
+    seen_surroundings,
+    seen_tensors,
     seen_work,
     seen_workspaces,
     unseen_device,
@@ -30,6 +33,9 @@ FAMILIES: dict[Split, dict[str, Build]] = {
     | seen_service.FAMILIES
     | seen_processes.FAMILIES
     | seen_workspaces.FAMILIES
-    | seen_operations.FAMILIES,
+    | seen_operations.FAMILIES
+    | seen_heaps.FAMILIES
+    | seen_tensors.FAMILIES
+    | seen_surroundings.FAMILIES,
     Split.TEST: unseen_host.FAMILIES | unseen_device.FAMILIES | unseen_service.FAMILIES,
 }

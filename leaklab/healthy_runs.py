@@ -68,6 +68,13 @@ def path(points: list[tuple[float, float]]) -> Curve:
     return curve
 
 
+def levels(changes: list[tuple[float, float]]) -> Curve:
+    """The sum of all changes so far, each a time and by how much; nothing before the first."""
+    changes = sorted(changes)
+    times, totals = [at for at, _ in changes], [0.0, *accumulate(by for _, by in changes)]
+    return lambda t: totals[bisect_right(times, t)]
+
+
 def last(times: list[float], t: float) -> float:
     """The last of ``times``, which begin at nought and are in order, that has come at ``t``."""
     return times[bisect_right(times, t) - 1]

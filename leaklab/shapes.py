@@ -95,6 +95,56 @@ def _in_spells(seed: int) -> Curve:
     return curve
 
 
+STAIRS = 18
+
+
+def _in_stairs(seed: int) -> Curve:
+    """What comes at even intervals, such as an update of the weights, leaks a block of one size
+    each time."""
+    return lambda x: math.floor(STAIRS * x) / STAIRS
+
+
+RENEWALS = 4
+EXHAUSTED = 3.0
+"""How often a rate falls to 1/e of itself until it is renewed."""
+
+
+def _renewed(seed: int) -> Curve:
+    """What has not been met yet gets rarer, until a release brings new things to meet: the rate
+    falls, and is renewed at uneven times, the same again after one is reached."""
+    rng = random.Random(seed)
+    begins = list(accumulate((rng.uniform(0.6, 1.4) for _ in range(RENEWALS)), initial=0.0))
+    grown = [0.0, *accumulate(rng.uniform(0.6, 1.4) for _ in range(RENEWALS))]
+
+    def curve(x: float) -> float:
+        whole, part = divmod(x, 1.0)
+        at = part * begins[-1]
+        number = bisect_right(begins, at) - 1
+        age = (at - begins[number]) / (begins[number + 1] - begins[number])
+        met = math.expm1(-EXHAUSTED * age) / math.expm1(-EXHAUSTED)
+        return whole + (grown[number] + met * (grown[number + 1] - grown[number])) / grown[-1]
+
+    return curve
+
+
+SWELLS = ((1, 0.4), (2, 0.3), (5, 0.25))
+"""How often each comes until one is reached, and its share of the mean rate."""
+
+
+def _in_swells(seed: int) -> Curve:
+    """Several rhythms at once: the rate is from nearly nothing to nearly twice the mean."""
+    rng = random.Random(seed)
+    waves = [(2 * math.pi * often, part, rng.uniform(0, 2 * math.pi)) for often, part in SWELLS]
+
+    def curve(x: float) -> float:
+        return x - sum(
+            part / wave * (math.cos(wave * x + phase) - math.cos(phase))
+            for wave, part, phase in waves
+        )
+
+    return curve
+
+
 SHARES: dict[str, Callable[[int], Curve]] = {
     "quickening": _quickening,
     "slowing": _slowing,
@@ -103,4 +153,7 @@ SHARES: dict[str, Callable[[int], Curve]] = {
     "ratchet": _by_ratchet,
     "doubling": _by_doubling,
     "spells": _in_spells,
+    "stairs": _in_stairs,
+    "renewed": _renewed,
+    "swells": _in_swells,
 }

@@ -78,29 +78,53 @@ def in_cascades(rate: float, length: float, rng: random.Random) -> Curve:
     return lambda t: even * rate * t + each * (come(t) - before)
 
 
-VARYING: dict[Split, Callable[[float, float, random.Random], Curve]] = {
-    Split.DEVELOPMENT: switching,
-    Split.SEEN: in_shifts,
-    Split.TEST: in_cascades,
+MOMENTS = 600
+"""Of a run, between which a drifting rate is level."""
+
+
+def drifting(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total whose rate drifts up and down without any moment at which it changes: its logarithm
+    wanders about its mean, quickly for one total and slowly for another (deviation .75)."""
+    step, tau = length / MOMENTS, rng.uniform(0.02, 0.25) * length
+    decay = math.exp(-step / tau)
+    level, totals = rng.gauss(0, 1), [0.0]
+    for _ in range(MOMENTS + 1):
+        totals.append(totals[-1] + step * rate * math.exp(0.75 * level - 0.28))
+        level = decay * level + rng.gauss(0, 1) * math.sqrt(1 - decay * decay)
+
+    def curve(t: float) -> float:
+        place = min(MOMENTS, int(t / step))
+        return totals[place] + (t / step - place) * (totals[place + 1] - totals[place])
+
+    return curve
+
+
+Vary = Callable[[float, float, random.Random], Curve]
+VARYING: dict[Split, tuple[Vary, ...]] = {
+    Split.DEVELOPMENT: (switching,),
+    Split.SEEN: (in_shifts, in_cascades),
+    Split.TEST: (drifting,),
 }
 
 
 def triggers(split: Split, seeds: int = 1) -> list[Case]:
-    """Counter x rate x seed; the fast rate is left out, for nothing varies within a minute."""
+    """Counter x rate x way to vary x seed; the fast rate is left out, for nothing varies within a
+    minute."""
     return [
-        _case(split, name, rate, seed)
+        _case(split, name, rate, varying, number * seeds + seed)
         for name in (*RATES, TIME)
         for rate in SPENT_S[split]
         if rate != "fast"
+        for number, varying in enumerate(VARYING[split])
         for seed in range(seeds)
     ]
 
 
-def _case(split: Split, name: str, rate: str, seed: int) -> Case:
+def _case(split: Split, name: str, rate: str, varying: Vary, seed: int) -> Case:
     spent = SPENT_S[split][rate]
     length = STARTS + 1.25 * spent
     rng = random.Random(f"{split}/{name}/{rate}/{seed}")
-    totals = {one: VARYING[split](mean, length, rng) for one, mean in RATES.items()}
+    totals = {one: varying(mean, length, rng) for one, mean in RATES.items()}
     driver: Curve = (lambda t: t) if name == TIME else totals[name]
     each = BUDGET / (driver(STARTS + spent) - driver(STARTS))
     series = Series(

@@ -1,4 +1,4 @@
-"""What only looks like a leak or a hang, for the test split: what a service does to its engines.
+"""What only looks like a leak or a hang, for the test split: what clients and peers make it hold.
 
 Each is bounded as in ``unseen_host``.
 """
@@ -8,264 +8,306 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from itertools import accumulate
 
 from leaklab.cases import DAY, HOUR, Build
-from leaklab.healthy_runs import Spells, long, short, summed, wandering
-from leaklab.series import MIB, Series, diurnal
-
-SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
+from leaklab.healthy_runs import Spells, levels, long, path, short, summed
+from leaklab.series import GIB, MIB, Series, diurnal, flat
 
 
-def _canary(seed: int) -> Series:
-    """A new model gets its share of the users in stages, each after hours without complaints."""
+def _long_recordings(seed: int) -> Series:
+    """A recording of a meeting is decoded whole in a minute or so. Its samples go piece by piece,
+    as the windows are transcribed."""
     rng = random.Random(seed)
-    stages = list(accumulate(rng.uniform(2, 8) * HOUR for _ in SHARES[1:]))
-    users = diurnal(28, rng.uniform(40, 50))
+    hourly, decodes = rng.uniform(90, 120) * MIB, rng.uniform(60, 160)
+    transcribes, apart = rng.uniform(8, 25), rng.uniform(700, 2600)
+    points, begins = [(0.0, 0.0)], list[float]()
+    while points[-1][0] < 2 * DAY:
+        at = points[-1][0] + rng.expovariate(1 / apart)
+        hours = min(3.5, 0.2 * rng.paretovariate(0.9))
+        begins.append(at)
+        points += [
+            (at, 0.0),
+            (at + hours * HOUR / decodes, hourly * hours),
+            (at + hours * HOUR / decodes + hours * HOUR / transcribes, 0.0),
+        ]
     return long(
         seed,
-        load=lambda t: users(t) * SHARES[bisect_right(stages, t)],
-        per_request=rng.uniform(3, 4.5) * MIB,
+        other=path(points),
+        other_in="anonymous_other",
+        load=diurnal(3, 12),
+        counters={"audios_total": lambda t: bisect_right(begins, t)},
     )
 
 
-def _slow_readers(seed: int) -> Series:
-    """A mobile network is slow for an hour or more: answers are made and done, and wait to be
-    read."""
+def _prefetched_ahead(seed: int) -> Series:
+    """Blocks are fetched from a remote store for requests that wait. When the engine is behind, the
+    blocks wait with their requests, up to the size of the window."""
     rng = random.Random(seed)
-    slow = Spells(rng, (4 * HOUR, 10 * HOUR), (0.5 * HOUR, 3 * HOUR))
-    readers, each = rng.uniform(120, 300), rng.uniform(0.5, 0.95) * MIB
-    come, leave = rng.uniform(300, 2400), rng.uniform(60, 900)
-    load = diurnal(5, 20)
+    behind = Spells(rng, (3 * HOUR, 9 * HOUR), (0.3 * HOUR, 2 * HOUR))
+    window, day = rng.uniform(180, 420) * MIB, diurnal(6, 20)
+    fills, drains = rng.uniform(300, 3000), rng.uniform(120, 900)
 
-    def unread(t: float) -> float:
-        since = slow.since(t)
-        if slow.on(t):
-            return readers * (1 - math.exp(-since / come))
-        return readers * math.exp(-since / leave) if since < t else 0.0
-
-    return long(
-        seed,
-        other=lambda t: each * unread(t),
-        other_in="python_objects",
-        load=load,
-        counters={"inflight": lambda t: load(t) + unread(t)},
-    )
-
-
-def _old_connections(seed: int) -> Series:
-    """Clients stay with the engine that they were given, and each connection has its buffers; when
-    the gateway begins anew all are given out again, here more of them or fewer."""
-    rng = random.Random(seed)
-    begins = [0.0, *accumulate(rng.uniform(4, 13) * HOUR for _ in range(14))]
-    shares = [rng.uniform(70, 230) for _ in begins]
-    tau, each = rng.uniform(0.4, 3) * HOUR, rng.uniform(0.5, 0.9) * MIB
-
-    def connections(t: float) -> float:
-        turn = bisect_right(begins, t) - 1
-        return shares[turn] * (1 - math.exp(-(t - begins[turn]) / tau))
-
-    return long(
-        seed, other=lambda t: each * connections(t), load=lambda t: 2 + 0.07 * connections(t)
-    )
-
-
-def _backfilled_nights(seed: int) -> Series:
-    """By night a queue of documents takes the places that nobody needs: as many requests as by day,
-    each with a book as its prompt."""
-    rng = random.Random(seed)
-    evening, lasts = rng.uniform(18, 23) * HOUR, rng.uniform(7, 11) * HOUR
-    mixes, height = rng.uniform(600, 5000), rng.uniform(140, 230) * MIB
-
-    def books(t: float) -> float:
-        since = (t - evening) % DAY
-        return min(1.0, since / mixes) if since < lasts else max(0.0, 1 - (since - lasts) / mixes)
+    def fetched(t: float) -> float:
+        since = behind.since(t)
+        if behind.on(t):
+            return 1 - math.exp(-since / fills)
+        return math.exp(-since / drains) if since < t else 0.0
 
     return long(
         seed,
-        other=lambda t: height * books(t),
-        load=lambda t: 22,
-        counters={"prompt_tokens_total": summed(lambda t: 2500 + 20_000 * books(t))},
+        other=lambda t: window * fetched(t),
+        other_in="anonymous_other",
+        load=lambda t: 30 if behind.on(t) else day(t),
+        counters={"waiting": lambda t: 60 * fetched(t)},
     )
 
 
-def _herding(seed: int) -> Series:
-    """Balancers that all send to the engine that was least busy a while ago: it is overrun, and
-    then left alone."""
+PULL_S = 480.0
+
+
+def _unpulled(seed: int) -> Series:
+    """A prefiller keeps what it made until a decoder pulls it. When a decoder is lost, its share
+    stays for eight minutes, until the engine gives up."""
     rng = random.Random(seed)
-    late, most = rng.uniform(15, 70), rng.uniform(28, 48)
-    flips, at = [], 0.0
-    while at < HOUR:
-        at += late * rng.uniform(0.6, 2.2)
-        flips.append(at)
-    strength = wandering(rng, 400)
-    return short(
+    lost = Spells(rng, (2 * HOUR, 9 * HOUR), (200, 2400))
+    rate = rng.uniform(2, 6) * rng.uniform(0.2, 0.5) * rng.uniform(0.15, 0.3) * MIB
+    missed = summed(lost.on)
+    return long(
         seed,
-        load=lambda t: (
-            most * min(1.0, max(0.3, 0.75 + 0.25 * strength(t)))
-            if bisect_right(flips, t) % 2
-            else 2
-        ),
-        per_request=rng.uniform(3.5, 5.5) * MIB,
+        other=lambda t: rate * (missed(t) - missed(t - PULL_S)),
+        other_in="anonymous_other",
+        load=diurnal(6, 16),
+        counters={"aborted_total": lambda t: 0.01 * t + 1.5 * missed(t - PULL_S)},
     )
 
 
-def _huge_bodies(seed: int) -> Series:
-    """A body of a hundred megabytes of pictures: while it is parsed nobody else is answered."""
+def _reloaded_checkpoint(seed: int) -> Series:
+    """New weights are read from disk in place: one shard after another lies on the host until its
+    tensors are copied. No request is in work meanwhile."""
     rng = random.Random(seed)
-    at, bodies = 0.0, []
-    while at < HOUR:
-        at += 20 + rng.expovariate(1 / 130)
-        size = min(330.0, 40 * rng.paretovariate(1.1)) * MIB
-        bodies.append((at, at + size / (40 * MIB), at + rng.uniform(9, 45), size))
+    reloads = Spells(rng, (2 * HOUR, 9 * HOUR), (240, 1200))
+    shard, each = rng.uniform(150, 400) * MIB, rng.uniform(40, 200)
+    cached, load = rng.uniform(0.4, 1.1) * GIB, diurnal(5, 18)
 
     def held(t: float) -> float:
-        return sum(
-            size * min(1.0, (t - at) / (parsed - at))
-            for at, parsed, until, size in bodies
-            if at <= t < until
-        )
+        return shard * (reloads.since(t) % each) / each * reloads.on(t)
 
-    return short(
-        seed,
-        other=lambda t: min(450 * MIB, held(t)),
-        unresponsive=lambda t: any(at <= t < parsed for at, parsed, _, _ in bodies),
-        load=diurnal(4, 14, 2000),
-        counters={"images_total": lambda t: 12 * sum(at <= t for at, _, _, _ in bodies)},
-    )
+    def file(t: float) -> float:
+        since = reloads.since(t)
+        if reloads.on(t):
+            return cached * min(1.0, since / 240)
+        return cached * math.exp(-since / 7200)
 
-
-def _slow_disk(seed: int) -> Series:
-    """Logs fill the page cache until the kernel makes who writes them wait: the engine, whose step
-    takes seconds then, and whose records queue."""
-    rng = random.Random(seed)
-    writes = Spells(rng, (100, 420), (4, 20), HOUR)
-    dirty, rate = rng.uniform(80, 160) * MIB, rng.uniform(0.6, 1.6) * MIB
-    queued = rng.uniform(30, 110) * MIB
-
-    def unwritten(t: float) -> float:
-        since = writes.since(t)
-        return 500 * MIB * max(0.0, 1 - since / 20) if writes.on(t) else rate * since
-
-    return short(
-        seed,
-        paused=writes.on,
-        silent=lambda t: writes.on(t) and writes.since(t) > 2,
-        other=lambda t: queued * min(1.0, writes.since(t) / 20) * writes.on(t),
-        file=lambda t: dirty + min(500 * MIB, unwritten(t)),
-        load=diurnal(6, 20, 2700),
-    )
-
-
-def _time_slices(seed: int) -> Series:
-    """The device is shared by turns: while the neighbour has work it has the device for seconds at
-    a time, and its own context and tensors there."""
-    rng = random.Random(seed)
-    neighbour = Spells(rng, (200, 800), (120, 900), HOUR)
-    every, size = rng.uniform(16, 44), rng.uniform(280, 420) * MIB
-    slices = rng.uniform(0.35, 0.52) * every
-    return short(
-        seed,
-        paused=lambda t: neighbour.on(t) and neighbour.since(t) % every < slices,
-        device=True,
-        device_other=lambda t: size * min(1.0, neighbour.since(t) / 15) * neighbour.on(t),
-        device_other_in="non_torch",
-        load=lambda t: 24 if neighbour.on(t) else 11,
-    )
-
-
-def _full_accept_queue(seed: int) -> Series:
-    """More connections come than are taken: some who ask are dropped, and heard when they ask
-    again, one, three or seven seconds later."""
-    rng = random.Random(seed)
-    rushes = Spells(rng, (200, 700), (40, 240), HOUR)
-    dropped = Spells(rng, (3, 20), (1, 7), HOUR)
-    most = rng.uniform(35, 60)
-    return short(
-        seed,
-        unresponsive=lambda t: rushes.on(t) and dropped.on(t),
-        load=lambda t: most * min(1.0, rushes.since(t) / 20) if rushes.on(t) else 9,
-        per_request=rng.uniform(2.5, 4) * MIB,
-    )
-
-
-def _dead_exporter(seed: int) -> Series:
-    """The thread that answers for the status dies of an error, and somebody starts it again hours
-    later: the day goes on unseen, and a table fills."""
-    rng = random.Random(seed)
-    dead = Spells(rng, (5 * HOUR, 15 * HOUR), (HOUR, 7 * HOUR))
-    height, tau = rng.uniform(80, 160) * MIB, rng.uniform(5, 15) * HOUR
     return long(
         seed,
-        silent=dead.on,
-        other=lambda t: height * (1 - math.exp(-t / tau)),
+        other=held,
+        file=file,
+        load=lambda t: 0 if reloads.on(t) else load(t),
+    )
+
+
+def _estimated_windows(seed: int) -> Series:
+    """A connection's window doubles while its sender finds more bandwidth. It goes with its
+    connection, which the gateway ends after an hour or so."""
+    rng = random.Random(seed)
+    most, age = rng.uniform(20, 60), rng.uniform(0.5, 2) * HOUR
+    day = diurnal(0.25, 1)
+    at, changes = 0.0, list[tuple[float, float]]()
+    while at < 2 * DAY:
+        at += rng.expovariate(most / age)
+        if rng.random() > day(at):
+            continue
+        ends, size, doubles = at + age * rng.uniform(0.6, 1.4), 0.125 * MIB, at
+        largest = min(16.0, 0.5 * rng.paretovariate(0.8)) * MIB
+        changes.append((at, size))
+        while size < largest and doubles < ends:
+            changes.append((doubles, size))
+            size *= 2
+            doubles += rng.uniform(20, 600)
+        changes.append((ends, -size))
+    return long(seed, other=levels(changes), load=lambda t: 20 * day(t))
+
+
+def _limited_strangers(seed: int) -> Series:
+    """Who asks too often is refused, so each address has a counter. A scan of the network leaves
+    tens of thousands of them, and a sweep removes what was not used for hours."""
+    rng = random.Random(seed)
+    scans = Spells(rng, (2 * HOUR, 12 * HOUR), (600, 4000))
+    rate, bound = rng.uniform(0.03, 0.1) * MIB, rng.uniform(200, 320) * MIB
+    forgets, sweep = rng.uniform(1.5, 6) * HOUR, rng.uniform(600, 1800)
+    asked = summed(scans.on)
+    return long(
+        seed,
+        other=lambda t: min(bound, rate * (asked(t) - asked(t - t % sweep - forgets))),
         other_in="python_objects",
-        load=diurnal(3, 26),
-        per_request=rng.uniform(2.5, 4) * MIB,
+        load=diurnal(4, 18),
+        counters={"errors_total": lambda t: 0.02 * t + 12 * asked(t)},
     )
 
 
-def _spot_nodes(seed: int) -> Series:
-    """Each start is on another kind of machine, with more cores or fewer: what the runtime sets up
-    for each of them makes another height, reached before the first request."""
+def _two_sets(seed: int) -> Series:
+    """The ids of requests are remembered, so that none is done twice: in two sets. When the younger
+    set is full, the older one is dropped."""
     rng = random.Random(seed)
-    starts = [0.0, *accumulate(rng.uniform(3, 13) * HOUR for _ in range(16))]
-    cores = [rng.choice((16, 32, 48, 64, 96)) for _ in starts]
-    each, loads_s = rng.uniform(1.2, 2.4) * MIB, rng.uniform(80, 420)
-    opens = rng.uniform(0.5, 0.9) * loads_s
+    full, load = rng.uniform(80, 180) * MIB, diurnal(4, 22)
+    worked, fills = summed(load), rng.uniform(1.5, 9) * HOUR * 13
 
-    def turn(t: float) -> int:
-        return bisect_right(starts, t) - 1
+    def held(t: float) -> float:
+        turn, part = divmod(worked(t) / fills, 1)
+        return full * (part + (turn >= 1))
 
-    def age(t: float) -> float:
-        return t - starts[turn(t)]
+    return long(seed, other=held, other_in="python_objects", load=load)
+
+
+def _waiting_for_tools(seed: int) -> Series:
+    """An agent waits for a tool, a build or a person. The engine keeps its conversation meanwhile,
+    mostly for minutes, sometimes for hours."""
+    rng = random.Random(seed)
+    apart, each, day = rng.uniform(12, 25), rng.uniform(2, 5), diurnal(0.2, 1)
+    at, changes = 0.0, list[tuple[float, float]]()
+    while at < 2 * DAY:
+        at += rng.expovariate(1 / apart)
+        if rng.random() < day(at):
+            size = each * rng.uniform(0.3, 1.7) * MIB
+            waits = min(6 * HOUR, 120 * rng.paretovariate(1.05))
+            changes += [(at, size), (at + waits, -size)]
+    return long(seed, other=levels(changes), load=lambda t: 16 * day(t))
+
+
+def _stepped_clock(seed: int) -> Series:
+    """Entries expire by the clock on the wall. When the clock is set back, what was stored before
+    stays for that much longer, beside what comes."""
+    rng = random.Random(seed)
+    expires, back = rng.uniform(900, 5400), rng.uniform(1200, 5400)
+    usual, at, load = rng.uniform(80, 170) * MIB, rng.uniform(4, 40) * HOUR, diurnal(6, 18)
+    stored = summed(load)
+    each = usual / (12 * expires)
+
+    def held(t: float) -> float:
+        if t < at:
+            return each * (stored(t) - stored(t - expires))
+        before = stored(at) - stored(min(at, max(at - expires, t - expires - back)))
+        return each * (before + stored(t) - stored(max(at, t - expires)))
+
+    return long(seed, other=held, other_in="python_objects", load=load)
+
+
+def _updated_clients(seed: int) -> Series:
+    """A new version of an app sends longer prompts, and its users take a day to update it. As many
+    requests as before need ever more memory, until all have the new version."""
+    rng = random.Random(seed)
+    half, spread = rng.uniform(6, 30) * HOUR, rng.uniform(1.5, 5) * HOUR
+    extra, load = rng.uniform(5, 11) * MIB, diurnal(7, 20)
+
+    def updated(t: float) -> float:
+        return 1 / (1 + math.exp((half - t) / spread))
 
     return long(
         seed,
-        epoch=lambda t: 1 + turn(t),
-        ready_at=loads_s,
-        unresponsive=lambda t: age(t) < opens,
-        other=lambda t: each * cores[turn(t)] * min(1.0, age(t) / loads_s),
+        other=lambda t: extra * load(t) * updated(t),
+        load=load,
+        counters={"prompt_tokens_total": summed(lambda t: 200 * load(t) * (1 + 2 * updated(t)))},
+    )
+
+
+def _router_index(seed: int) -> Series:
+    """Who routes requests knows which engine has which blocks. The index grows with each new block
+    of the fleet, and is pruned to four fifths when it is too large."""
+    rng = random.Random(seed)
+    full, load = rng.uniform(120, 250) * MIB, diurnal(4, 20)
+    worked, fills = summed(load), rng.uniform(2, 14) * HOUR * 12
+
+    def held(t: float) -> float:
+        part = worked(t) / fills
+        return full * (part if part < 1 else 0.8 + (part - 1) % 0.2)
+
+    return long(seed, other=held, load=load)
+
+
+def _fetched_experts(seed: int) -> Series:
+    """Experts that are seldom asked for lie on disk. The step that needs one waits until it is
+    read, by way of a buffer on the host."""
+    rng = random.Random(seed)
+    fetches = Spells(rng, (25, 240), (3, 14), HOUR)
+    buffer, read = rng.uniform(100, 300) * MIB, rng.uniform(0.3, 0.8) * GIB
+    return short(
+        seed,
+        paused=fetches.on,
+        other=lambda t: buffer * fetches.on(t),
         other_in="anonymous_other",
-        load=lambda t: 0 if age(t) < loads_s else 12,
+        file=lambda t: read * (1 - math.exp(-t / 900)),
+        load=diurnal(4, 14, 1900),
     )
 
 
-def _revived_core(seed: int) -> Series:
-    """The engine's core dies of a fault of its device and is started again by its frontend, which
-    answers all the time, and keeps a little of each."""
+def _unreachable_pictures(seed: int) -> Series:
+    """The host of the pictures does not answer. Requests wait for theirs and fail after a timeout,
+    while the engine has little to do."""
     rng = random.Random(seed)
-    dies = [0.0, *accumulate(rng.uniform(4, 16) * HOUR for _ in range(12))]
-    warm, tau = rng.uniform(80, 140) * MIB, rng.uniform(600, 7200)
-    loads_s, left = rng.uniform(60, 400), rng.uniform(3, 9) * MIB
-    load = diurnal(4, 18)
+    outages = Spells(rng, (300, 1100), (60, 400), HOUR)
+    timeout, rate = rng.uniform(10, 30), rng.uniform(3, 8)
+    each = rng.uniform(0.5, 1.7) * MIB
 
-    def revived(t: float) -> int:
-        return bisect_right(dies, t) - 1
+    def waiting(t: float) -> float:
+        since = outages.since(t)
+        if outages.on(t):
+            return rate * min(since, timeout)
+        return rate * max(0.0, timeout - since) if since < t else 0.0
 
-    def age(t: float) -> float:
-        return t - dies[revived(t)]
-
-    return long(
+    return short(
         seed,
-        epoch=lambda t: 1 + revived(t),
-        ready_at=loads_s,
-        other=lambda t: left * revived(t) + warm * (1 - math.exp(-age(t) / tau)),
-        load=lambda t: load(t) if age(t) >= loads_s else 0,
+        other=lambda t: each * waiting(t),
+        other_in="python_objects",
+        load=lambda t: 3 if outages.on(t) else 13,
+        counters={
+            "inflight": lambda t: waiting(t) + (3 if outages.on(t) else 13),
+            "errors_total": summed(lambda t: rate * outages.on(t)),
+        },
+    )
+
+
+def _debug_logging(seed: int) -> Series:
+    """Someone turns the log level to debug for some minutes. Records queue, up to the queue's
+    bound, for the disk is slower than those who write them."""
+    rng = random.Random(seed)
+    turned = Spells(rng, (400, 1200), (60, 500), HOUR)
+    bound, rate = rng.uniform(120, 280) * MIB, rng.uniform(0.3, 2.5) * MIB
+    drains, queued = rng.uniform(0.5, 3) * MIB, 0.0
+    points = [(0.0, 0.0)]
+    for second in range(1, int(HOUR)):
+        change = rate if turned.on(float(second)) else -drains
+        queued = min(bound, max(0.0, queued + change))
+        points.append((float(second), queued))
+    return short(seed, other=path(points), other_in="python_objects", load=flat(12))
+
+
+def _compressed_streams(seed: int) -> Series:
+    """Each answer is compressed by itself as it streams, with a window of eight megabytes. So
+    memory is as high as there are streams."""
+    rng = random.Random(seed)
+    rushes = Spells(rng, (60, 500), (30, 400), HOUR)
+    most, few = rng.uniform(25, 38), rng.uniform(3, 8)
+    return short(
+        seed,
+        load=lambda t: most if rushes.on(t) else few,
+        per_request=rng.uniform(8, 9.5) * MIB,
     )
 
 
 FAMILIES: dict[str, Build] = {
-    "canary": _canary,
-    "slow readers": _slow_readers,
-    "old connections": _old_connections,
-    "backfilled nights": _backfilled_nights,
-    "herding": _herding,
-    "huge bodies": _huge_bodies,
-    "slow disk": _slow_disk,
-    "time slices": _time_slices,
-    "full accept queue": _full_accept_queue,
-    "dead exporter": _dead_exporter,
-    "spot nodes": _spot_nodes,
-    "revived core": _revived_core,
+    "long recordings": _long_recordings,
+    "prefetched ahead": _prefetched_ahead,
+    "unpulled": _unpulled,
+    "reloaded checkpoint": _reloaded_checkpoint,
+    "estimated windows": _estimated_windows,
+    "limited strangers": _limited_strangers,
+    "two sets": _two_sets,
+    "waiting for tools": _waiting_for_tools,
+    "stepped clock": _stepped_clock,
+    "updated clients": _updated_clients,
+    "router index": _router_index,
+    "fetched experts": _fetched_experts,
+    "unreachable pictures": _unreachable_pictures,
+    "debug logging": _debug_logging,
+    "compressed streams": _compressed_streams,
 }

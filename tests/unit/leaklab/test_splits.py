@@ -1,0 +1,147 @@
+"""The splits of ``leaklab/cases.py``, ``leaklab/healthy.py`` and ``leaklab/triggered.py``: none
+shares a family with another, and what the test split says of its cases holds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from leaklab import healthy
+from leaklab.cases import HOUR, LEAKS, Case, Split, leaks, named, negatives, stalls
+from leaklab.healthy_runs import levels
+from leaklab.series import MIB
+from leaklab.shapes import SHARES
+from leaklab.triggered import VARYING, triggers
+from plimsoll_api.trace import Sample
+
+HEALTHY = negatives(Split.TEST, 1, healthy.FAMILIES)
+GROWING = [*leaks(Split.TEST, 1), *named(Split.TEST), *triggers(Split.TEST)]
+SAMPLES = 300
+
+
+def name(case: Case) -> str:
+    return case.name
+
+
+def thinned(case: Case) -> Iterator[Sample]:
+    """The case in few samples, over all of its time."""
+    series = case.series
+    return replace(series, interval=series.duration / SAMPLES).samples()
+
+
+def sizes(sample: Sample) -> Iterator[int]:
+    host = sample.host
+    known = [
+        host.rss_anon, host.rss_shmem, host.rss_file, host.cgroup_anon, host.cgroup_shmem,
+        host.cgroup_file, host.cgroup_current, *(role.rss_anon for role in host.by_process or ()),
+    ]  # fmt: skip
+    if sample.malloc:
+        known += [sample.malloc.in_use, sample.malloc.retained, sample.malloc.python_objects]
+    for device in sample.device or ():
+        known.append(device.used)
+        if device.torch:
+            known += [device.torch.allocated, device.torch.reserved]
+    known += [line.bytes for line in sample.ledger or ()]
+    return (size for size in known if size is not None)
+
+
+def test_no_family_is_in_two_splits() -> None:
+    for one, other in itertools.combinations(Split, 2):
+        assert not healthy.FAMILIES[one].keys() & healthy.FAMILIES[other].keys()
+    mechanisms = [mechanism.name for split in Split for mechanism in LEAKS[split]]
+    assert len(mechanisms) == len(set(mechanisms))
+
+
+def test_the_test_split_is_as_large_as_its_figures_need() -> None:
+    families = len(healthy.FAMILIES[Split.TEST])
+    assert families >= 18
+    assert families + len(LEAKS[Split.TEST]) >= 30
+    assert 6 * sum(case.series.duration for case in HEALTHY) >= 7000 * HOUR
+    assert len(leaks(Split.TEST, 1)) >= 180
+
+
+def test_no_two_cases_have_one_name() -> None:
+    cases = [*HEALTHY, *GROWING, *stalls(Split.TEST)]
+    assert len({case.name for case in cases}) == len(cases)
+
+
+@pytest.mark.parametrize("case", HEALTHY, ids=name)
+def test_a_healthy_run_holds_no_more_than_its_budget(case: Case) -> None:
+    """Above its start and its ledger, and what its requests hold aside."""
+    series, times = case.series, []
+    host, device = [], []
+    for sample in thinned(case):
+        t = sample.t
+        times.append(t)
+        assert min(sizes(sample)) >= 0
+        assert all(line.bytes <= (line.bound or 0) for line in sample.ledger or ())
+        counted = series.ledger(t) if series.ledger else 0.0
+        host.append(series.other(t) - counted)
+        device.append(series.device_other(t))
+    assert times == sorted(set(times))
+    assert len(times) >= SAMPLES - 1
+    assert series.leaked == 0.0
+    assert (case.kind, case.starts, case.segment) == (None, None, None)
+    assert max(host) - host[0] < case.budget
+    assert max(device) - device[0] < case.budget
+
+
+@pytest.mark.parametrize("case", GROWING, ids=name)
+def test_a_leak_begins_when_it_says_and_spends_its_budget(case: Case) -> None:
+    series, leaked = case.series, []
+    assert case.starts is not None
+    assert case.segment == series.segment
+    assert case.kind == ("DeviceGrowth" if series.device else "HostGrowth")
+    thin = replace(series, interval=series.duration / SAMPLES)
+    for sample in thin.samples():
+        assert min(sizes(sample)) >= 0
+        leaked.append(thin.leaked)
+        if sample.t < case.starts:
+            assert thin.leaked == 0.0
+    assert leaked == sorted(leaked)
+    spent = 48 * 4 * MIB if case.family == "leak named slow" else case.budget
+    assert leaked[-1] >= 0.97 * spent
+
+
+@pytest.mark.parametrize("case", stalls(Split.TEST), ids=name)
+def test_a_hang_has_work_that_nobody_does(case: Case) -> None:
+    assert case.starts is not None
+    after = [sample for sample in case.series.samples() if sample.t > case.starts]
+    if case.family == "stall frontend":
+        assert not any(sample.scrape_ok or sample.serving for sample in after)
+        return
+    assert len({sample.load.steps_total for sample in after}) == 1
+    assert sum(bool(sample.load.running) for sample in after) > 0.98 * len(after)
+
+
+@pytest.mark.parametrize("shape", ["stairs", "renewed", "swells"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_shape_grows_from_nought_to_one_and_on(shape: str, seed: int) -> None:
+    share = SHARES[shape](seed)
+    path = [share(x / 200) for x in range(251)]
+    assert path[0] == 0.0
+    assert path[200] == pytest.approx(1.0)
+    assert path == sorted(path)
+    assert path[250] > 1.0
+
+
+def test_each_way_to_vary_keeps_its_rate_about() -> None:
+    """Of many totals: one alone may be twice as much, or half."""
+    length = 5000.0
+    for varying in [one for split in Split for one in VARYING[split]]:
+        totals = [varying(0.4, length, random.Random(seed)) for seed in range(60)]
+        mean = sum(total(length) for total in totals) / len(totals)
+        assert 0.75 < mean / (0.4 * length) < 1.33
+        for total in totals:
+            path = [total(length * part / 50) for part in range(51)]
+            assert path[0] == 0.0
+            assert path == sorted(path)
+
+
+def test_levels_are_the_sum_of_the_changes_so_far() -> None:
+    level = levels([(5.0, -2.0), (1.0, 3.0), (5.0, 4.0)])
+    assert [level(t) for t in (0.0, 1.0, 4.9, 5.0, 9.0)] == [0.0, 3.0, 3.0, 5.0, 5.0]
