@@ -121,9 +121,10 @@ class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
     trigger: Annotated[
         IncidentTrigger | None, written("What the growth seems to follow. This is a hypothesis.")
     ] = None
-    confidence: Annotated[_Share | None, written("Confidence in the attribution, from 0 to 1.")] = (
-        None
-    )
+    confidence: Annotated[
+        _Share | None,
+        written("Confidence from 0 to 1. For growth, the probability that it is a leak."),
+    ] = None
     evidence: Annotated[
         _Texts, written("Observations that support the attribution, one sentence each.")
     ] = []

@@ -14,9 +14,6 @@ from plimsoll_sidecar.detect.leak.slow_leak import SlowLeakWatch, SlowState
 from plimsoll_sidecar.detect.leak.trend import Point
 from plimsoll_sidecar.detect.slow_growth import limit_of, slow_growth
 
-OBSERVED_CONFIDENCE = 0.8
-"""Share of the trend's confidence that stays where an engine keeps no ledger: a cache of its own
-that still fills looks like a leak."""
 SHARED_DEVICE = "other pods use the device, so only the engine's own allocator counts"
 
 
@@ -91,7 +88,6 @@ class AttributedBudget:
             return None
         suspicion.evidence += ledger.out_of_bounds(declared, self.memory)
         if not declared:
-            suspicion.confidence = round(suspicion.confidence * OBSERVED_CONFIDENCE, 3)
             suspicion.evidence.append(
                 "the engine declares no caches, so a cache that still fills may be included"
             )

@@ -67,6 +67,12 @@ class Detector:
         assessment.suspicions = _with_open_files(suspicions, self._open_files)
         return assessment
 
+    @property
+    def budgets(self) -> list[AttributedBudget]:
+        """The budgets of the epoch: host, device, and the device without what is kept unused."""
+        epoch = self._epoch
+        return [] if epoch is None else [epoch.host, epoch.device, epoch.in_use]
+
     def checkpoint(self) -> Checkpoint:
         """Return what a later detector of the same epoch needs.
 

@@ -101,7 +101,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             bytes=max(self.attribution.bytes, suspicion.bytes),
             bytes_per_s=suspicion.bytes_per_s,
             bytes_per_request=suspicion.bytes_per_request,
-            confidence=max(self.attribution.confidence, suspicion.confidence),
+            confidence=suspicion.confidence,
             trigger=suspicion.trigger or self.attribution.trigger,
             evidence=[*suspicion.evidence, *self._unconfirmed(suspicion)],
         )

@@ -160,7 +160,12 @@ class Warmup:
         climb = floors[max(level, default=0) :]
         trend = fit(climb, MAX_WARMUP_BUDGETS / 2 * self.budget)
         earlier, later = _halves(climb)
-        return trend is not None and not trend.busier and later >= SLOWING_SHARE * earlier
+        return (
+            trend is not None
+            and trend.sound
+            and not trend.busier
+            and later >= SLOWING_SHARE * earlier
+        )
 
     def _first(self, point: Point) -> Point:
         """Return the first floor since the warm-up began, ``point`` before there is any."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from plimsoll_api.assessment import BudgetState, Segment
 from plimsoll_sidecar.detect.leak.hysteresis import Hysteresis
+from plimsoll_sidecar.detect.leak.odds import REUSABLE
 from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S
 
 REACTION_S, REACTION_RATIO = 30.0, 0.8
@@ -30,8 +31,6 @@ and undeclared ends below this share of a budget that was set with thought."""
 LIFE_SHARE = 0.5
 """A defect leaks from the begin. Growth whose present pace explains less than this share of the
 engine's life began later: most of that is work which ends, such as a batch or a profile."""
-REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
-"""What an allocator holds unused, and gives back or uses again in the end."""
 CLEAN_FACTOR, CLEAN_TAU, CLEAN_SPAN_S, CLEAN_RATIO = 50.0, 0.95, 2400.0, 0.085
 """A trend that is straight for long, without noise and without steps, is believed earlier, if the
 budget would not last for its window."""

@@ -17,6 +17,7 @@ from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.leak.confirmation import Standing, spent, unconfirmed
 from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum
 from plimsoll_sidecar.detect.leak.hysteresis import MIN_CLEAR_S, Hysteresis
+from plimsoll_sidecar.detect.leak.odds import Look, Odds, odds, speed
 from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
 
 SUSPECT_RATIO = 0.25
@@ -134,11 +135,12 @@ class LeakBudgetWatch:
         if hysteresis is None or state.consumed_ratio is None:
             return None
         now = self._standing(hysteresis)
-        trend = hysteresis.trend
+        trend, likely = hysteresis.trend, self.odds()
+        otherwise, chance = likely.otherwise
         return Suspicion(
             kind=self.kind,
             segment=now.segment,
-            confidence=round(min(1.0, max(0.0, trend.confidence)), 3),
+            confidence=round(likely.chance, 3),
             consumed_ratio=round(state.consumed_ratio, 4),
             bytes=state.unexplained or 0,
             bytes_per_s=trend.bytes_per_s,
@@ -148,8 +150,38 @@ class LeakBudgetWatch:
             evidence=[
                 f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
                 f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
+                f"the chance of a leak is {likely.chance:.1%}; otherwise it is most likely "
+                f"{otherwise} ({chance:.1%})",
             ],
         )
+
+    def looks(self) -> list[Look]:
+        """Return each trend that there is now in the light of the budget."""
+        ratio = self.state.consumed_ratio
+        if self.budget is None or self.baseline is None or ratio is None:
+            return []
+        growth = max(1, self.state.unexplained or 0)
+        held = min(1.0, max(0.0, self._smooth / growth))
+        # What one long step needs for itself is no growth yet, however fast it goes.
+        left = None if self._in_long_step else self.state.exhaustion_s
+        trends = self._series.trends
+        if self._suspected is not None and not trends:
+            trends = [self._suspected.trend]
+        return [
+            Look(
+                trend=trend,
+                size=held * ratio,
+                speed=speed(left, self.budget.window_s),
+                life=math.log(min(50.0, max(0.02, growth / max(1.0, made)))),
+                segment=self.grown_segment,
+            )
+            for trend in trends
+            for made in [trend.bytes_per_s * (self._smoothed_at - self.baseline.since)]
+        ]
+
+    def odds(self) -> Odds:
+        """Return the odds of a leak by the trend that speaks for it the most; there must be one."""
+        return max((odds(look) for look in self.looks()), key=lambda one: one.log_odds)
 
     # ---- one sample
 

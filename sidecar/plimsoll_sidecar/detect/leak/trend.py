@@ -4,10 +4,12 @@ Theil–Sen's slope (the median over pairs of points) with Kendall's tau as its 
 to *conclusive* pairs. Memory follows load, so a rise is conclusive only where the load did not rise
 with it, and a fall only where the load did not fall. Steps are no trend: a burst leaves an
 allocator's high-water mark behind, and a cache is filled once; all thirds of a trend must rise.
+What a trend may mean is weighed in ``odds.py``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,6 +18,12 @@ MIN_POINTS = 8
 """With 8 points and tau 0.8 a chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
 MIN_TAU = 0.8
 """Two equal steps reach 0.70 and three 0.79; more of them are growth to anybody."""
+LEAST_TAU = 0.7
+"""What reaches less is not even weighed: with 8 points, chance alone reaches it in one of 100."""
+LEAST_NOISE = 10_000.0
+"""Bytes. Memory is counted in pages of 4 KiB: two or three of them are no noise."""
+MIN_SHARE, MAX_SHARE = 0.05, 20.0
+"""Bounds of a later half's rise as a share of the earlier half's: beyond them it is a step."""
 NOISE_FACTOR = 4.0
 """A rise counts from this multiple of the median deviation from the line."""
 THIRD_SHARE = 0.2
@@ -53,7 +61,11 @@ class Trend:
     """A rise over ``span_s``.
 
     ``confidence`` is between 0 and 1; ``busier`` says that the load rose with it, ``fades`` that
-    its end was slower than its begin.
+    its end was slower than its begin, and ``sound`` that it is no step and no noise.
+
+    The odds look closer: ``fading`` is the logarithm of the later half's rise as a share of the
+    earlier half's, ``climb`` says how the load climbed (from -1 to 1, like Kendall's tau), and
+    ``collections`` how many full garbage collections it outlasted, None where they are not counted.
     """
 
     bytes_per_s: float
@@ -64,6 +76,15 @@ class Trend:
     bytes_per_request: float | None
     busier: bool
     fades: bool
+    sound: bool
+    fading: float
+    climb: float
+    collections: int | None
+
+    @property
+    def clearness(self) -> float:
+        """The logarithm of the rise as a multiple of the deviation from the line."""
+        return math.log(max(1.0, self.rise) / max(LEAST_NOISE, self.noise))
 
 
 def not_busier(later: int | None, earlier: int | None) -> bool:
@@ -88,7 +109,7 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
     first, last = points[0], points[-1]
     if max(p.bytes for p in points) - min(p.bytes for p in points) < min_rise:
         return None
-    slopes, score, pairs, busier, differ = [], 0, 0, 0, 0
+    slopes, score, pairs, busier, differ = [], 0, 0, 0, 0.0
     for j, later in enumerate(points):
         for earlier in points[:j]:
             pairs += 1
@@ -107,15 +128,16 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
         return None
     tau, slope, span = score / len(slopes), median(slopes), last.t - first.t
     rise = slope * span
-    if tau < MIN_TAU or rise < min_rise:
+    if tau < LEAST_TAU or rise < min_rise:
         return None
     levels = [unexplained(first, p) for p in points]
     noise = _deviation(points, levels, slope)
     begin, middle, end = _thirds(levels)
     first_half, second_half = middle - begin, end - middle
-    if rise < NOISE_FACTOR * noise or min(first_half, second_half) < THIRD_SHARE * rise:
-        return None
+    thirds = min(first_half, second_half) >= THIRD_SHARE * rise
+    share = second_half / max(1.0, first_half)
     conclusive = min(1.0, len(slopes) / pairs / MIN_CONCLUSIVE)
+    differ = max(differ, MIN_BUSIER_RATIO * pairs)
     return Trend(
         bytes_per_s=slope,
         rise=rise,
@@ -123,9 +145,17 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
         confidence=tau * conclusive,
         noise=noise,
         bytes_per_request=_per_request(first, last, rise),
-        busier=busier >= BUSIER_TAU * max(differ, MIN_BUSIER_RATIO * pairs),
+        busier=busier >= BUSIER_TAU * differ,
         fades=second_half < FADING * first_half,
+        sound=tau >= MIN_TAU and rise >= NOISE_FACTOR * noise and thirds,
+        fading=math.log(min(MAX_SHARE, max(MIN_SHARE, share))),
+        climb=busier / differ,
+        collections=_between(first.collections, last.collections),
     )
+
+
+def _between(first: int | None, last: int | None) -> int | None:
+    return None if first is None or last is None else last - first
 
 
 def _deviation(points: Sequence[Point], levels: Sequence[int], slope: float) -> float:

@@ -1,0 +1,244 @@
+"""The weights of ``detect/leak/odds.py``, fitted by maximum likelihood to labelled runs.
+
+    python -m bench.odds_fit                # a sixth of the runs of development and seen
+    python -m bench.odds_fit --every 1      # all of them
+
+A case of ``leaklab`` is played into the detector. Now and then each trend that it weighs becomes a
+row: what ``odds.py`` sees of it, and whether it is a leak. Rows count equally for each case and
+level of the budget, so that a long run says no more than a short one. Rows without a leak count
+:data:`HEALTHY_WEIGHT` times: the odds are asked for after each sample, so a healthy run has many
+chances to be wrong.
+
+The families are dealt into five parts. What is published is how well the weights of four parts
+state the chances of the fifth. The test split is never used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, fields
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp
+
+from bench.detection import cases_of
+from bench.result import publish
+from leaklab.cases import Case, Split
+from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.detect.leak.odds import (
+    IMPOSSIBLE,
+    MAX_COLLECTIONS,
+    MAX_OLDER,
+    MAX_YOUNGER,
+    REUSABLE,
+    WEIGHTS,
+    Look,
+    Weights,
+)
+
+STALL_TIMEOUT_S = 30.0
+LEAST_SIZE, LEAST_LEAKED = 0.03, 0.03
+"""Shares of the budget below which a growth, or what has leaked so far, is not judged."""
+EVERY_S, EVERY_SHARE = 4.0, 0.01
+"""Seconds from one row to the next, and the same as a share of the run so far."""
+LEVELS = (0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9)
+HEALTHY_WEIGHT = 1.33
+"""A calibrated model of single rows would have 1. With 2, the stated chances are four points too
+low on average."""
+PENALTY = 0.01
+PARTS = 5
+NAMES = tuple(field.name for field in fields(Weights))
+POSITIVE = {
+    "size", "speed", "clearness", "fading", "outgrown", "younger", "climb", "collection",
+}  # fmt: skip
+"""Evidence that can only speak in one direction: fitted as exponentials."""
+Matrix = np.ndarray
+NICE = 5
+
+
+@dataclass
+class Rows:
+    """What was seen (one row a trend), whether it was a leak, and which case and level it is of."""
+
+    seen: Matrix
+    leak: Matrix
+    case: Matrix
+    level: Matrix
+
+    def take(self, rows: Matrix) -> Rows:
+        return Rows(self.seen[rows], self.leak[rows], self.case[rows], self.level[rows])
+
+    @property
+    def weights(self) -> Matrix:
+        """The same sum for each case and level."""
+        _, place, count = np.unique(
+            self.case * 100 + self.level, return_inverse=True, return_counts=True
+        )
+        return np.asarray(1.0 / count[place])
+
+
+def seen(look: Look) -> tuple[float, ...]:
+    """The numbers that the odds of one trend depend on."""
+    trend = look.trend
+    return (
+        look.size,
+        look.speed,
+        trend.clearness,
+        min(0.0, trend.fading),
+        min(MAX_OLDER, max(0.0, look.life)),
+        max(-MAX_YOUNGER, min(0.0, look.life)),
+        max(0.0, trend.climb),
+        float(look.segment in REUSABLE),
+        -1.0 if trend.collections is None else float(min(MAX_COLLECTIONS, trend.collections)),
+    )
+
+
+def against(values: Matrix, x: Matrix) -> Matrix:
+    """The log-odds of a leak against each explanation, as ``odds.py`` states them."""
+    w = dict(zip(NAMES, values, strict=True))
+    size, speed, clearness, fading, older, younger, climb, reusable, collections = x.T
+    none = np.full(len(x), IMPOSSIBLE)
+    common = w["size"] * size + w["speed"] * speed
+    alone = np.array([
+        w["fluctuation"] + w["clearness"] * clearness,
+        w["filling"] + w["fading"] * fading - w["outgrown"] * older,
+        w["later_work"] + w["younger"] * younger,
+        w["load"] - w["climb"] * climb,
+        np.where(reusable > 0, w["retained"], none),
+        np.where(collections >= 0, w["garbage"] + w["collection"] * collections, none),
+    ])  # fmt: skip
+    return np.minimum(IMPOSSIBLE, alone + common)
+
+
+def log_odds(values: Matrix, x: Matrix) -> Matrix:
+    return np.asarray(-logsumexp(-against(values, x), axis=0))
+
+
+def fit(rows: Rows) -> Matrix:
+    """The weights of the greatest likelihood, near those of today where the data says nothing."""
+    count = rows.weights * np.where(rows.leak, 1.0, HEALTHY_WEIGHT)
+    positive = np.array([name in POSITIVE for name in NAMES])
+    today = np.array([getattr(WEIGHTS, name) for name in NAMES])
+    start = np.where(positive, np.log(np.maximum(1e-3, today)), today)
+
+    def plain(free: Matrix) -> Matrix:
+        return np.where(positive, np.exp(np.where(positive, free, 0.0)), free)
+
+    def cost(free: Matrix) -> float:
+        stated = log_odds(plain(free), rows.seen)
+        lost = np.logaddexp(0.0, np.where(rows.leak, -stated, stated))
+        return float((count * lost).sum() + PENALTY * ((free - start) ** 2).sum())
+
+    return plain(minimize(cost, start, method="L-BFGS-B", options={"maxiter": 200}).x)
+
+
+def calibration(rows: Rows, stated: Matrix) -> tuple[float, list[dict[str, float]]]:
+    """The expected calibration error over ten bins, and each bin."""
+    chance, count, bins, error = expit(stated), rows.weights, [], 0.0
+    for low in np.linspace(0.0, 0.9, 10):
+        here = (chance >= low) & (chance < low + 0.1 + (low > 0.85))
+        total = float(count[here].sum())
+        if total == 0.0:
+            continue
+        said = float((count * chance)[here].sum()) / total
+        true = float((count * rows.leak)[here].sum()) / total
+        error += abs(said - true) * total
+        bins.append({"weight": round(total, 1), "stated": round(said, 3), "true": round(true, 3)})
+    return error / float(count.sum()), bins
+
+
+def rows_of(case: Case, number: int) -> Iterator[tuple[float, ...]]:
+    """The rows of one case, each with its label, case and level at the end."""
+    detector = Detector(case.policy, STALL_TIMEOUT_S, case.series.interval)
+    due = 0.0
+    for sample in case.series.samples():
+        detector.update(sample)
+        if sample.t < due:
+            continue
+        due = sample.t + max(EVERY_S, EVERY_SHARE * sample.t)
+        began = case.starts is not None and sample.t >= case.starts
+        for budget in detector.budgets:
+            leak = began and budget.watch.kind == case.kind
+            if leak and case.series.leaked < LEAST_LEAKED * case.budget:
+                continue  # whoever says that it grows is right, and whoever does not is, too
+            for look in budget.watch.looks():
+                if look.size >= LEAST_SIZE:
+                    level = float(np.digitize(look.size, LEVELS))
+                    yield (*seen(look), float(leak), float(number), level)
+
+
+def chosen(every: int) -> list[Case]:
+    """Each ``every``-th case of each family of the splits that may be learnt from."""
+    cases, met = [], {}  # type: ignore[var-annotated]
+    for case in (*cases_of(Split.DEVELOPMENT, False), *cases_of(Split.SEEN, False)):
+        if case.kind == "Stall":
+            continue
+        key = case.family, case.kind
+        met[key] = met.get(key, -1) + 1
+        if met[key] % every == 0:
+            cases.append(case)
+    return cases
+
+
+_cases: list[Case] = []
+
+
+def _played(number: int) -> Matrix:
+    rows = list(rows_of(_cases[number], number))
+    return np.array(rows, dtype=float).reshape(len(rows), 12)
+
+
+def played(cases: list[Case], processes: int) -> Rows:
+    # Series are made of functions without a name: a case travels by its number.
+    _cases[:] = cases
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, context, os.nice, (NICE,)) as pool:
+        table = np.vstack(list(pool.map(_played, range(len(cases)))))
+    return Rows(table[:, :9], table[:, 9] > 0, table[:, 10].astype(int), table[:, 11].astype(int))
+
+
+def crossed(rows: Rows, cases: list[Case]) -> tuple[Rows, Matrix]:
+    """The rows in the order of the parts, and what the weights of the other parts say of each."""
+    # A checksum, and not hash(), so that each run deals the same parts.
+    part = np.array([zlib.crc32(case.family.encode()) % PARTS for case in cases])[rows.case]
+    order, stated = [], []
+    for number in range(PARTS):
+        here = np.flatnonzero(part == number)
+        order.append(here)
+        values = fit(rows.take(np.flatnonzero(part != number)))
+        stated.append(log_odds(values, rows.seen[here]))
+    return rows.take(np.concatenate(order)), np.concatenate(stated)
+
+
+def main() -> int:
+    parse = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parse.add_argument("--every", type=int, default=6, help="each family's N-th case")
+    parse.add_argument("--jobs", type=int, default=2)
+    flags = parse.parse_args()
+    cases = chosen(flags.every)
+    rows = played(cases, flags.jobs)
+    values = fit(rows)
+    error, bins = calibration(*crossed(rows, cases))
+    figures = {
+        "cases_count": len(cases),
+        "rows_count": len(rows.leak),
+        "calibration_ece_ratio": round(error, 4),
+    }
+    told = {"weights": {name: round(float(v), 3) for name, v in zip(NAMES, values, strict=True)}}
+    for name, value in (figures | told["weights"]).items():
+        print(f"{name:24} {value}")
+    for one in bins:
+        print(one)
+    publish("odds-fit", figures, told | {"bins": bins})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
