@@ -89,7 +89,8 @@ class AttributedBudget:
         suspicion.evidence += ledger.out_of_bounds(declared, self.memory)
         if not declared:
             suspicion.evidence.append(
-                "the engine declares no caches, so a cache that still fills may be included"
+                "the engine declares no caches, so a cache that still fills may be included: "
+                "with the probe or a ledger, this would be decided sooner"
             )
         if self._shared:
             suspicion.evidence.append(SHARED_DEVICE)
