@@ -8,7 +8,8 @@
 Each labelled run of ``leaklab`` goes through the sidecar's detector and governor in
 ``Recover``, by the code of ``plimsoll replay``, and through the rules of ``baselines.py``. A leak
 is found when an incident of its kind is confirmed after it began; a confirmation of anything else
-is false. Time is virtual. The figures are those of the test split only.
+is false. Time is virtual. The figures are those of the test split only, but for the calibration:
+that is of all splits together (``calibration.py``).
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import precog
+from bench import calibration, precog
 from bench.baselines import BASELINES, alarms
+from bench.calibration import Stated
 from bench.detection_run import Run
 from bench.detection_score import Verdict, f1, figures
 from bench.result import publish
 from leaklab import healthy, recorded
 from leaklab.cases import USUAL_PAUSE_S, Case, Split, leaks, named, negatives, saturation, stalls
 from leaklab.triggered import triggers
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import Action, Mode, Stall, Supervision
 from plimsoll_cli.figures import percentile
 from plimsoll_sidecar.replay import ReplayLine, judge
@@ -40,20 +43,31 @@ NICE = 5
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "img"
 
 
-def ours(run: Run) -> tuple[Verdict, list[float]]:
-    """What detector and governor make of the run, and when they confirmed."""
+@dataclass
+class Told:
+    """What the supervisor made of one run: when it confirmed, and what it stated."""
+
+    verdict: Verdict
+    times: list[float] = field(default_factory=list)
+    stated: list[Stated] = field(default_factory=list)
+
+
+def ours(run: Run) -> Told:
+    """What detector and governor make of the run."""
     case, verdict = run.case, run.verdict()
     supervision = Supervision(mode=Mode.RECOVER, stall=Stall(timeout_s=STALL_TIMEOUT_S))
     lines = judge(run.samples, case.policy, supervision, case.series.interval, case.name)
-    times = []
+    times, listener = [], calibration.Listener(case)
     for line in lines:
         if not isinstance(line, ReplayLine):
             break
+        listener.hear(line)
         due = case.starts is not None and line.t >= case.starts
         if line.event == "confirmed":
             times.append(line.t)
             if not (due and line.kind == case.kind):
                 verdict.false += 1
+                verdict.false_stalls += line.kind == IncidentKind.STALL
             elif verdict.delay_s is None:
                 run.found(verdict, line.t)
                 if case.segment is not None:
@@ -67,7 +81,7 @@ def ours(run: Run) -> tuple[Verdict, list[float]]:
             if due and case.trigger is not None:
                 verdict.trigger_right = line.trigger == case.trigger
                 break
-    return verdict, times
+    return Told(verdict, times, list(listener.stated.values()))
 
 
 def theirs(
@@ -98,9 +112,9 @@ class Job:
     tune: bool = False
     alone: bool = False
 
-    def examine(self, number: int) -> tuple[tuple[Verdict, list[float]], list[Any]]:
+    def examine(self, number: int) -> tuple[Told, list[Any]]:
         run = Run(self.cases[number])
-        mine = (run.verdict(), []) if self.tune else ours(run)
+        mine = Told(run.verdict()) if self.tune else ours(run)
         # A hang is no matter of memory, a trigger none of theirs: the baselines are not asked.
         hang = run.case.kind == "Stall"
         none = self.alone or hang or run.case.trigger
@@ -146,7 +160,7 @@ def tuned(results: list[Any]) -> dict[str, int]:
 
 
 def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int | None]:
-    verdicts = [verdict for (verdict, _), _ in results]
+    verdicts = [told.verdict for told, _ in results]
     asked = [v for v in verdicts if v.family.startswith("trigger ")]
     growth = [v for v in verdicts if not v.family.startswith(("stall ", "trigger "))]
     told = figures(growth)
@@ -171,14 +185,19 @@ def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int
         hangs = [v.delay_s for v in verdicts if v.family == f"stall {name}" and v.delay_s]
         told[key] = percentile(hangs, 0.95)
     told["stall_usual_pause_s"] = USUAL_PAUSE_S
+    told |= calibration.figures(all_stated(results))
     told["stalls_missed_count"] = sum(
         v.family.startswith("stall ") and v.delay_s is None for v in verdicts
     )
-    told["stalls_false_count"] = sum(v.false for v in verdicts if v.family == "saturation")
+    told["stalls_false_count"] = sum(v.false_stalls for v in verdicts)
     for name, number in choice.items():
         mine = [v for _, others in results for n, c, v, _ in others if (n, c) == (name, number)]
         told |= figures(mine, f"{name}_")
     return told
+
+
+def all_stated(results: list[Any]) -> list[Stated]:
+    return [stated for told, _ in results for stated in told.stated]
 
 
 def main() -> None:
@@ -198,24 +217,30 @@ def main() -> None:
     report(results, choice)
     if options.quick or options.alone or options.split is not Split.TEST:
         return
+    others = [case for s in Split if s is not options.split for case in cases_of(s, False)]
+    stated = all_stated([*results, *examine_all(Job(others, alone=True), options.jobs)])
     publish(
         "detection",
-        summary(results, choice),
+        summary(results, choice) | calibration.figures(stated),
         {
             "baselines": {
                 name: repr(BASELINES[name].choices[number]) for name, number in choice.items()
             },
-            "runs": [asdict(verdict) for (verdict, _), _ in results],
+            "runs": [asdict(told.verdict) for told, _ in results],
+            "calibration": calibration.table(stated),
         },
     )
-    from bench.detection_plot import draw
+    # matplotlib is slow to import, and nothing else needs it.
+    from bench import calibration_plot, detection_plot
 
-    draw(cases, results, choice, PICTURES)
+    calibration_plot.draw(stated, PICTURES)
+    detection_plot.draw(cases, results, choice, PICTURES)
 
 
 def report(results: list[Any], choice: dict[str, int]) -> None:
     """Each run that went wrong, then the figures."""
-    for (v, times), _ in results:
+    for told, _ in results:
+        v, times = told.verdict, told.times
         wrong = v.false or v.actions or (v.leak and v.delay_s is None) or v.segment_right is False
         if (
             wrong

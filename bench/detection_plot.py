@@ -22,13 +22,13 @@ SHOWN = ("slope_10mb_h", "mann_kendall", "page_hinkley", "lbr", "usage_buckets")
 def draw(cases: list[Case], results: list[Any], choice: dict[str, int], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     done: set[str] = set()
-    for case, ((_, times), others) in zip(cases, results, strict=True):
+    for case, (told, others) in zip(cases, results, strict=True):
         if case.family in done or case.kind == "Stall" or case.trigger is not None:
             continue
         done.add(case.family)
         acted = {n: when for n, c, _, when in others if choice[n] == c and n in SHOWN}
         path = folder / f"detection-{case.family.replace(' ', '-').replace('_', '-')}.png"
-        _picture(case, times, acted, path)
+        _picture(case, told.times, acted, path)
 
 
 def _picture(case: Case, times: list[float], acted: dict[str, list[float]], path: Path) -> None:

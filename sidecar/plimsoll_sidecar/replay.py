@@ -30,7 +30,8 @@ NOT_KNOWN = SlowGrowth()
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One line of the output. Unknown values are absent.
 
-    ``limit_s`` is the time that a slow leak leaves until the memory limit.
+    ``limit_s`` is the time that a slow leak leaves until the memory limit. ``still-open`` is an
+    incident that was neither confirmed nor cleared when the samples ended.
     """
 
     event: str
@@ -81,6 +82,7 @@ def judge(
     summary = Summary()
     results: list[Result] = []
     first_t: float | None = None
+    last_t = 0.0
     leaking: set[str] = set()
     for sample in samples:
         first_t = sample.t if first_t is None else first_t
@@ -88,13 +90,17 @@ def judge(
         yield from _slow_leaks(assessment, leaking)
         turn = governor.advance(assessment, view(sample), sample.t, results)
         results = unobeyed(turn)
+        last_t = sample.t
         summary.samples += 1
-        summary.duration_s = round(sample.t - first_t, 3)
+        summary.duration_s = round(last_t - first_t, 3)
         for event in turn.events:
             line = line_of(event, sample.t)
             if line is not None:
                 _count(summary, line)
                 yield line
+    for incident in governor.state.incidents:
+        if incident.confirmed_at is None:
+            yield _told("still-open", incident, last_t)
     yield summary
 
 
@@ -155,22 +161,19 @@ def line_of(event: Event, t: float) -> ReplayLine | None:
     """Return the line that tells ``event``; None where the format has none for it."""
     incident = event.incident
     match event.type:
-        case EventType.OPENED | EventType.CONFIRMED:
-            attribution = incident.attribution
+        case EventType.OPENED:
+            return _told("incident", incident, t)
+        case EventType.CONFIRMED:
+            return _told("confirmed", incident, t)
+        case EventType.CLEARED:
             return ReplayLine(
-                event="incident" if event.type is EventType.OPENED else "confirmed",
+                event="cleared",
                 t=t,
                 id=incident.name,
                 kind=incident.kind.value,
-                segment=attribution.segment,
-                confidence=attribution.confidence,
-                consumed_ratio=incident.consumed_ratio,
-                bytes_per_s=attribution.bytes_per_s,
-                trigger=_trigger(incident),
+                confidence=incident.attribution.confidence,
+                reason=incident.message or (incident.reason.value if incident.reason else ""),
             )
-        case EventType.CLEARED:
-            reason = incident.message or (incident.reason.value if incident.reason else "")
-            return ReplayLine(event="cleared", t=t, id=incident.name, reason=reason)
         case EventType.REMEDIATION if event.action is not None:
             return ReplayLine(
                 event="remediation",
@@ -180,6 +183,21 @@ def line_of(event: Event, t: float) -> ReplayLine | None:
                 trigger=_trigger(incident),
             )
     return None
+
+
+def _told(event: str, incident: Incident, t: float) -> ReplayLine:
+    attribution = incident.attribution
+    return ReplayLine(
+        event=event,
+        t=t,
+        id=incident.name,
+        kind=incident.kind.value,
+        segment=attribution.segment,
+        confidence=attribution.confidence,
+        consumed_ratio=incident.consumed_ratio,
+        bytes_per_s=attribution.bytes_per_s,
+        trigger=_trigger(incident),
+    )
 
 
 def _trigger(incident: Incident) -> str | None:
