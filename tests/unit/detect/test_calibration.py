@@ -84,8 +84,8 @@ def test_the_plot_is_drawn_also_of_nothing(tmp_path: Path) -> None:
 
 
 def burst(t: float) -> float:
-    """Memory that grows fast for a minute, and is given back."""
-    return 4 * MIB * min(60.0, max(0.0, t - 120)) if t < 200 else 0.0
+    """Memory that grows for 80 s, and is given back."""
+    return 2 * MIB * max(0.0, t - 120) if t < 200 else 0.0
 
 
 @pytest.mark.parametrize(
