@@ -15,7 +15,7 @@ from leaklab.cases import Case
 
 MIB = 1 << 20
 INK, OURS, THEIRS, BUDGET = "#4b5563", "#dc2626", "#2563eb", "#111827"
-SHOWN = ("slope_10mb_h", "mann_kendall", "page_hinkley", "lbr", "usage_buckets")
+SHOWN = ("slope_10mb_h", "mann_kendall", "page_hinkley", "adwin", "lbr", "usage_buckets")
 """Rules that are drawn; a tick on a line of its own for each time that one would have acted."""
 
 
