@@ -27,15 +27,15 @@ from typing import Any
 from bench import calibration, precog
 from bench.baselines import BASELINES, alarms
 from bench.calibration import Stated
+from bench.detection_figures import all_stated, report, summary
 from bench.detection_run import Run
-from bench.detection_score import Verdict, f1, figures
+from bench.detection_score import Verdict, f1
 from bench.result import publish
 from leaklab import healthy, recorded
-from leaklab.cases import USUAL_PAUSE_S, Case, Split, leaks, named, negatives, saturation, stalls
+from leaklab.cases import Case, Split, leaks, named, negatives, saturation, stalls
 from leaklab.triggered import triggers
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import Action, Mode, Stall, Supervision
-from plimsoll_cli.figures import percentile
 from plimsoll_sidecar.replay import ReplayLine, judge
 
 STALL_TIMEOUT_S = 30.0
@@ -159,45 +159,11 @@ def tuned(results: list[Any]) -> dict[str, int]:
     return best
 
 
-def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int | None]:
-    verdicts = [told.verdict for told, _ in results]
-    asked = [v for v in verdicts if v.family.startswith("trigger ")]
-    growth = [v for v in verdicts if not v.family.startswith(("stall ", "trigger "))]
-    told = figures(growth)
-    for name, key in (
-        ("fast", "fast_leak_confirm"),
-        ("slow", "slow_leak_confirm"),
-        ("recorded", "slow_leak_recorded_confirm"),
-    ):
-        found = [v for v in growth if v.family == f"leak named {name}" and v.delay_s is not None]
-        told[f"{key}_s"] = percentile([v.delay_s or 0.0 for v in found], 0.95)
-        told[f"{key}_bytes"] = percentile([v.leaked or 0.0 for v in found], 0.95)
-    for key, right in (
-        ("trigger_top1_ratio", [v.trigger_right for v in asked]),
-        ("trigger_at_confirm_ratio", [v.trigger_at_confirm for v in asked]),
-    ):
-        told[key] = sum(map(bool, right)) / len(right) if right else None
-    for name, key in (
-        ("known", "stall_detect_s"),
-        ("new", "stall_detect_new_s"),
-        ("frontend", "stall_detect_frontend_s"),
-    ):
-        hangs = [v.delay_s for v in verdicts if v.family == f"stall {name}" and v.delay_s]
-        told[key] = percentile(hangs, 0.95)
-    told["stall_usual_pause_s"] = USUAL_PAUSE_S
-    told |= calibration.figures(all_stated(results))
-    told["stalls_missed_count"] = sum(
-        v.family.startswith("stall ") and v.delay_s is None for v in verdicts
-    )
-    told["stalls_false_count"] = sum(v.false_stalls for v in verdicts)
-    for name, number in choice.items():
-        mine = [v for _, others in results for n, c, v, _ in others if (n, c) == (name, number)]
-        told |= figures(mine, f"{name}_")
-    return told
-
-
-def all_stated(results: list[Any]) -> list[Stated]:
-    return [stated for told, _ in results for stated in told.stated]
+def tune(quick: bool, jobs: int) -> dict[str, int]:
+    """The choice of each baseline on the development split, from which Precog learns as well."""
+    development = cases_of(Split.DEVELOPMENT, quick)
+    precog.learn(Run(case).series() for case in development if case.starts is None)
+    return tuned(examine_all(Job(development, tune=True), jobs))
 
 
 def main() -> None:
@@ -207,11 +173,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without the other rules")
     parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
     options = parser.parse_args()
-    development = cases_of(Split.DEVELOPMENT, options.quick)
-    choice: dict[str, int] = {}
-    if not options.alone:
-        precog.learn(Run(case).series() for case in development if case.starts is None)
-        choice = tuned(examine_all(Job(development, tune=True), options.jobs))
+    choice = {} if options.alone else tune(options.quick, options.jobs)
     cases = cases_of(options.split, options.quick)
     results = examine_all(Job(cases, choice, alone=options.alone), options.jobs)
     report(results, choice)
@@ -235,22 +197,6 @@ def main() -> None:
 
     calibration_plot.draw(stated, PICTURES)
     detection_plot.draw(cases, results, choice, PICTURES)
-
-
-def report(results: list[Any], choice: dict[str, int]) -> None:
-    """Each run that went wrong, then the figures."""
-    for told, _ in results:
-        v, times = told.verdict, told.times
-        wrong = v.false or v.actions or (v.leak and v.delay_s is None) or v.segment_right is False
-        if (
-            wrong
-            or (v.consumed or 0) > 0.5
-            or v.family.startswith(("leak named", "stall"))
-            or v.trigger_right is False
-        ):
-            print(v, [round(t) for t in times])
-    for key, value in summary(results, choice).items():
-        print(f"{key:45} {value}")
 
 
 if __name__ == "__main__":
