@@ -13,9 +13,9 @@ Writes ``sensitivity.json``. ``--minutes`` ends the measurement early; what was 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import multiprocessing
 import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -79,17 +79,10 @@ def _judged(case: Case) -> Outcome:
 
 def _unmoved(number: int) -> tuple[Outcome, frozenset[Code]]:
     """The outcome of a run, and the functions that were called in it."""
-    called: set[Any] = set()
-
-    def note(frame: Any, event: str, argument: object) -> None:
-        called.add(frame.f_code)
-
-    sys.settrace(note)
-    try:
-        outcome = _judged(_work.cases[number])
-    finally:
-        sys.settrace(None)
-    return outcome, frozenset(map(code_of, called))
+    profile = cProfile.Profile(builtins=False)
+    outcome = profile.runcall(_judged, _work.cases[number])
+    called = (one.code for one in profile.getstats())
+    return outcome, frozenset(code_of(code) for code in called if not isinstance(code, str))
 
 
 def _with_moved(task: tuple[int, int]) -> tuple[int, int, Outcome, float]:
