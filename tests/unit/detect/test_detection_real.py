@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bench.baselines import BASELINES
-from bench.detection_real import false_actions, judged, summary, told
+from bench.detection_real import compared, false_actions, judged, summary, told, tuned
 from bench.detection_real_rules import blank, curves, device_bytes, host_bytes, ruled
 from leaklab.recording.labels import Labels, Leak
 from leaklab.recording.published import Recording
@@ -133,6 +133,17 @@ def test_a_rule_is_right_after_the_leak_began_and_wrong_elsewhere(tmp_path: Path
     row.others = {name: ruled(recording, seen, BASELINES["always"], None) for name in BASELINES}
     assert summary([row])["adwin_false_events_count"] == 1
     assert told(row)["others"]["adwin"] == {"delay_s": None, "false": 1}
+
+
+def test_rules_are_tuned_on_recordings_too(tmp_path: Path) -> None:
+    """Only a window of minutes can find a leak of minutes."""
+    recording = recorded(tmp_path, LEAKING, leak())
+    choice = tuned([recording])
+    assert set(choice) == set(BASELINES)
+    assert BASELINES["slope_10mb_h"].choices[choice["slope_10mb_h"]] == 300.0
+    verdicts = compared(recording, {"": {"slope_10mb_h": 3}, "_seen": choice})
+    assert verdicts["slope_10mb_h"].delay_s is None
+    assert verdicts["slope_10mb_h_seen"].delay_s is not None
 
 
 def test_what_is_unknown_is_no_point_of_a_curve(tmp_path: Path) -> None:
