@@ -48,7 +48,11 @@ def table() -> str:
     for (module, name), moved in constants.items():
         if any(row["runs_changed"] or row["failed"] for row in moved.values()):
             value = next(iter(moved.values()))["value"]
-            cells = " | ".join(_cell(moved.get(up), figures) for up in (True, False))
+            later = any(f".{module}.{name} to " in one for one in found["not_run"])
+            absent = "not run" if later else "rounded to itself"
+            cells = " | ".join(
+                _cell(moved[up], figures) if up in moved else absent for up in (True, False)
+            )
             lines.append(f"| `{module}.{name}` | {value:g} | {cells} |")
     lines += [
         "",
@@ -69,9 +73,7 @@ def _unmoved(figures: Mapping[str, float], commit: str) -> str:
     )
 
 
-def _cell(row: Row | None, figures: Mapping[str, float]) -> str:
-    if row is None:
-        return "rounded to itself"
+def _cell(row: Row, figures: Mapping[str, float]) -> str:
     if row["failed"]:
         return f"to {row['moved_to']:g}: the detector fails"
     if not row["runs_changed"]:

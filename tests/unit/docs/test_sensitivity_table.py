@@ -36,6 +36,7 @@ def written(folder: Path) -> None:
         row("FADING", 0.7, 0.91),
         row("FADING", 0.7, 0.49),
         row("POINTS", 3, 4, runs_changed=2, false_events=1),
+        row("BUSIER", 0.5, 0.65, runs_changed=1),
         row("STEPS", 8, 10, failed="IndexError()"),
         row("STEPS", 8, 6),
     ]
@@ -43,7 +44,11 @@ def written(folder: Path) -> None:
         "moved": moved,
         "without_effect": [f"{LEAK}.trend.FADING"],
         "not_movable": {"plimsoll_sidecar.detect.stalls.step_gaps.StepGaps.add(steps)": "why"},
-        "not_run": [f"{LEAK}.growth.WIDTHS_S[0] to 1.3", f"{LEAK}.growth.WIDTHS_S[0] to 0.7"],
+        "not_run": [
+            f"{LEAK}.trend.BUSIER to 0.35",
+            f"{LEAK}.growth.WIDTHS_S[0] to 1.3",
+            f"{LEAK}.growth.WIDTHS_S[0] to 0.7",
+        ],
     }
     result = {"commit": "0123456789ab", "figures": FIGURES, "samples": samples}
     (folder / "sensitivity.json").write_text(json.dumps(result))
@@ -62,11 +67,12 @@ def test_the_table_tells_differences_and_what_has_no_row(
     assert [line for line in lines if line.startswith("| `")] == [
         "| `trend.MIN_TAU` | 0.8 | 0 / +29 / 0 / 0 / – | +3 / 0 / 0 / 0 / −0.07 |",
         "| `trend.POINTS` | 3 | −1 / 0 / 0 / 0 / 0 | rounded to itself |",
+        "| `trend.BUSIER` | 0.5 | 0 / 0 / 0 / 0 / 0 | not run |",
         "| `trend.STEPS` | 8 | to 10: the detector fails | no run changes |",
     ]
     assert "Without any effect on these runs: `trend.FADING`." in lines
     assert "Cannot be moved: `step_gaps.StepGaps.add(steps)`." in lines
-    assert lines[-1] == "Not run: `growth.WIDTHS_S[0]`."
+    assert lines[-1] == "Not run: `trend.BUSIER`, `growth.WIDTHS_S[0]`."
 
 
 def test_only_the_block_of_the_page_is_replaced(
