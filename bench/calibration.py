@@ -1,7 +1,7 @@
 """Is growth that the supervisor suspects with a confidence of 70 % a leak in 70 of 100 cases?
 
 Each suspicion counts twice: with the confidence that was stated when its incident opened, and with
-the last that was stated before the incident was confirmed or cleared, or the run ended. It was true
+the last that was stated before the incident was confirmed or had ended, or the run had. It was true
 if a leak of its kind had begun by then. Only growth counts: an incident without a budget, such as a
 stall, states a confidence of 1.
 """
@@ -18,7 +18,7 @@ from plimsoll_sidecar.replay import ReplayLine
 
 GROWTH = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
 BINS = 10
-DECIDED = ("confirmed", "cleared", "still-open")
+DECIDED = ("confirmed", "cleared", "ended", "still-open")
 
 
 @dataclass(frozen=True)

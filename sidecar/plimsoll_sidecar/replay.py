@@ -30,8 +30,9 @@ NOT_KNOWN = SlowGrowth()
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One line of the output. Unknown values are absent.
 
-    ``limit_s`` is the time that a slow leak leaves until the memory limit. ``still-open`` is an
-    incident that was neither confirmed nor cleared when the samples ended.
+    ``limit_s`` is the time that a slow leak leaves until the memory limit. ``ended`` is an incident
+    that ended unconfirmed without being cleared; ``still-open`` one that was neither confirmed nor
+    had ended when the samples did.
     """
 
     event: str
@@ -166,14 +167,9 @@ def line_of(event: Event, t: float) -> ReplayLine | None:
         case EventType.CONFIRMED:
             return _told("confirmed", incident, t)
         case EventType.CLEARED:
-            return ReplayLine(
-                event="cleared",
-                t=t,
-                id=incident.name,
-                kind=incident.kind.value,
-                confidence=incident.attribution.confidence,
-                reason=incident.message or (incident.reason.value if incident.reason else ""),
-            )
+            return _told("cleared", incident, t, _reason(incident))
+        case EventType.ENDED if incident.confirmed_at is None:
+            return _told("ended", incident, t, _reason(incident))
         case EventType.REMEDIATION if event.action is not None:
             return ReplayLine(
                 event="remediation",
@@ -185,7 +181,7 @@ def line_of(event: Event, t: float) -> ReplayLine | None:
     return None
 
 
-def _told(event: str, incident: Incident, t: float) -> ReplayLine:
+def _told(event: str, incident: Incident, t: float, reason: str | None = None) -> ReplayLine:
     attribution = incident.attribution
     return ReplayLine(
         event=event,
@@ -197,7 +193,12 @@ def _told(event: str, incident: Incident, t: float) -> ReplayLine:
         consumed_ratio=incident.consumed_ratio,
         bytes_per_s=attribution.bytes_per_s,
         trigger=_trigger(incident),
+        reason=reason,
     )
+
+
+def _reason(incident: Incident) -> str:
+    return incident.message or (incident.reason.value if incident.reason else "")
 
 
 def _trigger(incident: Incident) -> str | None:

@@ -14,9 +14,13 @@ from bench.calibration import Claim, Listener, Stated, bins, expected_error
 from bench.calibration_plot import NAME, draw
 from leaklab.cases import Case, Split
 from leaklab.series import MIB, Series, saturating, steady
+from plimsoll_api.incident_record import Attribution
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
-from plimsoll_sidecar.replay import ReplayLine, judge
+from plimsoll_sidecar.govern.command import Event, EventType
+from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.replay import ReplayLine, judge, line_of
 
 
 def case(starts: float | None = 100.0) -> Case:
@@ -104,3 +108,21 @@ def test_a_replay_states_its_confidence_to_the_end(series: Series, end: str) -> 
     assert stated[0].end == end
     assert stated[0].last is not None
     assert 0 < stated[0].opened.confidence <= stated[0].last.confidence <= 1
+
+
+@pytest.mark.parametrize(("confirmed_at", "told"), [(None, "ended"), (150.0, None)])
+def test_an_end_is_told_of_what_was_not_confirmed(
+    confirmed_at: float | None, told: str | None
+) -> None:
+    """As after a trim that happened to be followed by less memory."""
+    incident = Incident(
+        name="i", kind=IncidentKind.HOST_GROWTH, epoch="e", opened_at=100.0, phase_since=100.0,
+        phase=IncidentPhase.RESOLVED, confirmed_at=confirmed_at, message="the trim returned 5 MiB",
+        attribution=Attribution(confidence=0.7),
+    )  # fmt: skip
+    ended = line_of(Event(type=EventType.ENDED, at=200.0, incident=incident), 200.0)
+    assert (ended.event if ended else None) == told
+    if ended is not None:
+        assert ended.reason == "the trim returned 5 MiB"
+        (one,) = heard(case(), line("incident", 150.0, 0.4), ended)
+        assert (one.last, one.end) == (Claim(0.7, True), "ended")
