@@ -5,7 +5,7 @@ sample interval), the memory limit, and one choice of its parameters. It returns
 it would have restarted the engine; after each it is silent for an hour, as every restart policy in
 use has a back-off. Parameters are chosen on the development split by the best F1 score.
 
-Precog is in ``precog.py``. PSI: these runs have no pressure signal, so it is
+Precog is in ``precog.py``, ADWIN in ``adwin.py``. PSI: these runs have no pressure signal, so it is
 modelled: anonymous memory without swap is felt as pressure when nothing else is left to reclaim,
 shortly before the limit.
 
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from bench import precog
+from bench import adwin, precog
 
 Array = NDArray[np.float64]
 Rule = Callable[[Array, Array, float, Any], Array]
@@ -178,6 +178,7 @@ BASELINES: dict[str, Baseline] = {
     "page_hinkley": Baseline(
         _page_hinkley, tuple((d, h) for d in (5, 20, 60) for h in (500, 2000, 8000))
     ),
+    "adwin": Baseline(adwin.rule, adwin.CHOICES),
     "lbr": Baseline(_lbr, tuple((r, h * 3600.0) for r in (0.7, 0.9) for h in (1, 10, 48))),
     "usage_buckets": Baseline(
         _buckets, tuple((w, k) for w in (60.0, 300.0, 1800.0) for k in (4, 6, 9))

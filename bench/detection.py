@@ -8,7 +8,8 @@
 Each labelled run of ``leaklab`` goes through the sidecar's detector and governor in
 ``Recover``, by the code of ``plimsoll replay``, and through the rules of ``baselines.py``. A leak
 is found when an incident of its kind is confirmed after it began; a confirmation of anything else
-is false. Time is virtual. The figures are those of the test split only.
+is false. Time is virtual. The figures are those of the test split only, but for the calibration:
+that is of all splits together (``calibration.py``).
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import precog
+from bench import calibration, precog
 from bench.baselines import BASELINES, alarms
+from bench.calibration import Stated
+from bench.detection_figures import all_stated, report, summary
 from bench.detection_run import Run
-from bench.detection_score import Verdict, f1, figures
+from bench.detection_score import Verdict, f1
 from bench.result import publish
 from leaklab import healthy, recorded
-from leaklab.cases import USUAL_PAUSE_S, Case, Split, leaks, named, negatives, saturation, stalls
+from leaklab.cases import Case, Split, leaks, named, negatives, saturation, stalls
 from leaklab.triggered import triggers
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import Action, Mode, Stall, Supervision
-from plimsoll_cli.figures import percentile
 from plimsoll_sidecar.replay import ReplayLine, judge
 
 STALL_TIMEOUT_S = 30.0
@@ -40,20 +43,31 @@ NICE = 5
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "img"
 
 
-def ours(run: Run) -> tuple[Verdict, list[float]]:
-    """What detector and governor make of the run, and when they confirmed."""
+@dataclass
+class Told:
+    """What the supervisor made of one run: when it confirmed, and what it stated."""
+
+    verdict: Verdict
+    times: list[float] = field(default_factory=list)
+    stated: list[Stated] = field(default_factory=list)
+
+
+def ours(run: Run) -> Told:
+    """What detector and governor make of the run."""
     case, verdict = run.case, run.verdict()
     supervision = Supervision(mode=Mode.RECOVER, stall=Stall(timeout_s=STALL_TIMEOUT_S))
     lines = judge(run.samples, case.policy, supervision, case.series.interval, case.name)
-    times = []
+    times, listener = [], calibration.Listener(case)
     for line in lines:
         if not isinstance(line, ReplayLine):
             break
+        listener.hear(line)
         due = case.starts is not None and line.t >= case.starts
         if line.event == "confirmed":
             times.append(line.t)
             if not (due and line.kind == case.kind):
                 verdict.false += 1
+                verdict.false_stalls += line.kind == IncidentKind.STALL
             elif verdict.delay_s is None:
                 run.found(verdict, line.t)
                 if case.segment is not None:
@@ -67,7 +81,7 @@ def ours(run: Run) -> tuple[Verdict, list[float]]:
             if due and case.trigger is not None:
                 verdict.trigger_right = line.trigger == case.trigger
                 break
-    return verdict, times
+    return Told(verdict, times, list(listener.stated.values()))
 
 
 def theirs(
@@ -98,9 +112,9 @@ class Job:
     tune: bool = False
     alone: bool = False
 
-    def examine(self, number: int) -> tuple[tuple[Verdict, list[float]], list[Any]]:
+    def examine(self, number: int) -> tuple[Told, list[Any]]:
         run = Run(self.cases[number])
-        mine = (run.verdict(), []) if self.tune else ours(run)
+        mine = Told(run.verdict()) if self.tune else ours(run)
         # A hang is no matter of memory, a trigger none of theirs: the baselines are not asked.
         hang = run.case.kind == "Stall"
         none = self.alone or hang or run.case.trigger
@@ -145,40 +159,11 @@ def tuned(results: list[Any]) -> dict[str, int]:
     return best
 
 
-def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int | None]:
-    verdicts = [verdict for (verdict, _), _ in results]
-    asked = [v for v in verdicts if v.family.startswith("trigger ")]
-    growth = [v for v in verdicts if not v.family.startswith(("stall ", "trigger "))]
-    told = figures(growth)
-    for name, key in (
-        ("fast", "fast_leak_confirm"),
-        ("slow", "slow_leak_confirm"),
-        ("recorded", "slow_leak_recorded_confirm"),
-    ):
-        found = [v for v in growth if v.family == f"leak named {name}" and v.delay_s is not None]
-        told[f"{key}_s"] = percentile([v.delay_s or 0.0 for v in found], 0.95)
-        told[f"{key}_bytes"] = percentile([v.leaked or 0.0 for v in found], 0.95)
-    for key, right in (
-        ("trigger_top1_ratio", [v.trigger_right for v in asked]),
-        ("trigger_at_confirm_ratio", [v.trigger_at_confirm for v in asked]),
-    ):
-        told[key] = sum(map(bool, right)) / len(right) if right else None
-    for name, key in (
-        ("known", "stall_detect_s"),
-        ("new", "stall_detect_new_s"),
-        ("frontend", "stall_detect_frontend_s"),
-    ):
-        hangs = [v.delay_s for v in verdicts if v.family == f"stall {name}" and v.delay_s]
-        told[key] = percentile(hangs, 0.95)
-    told["stall_usual_pause_s"] = USUAL_PAUSE_S
-    told["stalls_missed_count"] = sum(
-        v.family.startswith("stall ") and v.delay_s is None for v in verdicts
-    )
-    told["stalls_false_count"] = sum(v.false for v in verdicts if v.family == "saturation")
-    for name, number in choice.items():
-        mine = [v for _, others in results for n, c, v, _ in others if (n, c) == (name, number)]
-        told |= figures(mine, f"{name}_")
-    return told
+def tune(quick: bool, jobs: int) -> dict[str, int]:
+    """The choice of each baseline on the development split, from which Precog learns as well."""
+    development = cases_of(Split.DEVELOPMENT, quick)
+    precog.learn(Run(case).series() for case in development if case.starts is None)
+    return tuned(examine_all(Job(development, tune=True), jobs))
 
 
 def main() -> None:
@@ -188,44 +173,30 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without the other rules")
     parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
     options = parser.parse_args()
-    development = cases_of(Split.DEVELOPMENT, options.quick)
-    choice: dict[str, int] = {}
-    if not options.alone:
-        precog.learn(Run(case).series() for case in development if case.starts is None)
-        choice = tuned(examine_all(Job(development, tune=True), options.jobs))
+    choice = {} if options.alone else tune(options.quick, options.jobs)
     cases = cases_of(options.split, options.quick)
     results = examine_all(Job(cases, choice, alone=options.alone), options.jobs)
     report(results, choice)
     if options.quick or options.alone or options.split is not Split.TEST:
         return
+    others = [case for s in Split if s is not options.split for case in cases_of(s, False)]
+    stated = all_stated([*results, *examine_all(Job(others, alone=True), options.jobs)])
     publish(
         "detection",
-        summary(results, choice),
+        summary(results, choice) | calibration.figures(stated),
         {
             "baselines": {
                 name: repr(BASELINES[name].choices[number]) for name, number in choice.items()
             },
-            "runs": [asdict(verdict) for (verdict, _), _ in results],
+            "runs": [asdict(told.verdict) for told, _ in results],
+            "calibration": calibration.table(stated),
         },
     )
-    from bench.detection_plot import draw
+    # matplotlib is slow to import, and nothing else needs it.
+    from bench import calibration_plot, detection_plot
 
-    draw(cases, results, choice, PICTURES)
-
-
-def report(results: list[Any], choice: dict[str, int]) -> None:
-    """Each run that went wrong, then the figures."""
-    for (v, times), _ in results:
-        wrong = v.false or v.actions or (v.leak and v.delay_s is None) or v.segment_right is False
-        if (
-            wrong
-            or (v.consumed or 0) > 0.5
-            or v.family.startswith(("leak named", "stall"))
-            or v.trigger_right is False
-        ):
-            print(v, [round(t) for t in times])
-    for key, value in summary(results, choice).items():
-        print(f"{key:45} {value}")
+    calibration_plot.draw(stated, PICTURES)
+    detection_plot.draw(cases, results, choice, PICTURES)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,20 @@ from leaklab.cases import Case
 
 MIB = 1 << 20
 INK, OURS, THEIRS, BUDGET = "#4b5563", "#dc2626", "#2563eb", "#111827"
-SHOWN = ("slope_10mb_h", "mann_kendall", "page_hinkley", "lbr", "usage_buckets")
+SHOWN = ("slope_10mb_h", "mann_kendall", "page_hinkley", "adwin", "lbr", "usage_buckets")
 """Rules that are drawn; a tick on a line of its own for each time that one would have acted."""
 
 
 def draw(cases: list[Case], results: list[Any], choice: dict[str, int], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     done: set[str] = set()
-    for case, ((_, times), others) in zip(cases, results, strict=True):
+    for case, (told, others) in zip(cases, results, strict=True):
         if case.family in done or case.kind == "Stall" or case.trigger is not None:
             continue
         done.add(case.family)
         acted = {n: when for n, c, _, when in others if choice[n] == c and n in SHOWN}
         path = folder / f"detection-{case.family.replace(' ', '-').replace('_', '-')}.png"
-        _picture(case, times, acted, path)
+        _picture(case, told.times, acted, path)
 
 
 def _picture(case: Case, times: list[float], acted: dict[str, list[float]], path: Path) -> None:

@@ -14,8 +14,9 @@ class Verdict:
     """One run under one detector. Times in seconds after the leak's begin, sizes in bytes.
 
     ``delay_s`` is None where the leak was not found, or where there is none; ``false`` counts
-    what was confirmed without a leak of that kind, ``actions`` the restarts without one. The
-    trigger is judged when the incident is confirmed, and when its restart begins.
+    what was confirmed without a leak of that kind, ``false_stalls`` those of them that are stalls,
+    and ``actions`` the restarts without one. The trigger is judged when the incident is confirmed,
+    and when its restart begins.
     """
 
     case: str
@@ -29,6 +30,7 @@ class Verdict:
     trigger_at_confirm: bool | None = None
     trigger_right: bool | None = None
     false: int = 0
+    false_stalls: int = 0
     actions: int = 0
 
 

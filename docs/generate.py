@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.tools import crds, entrypoints, injections, metrics, scale
+from docs.tools import crds, entrypoints, injections, metrics, scale, sensitivity
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -21,6 +21,7 @@ def pages() -> dict[str, str]:
         "injections.md": injections.page(),
         "scale.md": scale.page(),
         "engine.md": entrypoints.page(),
+        "detection.md": sensitivity.page(),
     }
 
 

@@ -30,7 +30,9 @@ NOT_KNOWN = SlowGrowth()
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One line of the output. Unknown values are absent.
 
-    ``limit_s`` is the time that a slow leak leaves until the memory limit.
+    ``limit_s`` is the time that a slow leak leaves until the memory limit. ``ended`` is an incident
+    that ended unconfirmed without being cleared; ``still-open`` one that was neither confirmed nor
+    had ended when the samples did.
     """
 
     event: str
@@ -81,6 +83,7 @@ def judge(
     summary = Summary()
     results: list[Result] = []
     first_t: float | None = None
+    last_t = 0.0
     leaking: set[str] = set()
     for sample in samples:
         first_t = sample.t if first_t is None else first_t
@@ -88,13 +91,17 @@ def judge(
         yield from _slow_leaks(assessment, leaking)
         turn = governor.advance(assessment, view(sample), sample.t, results)
         results = unobeyed(turn)
+        last_t = sample.t
         summary.samples += 1
-        summary.duration_s = round(sample.t - first_t, 3)
+        summary.duration_s = round(last_t - first_t, 3)
         for event in turn.events:
             line = line_of(event, sample.t)
             if line is not None:
                 _count(summary, line)
                 yield line
+    for incident in governor.state.incidents:
+        if incident.confirmed_at is None:
+            yield _told("still-open", incident, last_t)
     yield summary
 
 
@@ -155,22 +162,14 @@ def line_of(event: Event, t: float) -> ReplayLine | None:
     """Return the line that tells ``event``; None where the format has none for it."""
     incident = event.incident
     match event.type:
-        case EventType.OPENED | EventType.CONFIRMED:
-            attribution = incident.attribution
-            return ReplayLine(
-                event="incident" if event.type is EventType.OPENED else "confirmed",
-                t=t,
-                id=incident.name,
-                kind=incident.kind.value,
-                segment=attribution.segment,
-                confidence=attribution.confidence,
-                consumed_ratio=incident.consumed_ratio,
-                bytes_per_s=attribution.bytes_per_s,
-                trigger=_trigger(incident),
-            )
+        case EventType.OPENED:
+            return _told("incident", incident, t)
+        case EventType.CONFIRMED:
+            return _told("confirmed", incident, t)
         case EventType.CLEARED:
-            reason = incident.message or (incident.reason.value if incident.reason else "")
-            return ReplayLine(event="cleared", t=t, id=incident.name, reason=reason)
+            return _told("cleared", incident, t, _reason(incident))
+        case EventType.ENDED if incident.confirmed_at is None:
+            return _told("ended", incident, t, _reason(incident))
         case EventType.REMEDIATION if event.action is not None:
             return ReplayLine(
                 event="remediation",
@@ -180,6 +179,26 @@ def line_of(event: Event, t: float) -> ReplayLine | None:
                 trigger=_trigger(incident),
             )
     return None
+
+
+def _told(event: str, incident: Incident, t: float, reason: str | None = None) -> ReplayLine:
+    attribution = incident.attribution
+    return ReplayLine(
+        event=event,
+        t=t,
+        id=incident.name,
+        kind=incident.kind.value,
+        segment=attribution.segment,
+        confidence=attribution.confidence,
+        consumed_ratio=incident.consumed_ratio,
+        bytes_per_s=attribution.bytes_per_s,
+        trigger=_trigger(incident),
+        reason=reason,
+    )
+
+
+def _reason(incident: Incident) -> str:
+    return incident.message or (incident.reason.value if incident.reason else "")
 
 
 def _trigger(incident: Incident) -> str | None:
