@@ -5,8 +5,8 @@ r"""Makes recordings: all that are named at once, on one machine.
     python -m leaklab.recording --out FOLDER --prefix cpu --peers vllm-0.32.0 --at-once 2
 
 Each recording is three files in FOLDER: PREFIX-RUN.jsonl.gz, its labels, and how it was made. Work
-and logs are in FOLDER/work. Runs are made in the order of ``--runs``; without that, all are made that
-the device and the peers allow.
+and logs are in FOLDER/work. The runs are made in the order of ``--runs``. Without that flag all are
+made that the device and the peers allow.
 Engines that run at the same time on one device share it: their recordings say so, and only what
 the engine's own allocator holds is judged. With ``--at-once 1`` an engine has the device alone.
 """
