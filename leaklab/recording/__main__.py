@@ -5,7 +5,8 @@ r"""Makes recordings: all that are named at once, on one machine.
     python -m leaklab.recording --out FOLDER --prefix cpu --peers vllm-0.32.0 --at-once 2
 
 Each recording is three files in FOLDER: PREFIX-RUN.jsonl.gz, its labels, and how it was made. Work
-and logs are in FOLDER/work. Without ``--runs`` all are made that the device and the peers allow.
+and logs are in FOLDER/work. The runs are made in the order of ``--runs``. Without that flag all are
+made that the device and the peers allow.
 Engines that run at the same time on one device share it: their recordings say so, and only what
 the engine's own allocator holds is judged. With ``--at-once 1`` an engine has the device alone.
 """
@@ -39,7 +40,7 @@ def main() -> int:
     peers = {ALL_PEERS[name].type: ALL_PEERS[name] for name in flags.peers}
     runs = [run for run in RUNS if _possible(run, peers, flags.device)]
     if flags.runs:
-        runs = [run for run in runs if run.name in flags.runs]
+        runs = [run for name in flags.runs for run in runs if run.name == name]
     if not runs:
         sys.stderr.write("none of the runs is possible: name their engines with --peers\n")
         return 2

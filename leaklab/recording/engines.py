@@ -33,7 +33,7 @@ from tests.conformance.peers import CHECKPOINT, Peer
 MIB = 1 << 20
 BUDGET = MemoryBudget(256 * MIB, 3600.0)
 WARMUP_S = 60.0
-FOLDER_ENV = "PLIMSOLL_INJECTOR_DIR"
+FOLDER_ENV, WAITS_ENV = "PLIMSOLL_INJECTOR_DIR", "PLIMSOLL_INJECTOR_WAITS"
 """The same as in ``inside/plimsoll_injector.py``, which imports nothing of ours."""
 HERE = Path(__file__).parent
 ENTRY_POINTS = """\
@@ -145,6 +145,8 @@ def _theirs(run: Run, place: Place, port: int, peer: Peer) -> Command:
         PROBE_DIR_ENV: str(place.folder / "probe"),
         FOLDER_ENV: str(place.folder),
     }  # fmt: skip
+    if place.device == "cpu":
+        environment = {**environment, WAITS_ENV: "1"}
     return Command("engine", argv, environment, place.folder / "engine.log")
 
 

@@ -6,7 +6,6 @@ They are an open loop: what is slow does not slow them down, up to :data:`MOST_A
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import Counter
@@ -19,8 +18,10 @@ import httpx
 from leaklab import clients
 from leaklab.clients import Shape, body, complete, prompt
 
-TIMEOUT_S, PATIENCE_S = 60.0, 0.4
+TIMEOUT_S, PATIENCE_S, EARLY_S = 60.0, 0.4, 0.15
 MOST_AT_ONCE = 120
+IDLE_S = 2.0
+"""How long an unused connection stays open: less than the 5 s after which servers close theirs."""
 ANSWER_TOKENS, LONG_TOKENS = 32, 320
 LONGEST_PROMPT = 1500
 """Words of a prompt that grows: some 2,300 tokens."""
@@ -57,7 +58,7 @@ class Crowd:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        limits = httpx.Limits(max_connections=None)
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
         async with (
             httpx.AsyncClient(
                 base_url=self._url, timeout=TIMEOUT_S, trust_env=False, limits=limits
@@ -111,11 +112,24 @@ async def leaving(client: httpx.AsyncClient, number: int) -> bool:
     """Every other client leaves in the middle of its answer."""
     if number % 2 == 0:
         return await answers(client, number)
-    with contextlib.suppress(httpx.TimeoutException):
-        wish = body(prompt(number, 24), 2000)
-        await client.post("/v1/completions", json=wish, timeout=PATIENCE_S)
-        return True
-    return False
+    return await _leave(client, body(prompt(number, 24), 2000), PATIENCE_S)
+
+
+async def leaving_early(client: httpx.AsyncClient, number: int) -> bool:
+    """Every other client leaves while its prompt is computed, long before its first token."""
+    if number % 2 == 0:
+        return await answers(client, number)
+    return await _leave(client, body(prompt(number, LONGEST_PROMPT), 8), EARLY_S)
+
+
+async def _leave(client: httpx.AsyncClient, wish: dict[str, object], after_s: float) -> bool:
+    """Leave after so many seconds; HTTPStatusError where it is refused before."""
+    try:
+        answer = await client.post("/v1/completions", json=wish, timeout=after_s)
+    except httpx.TimeoutException:
+        return False
+    answer.raise_for_status()
+    return True
 
 
 async def grammars(client: httpx.AsyncClient, number: int) -> bool:
@@ -149,5 +163,5 @@ class Adapters:
 
 
 SHAPES: dict[str, Shape] = {
-    one.__name__: one for one in (answers, long, growing, leaving, grammars)
+    one.__name__: one for one in (answers, long, growing, leaving, leaving_early, grammars)
 }

@@ -19,8 +19,9 @@ PAGE = FOLDER / "README.md"
 def made(chosen: Sequence[Recording]) -> list[str]:
     """Return the lines of the table of how each was made, in Markdown."""
     rows = [
-        "| Recording | Part | Engine | Machine | Requests a second | Cause | Bytes a second |",
-        "|---|---|---|---|---|---|--:|",
+        "| Recording | Part | Engine | Machine | Seconds | Samples | Requests a second | Cause |"
+        " Bytes a second |",
+        "|---|---|---|---|--:|--:|---|---|--:|",
     ]
     for one in chosen:
         about = one.about
@@ -30,7 +31,8 @@ def made(chosen: Sequence[Recording]) -> list[str]:
         engine = f"{about['engine']} {about['version']}"
         mechanism = about["mechanism"]
         cause = one.labels.note.replace(mechanism, f"`{mechanism}`", 1)
-        row = (f"`{one.name}`", about["part"], engine, device, load(about), cause, rate)
+        length = f"{about['recorded_s']:.0f}", str(about["samples"])
+        row = (f"`{one.name}`", about["part"], engine, device, *length, load(about), cause, rate)
         rows.append(f"| {' | '.join(row)} |")
     return rows
 

@@ -124,6 +124,14 @@ RUNS = (
     ),
     Run("vllm-16", VLLM, "restart", restarts=(170.0,)),
     Run("vllm-17", VLLM, "cache_fill", cause=Injection(None, speed=6.0)),
+    # ---- vLLM, more of both
+    Run("vllm-18", VLLM, "cycles", cause=Injection(IN_USE, "requests", 96 * KIB)),
+    Run(
+        "vllm-19", VLLM, "shared", LEAVING,
+        Injection(SHARED, "aborts", 224 * KIB, frontend=True),
+    ),
+    Run("vllm-20", VLLM, "sawtooth", cause=Injection(None)),
+    Run("vllm-21", VLLM, "retention", cause=Injection(None)),
     # ---- leaks inside SGLang, whose first process counts nothing
     Run("sglang-01", SGLANG, "heap_blocks", cause=Injection(IN_USE, "requests", 192 * KIB)),
     Run("sglang-02", SGLANG, "small_objects", cause=Injection(OBJECTS, "seconds", 448 * KIB)),
@@ -150,6 +158,10 @@ RUNS = (
     Run("sglang-12", SGLANG, "restart", restarts=(170.0,)),
     Run("sglang-13", SGLANG, "cache_fill", cause=Injection(None)),
     Run("sglang-14", SGLANG, "tide", cause=Injection(None, speed=2.0)),
+    # ---- SGLang, more of both
+    Run("sglang-15", SGLANG, "locked", cause=Injection(IN_USE, "requests", 96 * KIB)),
+    Run("sglang-16", SGLANG, "cycles", BURSTS, Injection(IN_USE, "tokens", 3 * KIB)),
+    Run("sglang-17", SGLANG, "file_cache", cause=Injection(None)),
     # ---- leaks of our engine
     Run(
         "plimsoll-01", OURS, "device_dict", device=True,
@@ -180,5 +192,55 @@ RUNS = (
     Run(
         "plimsoll-08", OURS, "idle_gaps",
         (Phase(30.0, 6.0, "answers"), Phase(60.0, 0.0, "answers")),
+    ),
+    # ---- our engine, more of both: what leaks on its device there is in malloc's memory on a CPU
+    Run(
+        "plimsoll-09", OURS, "append_list",
+        cause=Fault("append_list:bytes_per_request=96Ki", OBJECTS, 96 * KIB),
+    ),
+    Run(
+        "plimsoll-10", OURS, "stored_exception", BURSTS,
+        Fault("stored_exception:bytes_per_request=96Ki", IN_USE, 96 * KIB),
+    ),
+    Run(
+        "plimsoll-11", OURS, "method_cache", (Phase(60.0, 4.0, "growing"),),
+        Fault("method_cache:bytes_per_request=128Ki", IN_USE, 128 * KIB),
+    ),
+    Run(
+        "plimsoll-12", OURS, "mmap_growth",
+        cause=Fault("mmap_growth:bytes_per_request=96Ki", OTHER, 96 * KIB),
+    ),
+    Run(
+        "plimsoll-13", OURS, "tokenizer_cache", (Phase(60.0, 5.0, "wordy"),),
+        # A list has 8 bytes for each token.
+        Fault("tokenizer_cache:repeat=64", IN_USE, 64 * 8, "prompt_tokens_total"),
+    ),
+    Run(
+        "plimsoll-14", OURS, "grammar_cache_growth",
+        # Measured with mallinfo2: 60 grammars of this length took 80,548 bytes each.
+        cause=Fault("grammar_cache_growth:text_bytes=4Ki", IN_USE, 80_548),
+    ),
+    Run(
+        "plimsoll-15", OURS, "abort_unregistered", (Phase(60.0, 4.0, "leaving_early"),),
+        Fault("abort_unregistered:payload_bytes=224Ki", IN_USE, 224 * KIB, "aborted_total"),
+        flags=("--max-num-batched-tokens=16",),
+    ),
+    Run(
+        "plimsoll-16", OURS, "pinned_buffers",
+        (Phase(40.0, 3.0, "answers"), Phase(40.0, 0.0, "answers"), Phase(40.0, 9.0, "answers")),
+        Fault("pinned_buffers:bytes_per_request=128Ki", IN_USE, 128 * KIB),
+    ),
+    Run(
+        "plimsoll-17", OURS, "device_dict", (Phase(60.0, 4.0, "growing"),),
+        Fault("device_dict:bytes_per_request=112Ki", IN_USE, 112 * KIB),
+    ),
+    Run(
+        "plimsoll-18", OURS, "choices", (Phase(60.0, 2.0, "choices"),),
+        flags=("--num-blocks=512",),
+    ),
+    Run("plimsoll-19", OURS, "steady"),
+    Run(
+        "plimsoll-20", OURS, "ramp",
+        tuple(Phase(100.0, per_s, "answers") for per_s in (1.0, 2.0, 4.0, 6.0, 8.0, 10.0)),
     ),
 )  # fmt: skip

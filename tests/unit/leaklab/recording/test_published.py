@@ -15,7 +15,9 @@ from plimsoll_api.incidents import IncidentKind
 
 EVERY = list(recordings())
 MOST_BYTES = 20 << 20
-LONGEST_DEVICE_RUN_S = 480.0
+LONGEST_DEVICE_RUN_S, SHORTEST_CPU_RUN_S = 480.0, 590.0
+MOST_FAILED = 0.005
+"""Of the clients of a recording, where the engine was not restarted."""
 
 
 def test_each_part_has_the_files_of_its_recordings_and_no_others() -> None:
@@ -51,6 +53,11 @@ def test_a_trace_is_whole_and_as_it_was_made(one: Recording) -> None:
         served = [s for s in every if s.load.running is not None]
         known = [s for s in served if s.device and s.device[0].torch is not None]
         assert len(known) >= 0.85 * len(served), "the engine's own share of the device"
+    if not one.about["machine"].get("devices"):
+        assert every[-1].t - every[0].t >= SHORTEST_CPU_RUN_S
+    if not one.about["restarts_s"]:
+        clients = one.about["clients"]
+        assert clients.get("failed", 0) <= MOST_FAILED * sum(clients.values())
     assert one.about["clients"]["answered"] >= len(every)
 
 

@@ -69,3 +69,26 @@ def test_the_process_grows_by_what_is_counted(tmp_path: Path, mechanism: str) ->
     assert taken >= 8 * MIB
     assert taken <= grown + MIB
     assert grown <= 1.5 * taken + 8 * MIB
+
+
+QUEUES = """
+import os, sys, types
+import plimsoll_injector
+queues = types.ModuleType(plimsoll_injector.QUEUES)
+sys.modules[plimsoll_injector.QUEUES] = queues
+assert not plimsoll_injector.stop_spinning()
+queues.sched_yield = os.sched_yield
+assert plimsoll_injector.stop_spinning()
+queues.sched_yield()
+assert queues.sched_yield is not os.sched_yield
+"""
+
+
+def test_what_vllm_calls_to_yield_the_processor_sleeps_instead(tmp_path: Path) -> None:
+    """A reader's module that is not imported to its end is looked at again."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    engines.install(inside)
+    environment = {**os.environ, "PYTHONPATH": str(inside)}
+    done = subprocess.run([sys.executable, "-c", QUEUES], env=environment, check=False)
+    assert done.returncode == 0
