@@ -5,9 +5,7 @@
 
 A case of ``leaklab`` is played into the detector. Now and then each trend that it weighs becomes a
 row: what ``odds.py`` sees of it, and whether it is a leak. Rows count equally for each case and
-level of the budget, so that a long run says no more than a short one. Rows without a leak count
-:data:`HEALTHY_WEIGHT` times: the odds are asked for after each sample, so a healthy run has many
-chances to be wrong.
+level of the budget, so that a long run says no more than a short one.
 
 The families are dealt into five parts. What is published is how well the weights of four parts
 state the chances of the fifth. The test split is never used.
@@ -33,7 +31,7 @@ from bench.result import publish
 from leaklab.cases import Case, Split
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.leak.odds import (
-    IMPOSSIBLE,
+    CERTAIN,
     MAX_COLLECTIONS,
     MAX_OLDER,
     MAX_YOUNGER,
@@ -49,9 +47,6 @@ LEAST_SIZE, LEAST_LEAKED = 0.03, 0.03
 EVERY_S, EVERY_SHARE = 4.0, 0.01
 """Seconds from one row to the next, and the same as a share of the run so far."""
 LEVELS = (0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9)
-HEALTHY_WEIGHT = 1.33
-"""A calibrated model of single rows would have 1. With 2, the stated chances are four points too
-low on average."""
 PENALTY = 0.01
 PARTS = 5
 NAMES = tuple(field.name for field in fields(Weights))
@@ -104,7 +99,7 @@ def against(values: Matrix, x: Matrix) -> Matrix:
     """The log-odds of a leak against each explanation, as ``odds.py`` states them."""
     w = dict(zip(NAMES, values, strict=True))
     size, speed, clearness, fading, older, younger, climb, reusable, collections = x.T
-    none = np.full(len(x), IMPOSSIBLE)
+    none = np.full(len(x), CERTAIN)
     common = w["size"] * size + w["speed"] * speed
     alone = np.array([
         w["fluctuation"] + w["clearness"] * clearness,
@@ -114,7 +109,7 @@ def against(values: Matrix, x: Matrix) -> Matrix:
         np.where(reusable > 0, w["retained"], none),
         np.where(collections >= 0, w["garbage"] + w["collection"] * collections, none),
     ])  # fmt: skip
-    return np.minimum(IMPOSSIBLE, alone + common)
+    return np.clip(alone + common, -CERTAIN, CERTAIN)
 
 
 def log_odds(values: Matrix, x: Matrix) -> Matrix:
@@ -123,7 +118,7 @@ def log_odds(values: Matrix, x: Matrix) -> Matrix:
 
 def fit(rows: Rows) -> Matrix:
     """The weights of the greatest likelihood, near those of today where the data says nothing."""
-    count = rows.weights * np.where(rows.leak, 1.0, HEALTHY_WEIGHT)
+    count = rows.weights
     positive = np.array([name in POSITIVE for name in NAMES])
     today = np.array([getattr(WEIGHTS, name) for name in NAMES])
     start = np.where(positive, np.log(np.maximum(1e-3, today)), today)

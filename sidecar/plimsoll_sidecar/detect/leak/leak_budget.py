@@ -165,8 +165,8 @@ class LeakBudgetWatch:
         # What one long step needs for itself is no growth yet, however fast it goes.
         left = None if self._in_long_step else self.state.exhaustion_s
         trends = self._series.trends
-        if self._suspected is not None and not trends:
-            trends = [self._suspected.trend]
+        if self._suspected is not None and self._suspected.trend not in trends:
+            trends.append(self._suspected.trend)  # between two floors there may be no other
         return [
             Look(
                 trend=trend,

@@ -27,7 +27,7 @@ MIN_EXHAUSTION_S, MAX_SPEED = 30.0, 8.0
 """The range in which speed is evidence: a restart takes half a minute, and e to the 8 is 3,000."""
 MAX_COLLECTIONS, MAX_OLDER, MAX_YOUNGER = 4, 1.5, 2.0
 """Beyond these, more of the same is no more evidence."""
-IMPOSSIBLE = 50.0
+CERTAIN = 50.0
 
 
 class Explanation(StrEnum):
@@ -68,15 +68,15 @@ class Weights:
 
 
 WEIGHTS = Weights(
-    size=0.62, speed=1.48,
-    fluctuation=-3.12, clearness=0.75,
-    filling=2.86, fading=1.01, outgrown=2.18,
-    later_work=4.42, younger=5.53,
-    load=3.25, climb=10.7,
-    retained=-0.06,
-    garbage=-4.57, collection=4.18,
+    size=1.709, speed=0.809,
+    fluctuation=1.232, clearness=8.021,
+    filling=0.979, fading=0.465, outgrown=2.043,
+    later_work=11.922, younger=6.24,
+    load=2.849, climb=6.879,
+    retained=1.713,
+    garbage=5.111, collection=8.253,
 )  # fmt: skip
-"""Fitted on a fifth of the development split and of the six splits that were seen."""
+"""Fitted on a sixth of the development split and of the six splits that were seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Odds:
     @property
     def chance(self) -> float:
         """The probability of a leak, from 0 to 1."""
-        return 1.0 / (1.0 + math.exp(-max(-IMPOSSIBLE, self.log_odds)))
+        return 1.0 / (1.0 + math.exp(-self.log_odds))
 
     @property
     def otherwise(self) -> tuple[Explanation, float]:
@@ -141,5 +141,5 @@ def odds(look: Look, weights: Weights = WEIGHTS) -> Odds:
         outlasted = min(MAX_COLLECTIONS, trend.collections)
         against[Explanation.GARBAGE] = w.garbage + w.collection * outlasted
     # Beyond this, odds are certainty, and their exponential would be no number.
-    against = {one: min(IMPOSSIBLE, value + common) for one, value in against.items()}
+    against = {one: max(-CERTAIN, min(CERTAIN, value + common)) for one, value in against.items()}
     return Odds(-math.log(sum(math.exp(-value) for value in against.values())), against)
