@@ -7,7 +7,8 @@
 A fixed part of the leak lab's runs is judged with the constants as they are, and again for each
 constant and direction. The part has as many families as ``--share`` allows, then more runs of each.
 A run in which no function that reads a constant was called stays as it was, and is not repeated.
-Writes ``sensitivity.json``. ``--minutes`` ends the measurement early; what was not run is named.
+Writes ``sensitivity.json``. ``--minutes`` and Ctrl-C end the measurement early: what was run is
+published, and what was not is named.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def all_moved(
 
 
 def judge_moved(unmoved: Sequence[Outcome], jobs: int, until: float) -> list[Moved]:
-    """Those that were judged before ``until``, each with its score; it prints each."""
+    """Those that were judged before ``until`` or Ctrl-C, each with its score; it prints each."""
     outcomes: dict[int, dict[int, Outcome]] = defaultdict(dict)
     done = []
     with _pool(jobs) as pool:
@@ -132,9 +133,13 @@ def judge_moved(unmoved: Sequence[Outcome], jobs: int, until: float) -> list[Mov
                 break
             chunk = range(first, min(first + jobs, len(_work.moved)))
             tasks = [(which, number) for which in chunk for number in _work.moved[which].runs]
-            for which, number, outcome, cpu_s in pool.map(_with_moved, tasks, chunksize=2):
-                outcomes[which][number] = outcome
-                _work.moved[which].cpu_s += cpu_s
+            try:
+                for which, number, outcome, cpu_s in pool.map(_with_moved, tasks, chunksize=2):
+                    outcomes[which][number] = outcome
+                    _work.moved[which].cpu_s += cpu_s
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
             for which in chunk:
                 done.append(_scored(_work.moved[which], unmoved, outcomes.pop(which, {})))
     return done
