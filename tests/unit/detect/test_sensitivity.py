@@ -188,6 +188,8 @@ def test_a_constant_without_effect_changed_nothing_in_any_direction() -> None:
         )
     ]  # fmt: skip
     assert sensitivity.without_effect(rows) == ["m.A"]
+    later = [sensitivity.Moved(Constant("m", "A", 1.0), 0.7, [])]
+    assert sensitivity.without_effect(rows, later) == []
 
 
 def test_moved_constants_of_the_detector_change_what_is_judged() -> None:
