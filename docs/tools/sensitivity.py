@@ -63,11 +63,12 @@ def table() -> str:
     return "\n".join(lines).rstrip()
 
 
-def _unmoved(figures: Mapping[str, float], commit: str) -> str:
+def _unmoved(figures: Mapping[str, float], commit: str | None) -> str:
     consumed = _ratio(figures.get("consumed_p50_ratio"))
     counts = ", ".join(f"{figures[key]:g} {name.replace('_', ' ')}" for name, key in COUNTS)
+    at = commit[:7] if commit else "unknown"
     return (
-        f"Unmoved (commit {commit[:7]}), on {figures['runs_count']:g} runs of"
+        f"Unmoved (commit {at}), on {figures['runs_count']:g} runs of"
         f" {figures['families_count']:g} of {figures['families_of_all_count']:g} families:"
         f" {counts}, median budget consumed {consumed}. The table shows the differences."
     )

@@ -188,6 +188,8 @@ def test_a_constant_without_effect_changed_nothing_in_any_direction() -> None:
         )
     ]  # fmt: skip
     assert sensitivity.without_effect(rows) == ["m.A"]
+    later = [sensitivity.Moved(Constant("m", "A", 1.0), 0.7, [])]
+    assert sensitivity.without_effect(rows, later) == []
 
 
 def test_moved_constants_of_the_detector_change_what_is_judged() -> None:
@@ -206,3 +208,22 @@ def test_moved_constants_of_the_detector_change_what_is_judged() -> None:
     numbers = range(len(sensitivity._work.moved))
     assert any(sensitivity._with_moved((which, 0))[2] != unmoved for which in numbers)
     assert sensitivity._judged(case) == unmoved, "every constant is back"
+
+
+def interrupted(task: tuple[int, int]) -> tuple[int, int, Outcome, float]:
+    """The first constant is judged; the second is interrupted."""
+    if task[0]:
+        raise KeyboardInterrupt
+    return *task, Outcome(Verdict("a", "noise", False, 1.0, false=1)), 0.5
+
+
+def test_what_was_judged_before_an_interruption_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    constant = Constant("m", "LIMIT", 1.0)
+    monkeypatch.setattr(sensitivity, "_with_moved", interrupted)
+    moved = [sensitivity.Moved(constant, value, [0]) for value in (1.3, 0.7)]
+    monkeypatch.setattr(sensitivity._work, "moved", moved)
+    unmoved = [Outcome(Verdict("a", "noise", False, 1.0))]
+    (done,) = sensitivity.judge_moved(unmoved, 1, float("inf"))
+    assert (done.value, done.changed, done.cpu_s) == (1.3, 1, 0.5)
+    assert done.score is not None
+    assert done.score.false_events == 1

@@ -72,6 +72,7 @@ def test_the_table_tells_differences_and_what_has_no_row(
     ]
     assert "Without any effect on these runs: `trend.FADING`." in lines
     assert "Cannot be moved: `step_gaps.StepGaps.add(steps)`." in lines
+    assert sensitivity._unmoved(FIGURES, None).startswith("Unmoved (commit unknown), on 91 runs")
     assert lines[-1] == "Not run: `trend.BUSIER`, `growth.WIDTHS_S[0]`."
 
 
