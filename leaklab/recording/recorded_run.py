@@ -28,7 +28,7 @@ START_S = float(os.environ.get("PLIMSOLL_ENGINES_START_S", "600"))
 HEALTHY_S, HEALTHY_SHARE = 120.0, 0.3
 """Under load before anything is injected: that long, or that share of a shorter recording."""
 STOP_S, RECORDER_S, ASK_S = 10.0, 90.0, 2.0
-"""``RECORDER_S`` is for the recorder's start and end: half a minute each on a crowded machine."""
+"""``RECORDER_S`` is for the recorder's start and end: on a crowded machine more than 20 s."""
 PLAN, COUNTED = "inject.json", "injected.jsonl"
 """The same as in ``inside/plimsoll_injector.py``, which imports nothing of ours."""
 
