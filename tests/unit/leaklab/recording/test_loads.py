@@ -12,9 +12,17 @@ from collections import Counter
 
 import pytest
 
+from leaklab.recording import loads
 from leaklab.recording.loads import Crowd, Phase
 
 A_SECOND, SECONDS = 50.0, 1.5
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that wait for their answer, however busy this machine is."""
+    monkeypatch.setattr(loads, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(loads, "EARLY_S", 30.0)
 
 
 async def served(shape: str, answers: list[str | None]) -> tuple[Counter[str], str]:
@@ -47,6 +55,7 @@ async def counted(url: str, shape: str) -> tuple[Counter[str], str]:
     return crowd.counts, crowd.last_error
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("shape", ["answers", "leaving", "leaving_early"])
 def test_a_request_that_is_refused_has_failed(shape: str) -> None:
     counts, error = asyncio.run(served(shape, ["400 Bad Request"]))
@@ -60,6 +69,7 @@ def test_every_other_client_leaves_where_no_answer_comes(shape: str) -> None:
     assert set(counts) == {"left"}
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_client_that_is_answered_before_it_leaves_is_counted_as_answered() -> None:
     counts, _ = asyncio.run(served("leaving", ["200 OK"]))
     assert set(counts) == {"answered"}

@@ -29,7 +29,7 @@ def test_each_part_has_the_files_of_its_recordings_and_no_others() -> None:
 
 def test_there_are_enough_of_both_kinds_and_they_are_small() -> None:
     leaks = sum(bool(one.labels.leaks) for one in EVERY)
-    assert len(EVERY) >= 20
+    assert len(EVERY) >= 45
     assert 0.4 <= leaks / len(EVERY) <= 0.6
     size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     assert size <= MOST_BYTES
