@@ -43,6 +43,7 @@ Reply = TypeVar(
     worker_ipc.AuditReport,
     worker_ipc.DiagnosticReport,
     worker_ipc.AdapterLoaded,
+    worker_ipc.Adopted,
 )
 
 
@@ -96,6 +97,8 @@ class AsyncEngine:
         self.idle.set()
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
+        self.kv_handover: str | None = None
+        """What became of the keys and values in the last planned restart."""
         self.report: worker_ipc.Report | None = None
         self._counts = self._new_counts()
         self._abandoned = AbandonedTracker(self._waits_for)
@@ -280,6 +283,7 @@ class AsyncEngine:
             case (
                 worker_ipc.AuditReport(query_id=reply_id)
                 | worker_ipc.DiagnosticReport(query_id=reply_id)
+                | worker_ipc.Adopted(query_id=reply_id)
             ):
                 self._answered(reply_id, message)
 

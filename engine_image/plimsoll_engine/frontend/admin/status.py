@@ -42,6 +42,7 @@ class StatusReader:
             worker_starts=engine.workers.starts,
             report_age_s=engine.report_age_s,
             operation=None if operation is None else operation.id,
+            kv_handover=engine.kv_handover,
         )
 
     def _processes(self) -> list[ProcessMemory]:

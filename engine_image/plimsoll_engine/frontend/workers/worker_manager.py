@@ -100,20 +100,24 @@ class WorkerManager:
         """Return a successor beside the serving worker. Raises :class:`WorkerLost`."""
         return await self._workers.prepare(min(PREPARE_TIMEOUT_S, self._timeout_s))
 
-    async def replace(self, successor: WorkerHandle | None) -> None:
+    async def replace(
+        self, successor: WorkerHandle | None, handover: bytes | None = None
+    ) -> worker_ipc.Ready | None:
         """Let ``successor`` serve, or a new worker where there is none or it dies.
 
-        No worker runs before. Raises :class:`GaveUp`.
+        No worker runs before. Returns what ``successor``, which alone gets the ``handover``, says
+        of itself; None where it does not serve. Raises :class:`GaveUp`.
         """
         if successor is not None:
             try:
-                ready = await self._workers.take_over(successor, self._timeout_s, quick=True)
+                ready = await self._workers.take_over(successor, self._timeout_s, True, handover)
             except WorkerLost as error:
                 await self._bear(error)
             else:
                 self._begin(ready, "restart")
-                return
+                return ready
         await self.start("restart" if successor is None else "crash")
+        return None
 
     async def start(self, reason: str) -> None:
         """Start a worker, as often as the crash budget bears; raise GaveUp after that."""

@@ -143,26 +143,30 @@ class WorkerProcesses:
         return worker
 
     async def take_over(
-        self, worker: WorkerHandle, timeout_s: float, quick: bool = False
+        self,
+        worker: WorkerHandle,
+        timeout_s: float,
+        quick: bool = False,
+        handover: bytes | None = None,
     ) -> worker_ipc.Ready:
         """Let a prepared worker serve; its predecessor is stopped, and goes when this one is ready.
 
-        Raises :class:`WorkerLost`.
+        ``handover`` is the predecessor's. Raises :class:`WorkerLost`.
         """
         self._enter(worker)
-        worker.link.send(worker_ipc.TakeOver(quick))
+        worker.link.send(worker_ipc.TakeOver(quick, handover))
         try:
             return await self._reached(worker, worker.ready, timeout_s)
         finally:
             self._dismiss()
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> StopOutcome:
+    async def stop(self, grace_s: float = STOP_GRACE_S, hand_over: bool = False) -> StopOutcome:
         """End the serving worker: asked first, then with signals.
 
         One that gave its last word goes when its successor is ready, or with :meth:`close`.
         """
         worker = self._serving
-        return StopOutcome(None) if worker is None else await worker.stop(grace_s)
+        return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
 
     def _dismiss(self) -> None:
         """Every worker that has said its last word may go."""

@@ -84,7 +84,7 @@ def test_the_sums_name_the_tensor_that_changed(which: int, at: int, change: int)
 
 
 def test_two_mappings_are_one_memory_and_the_borrower_cannot_write() -> None:
-    own = HostBuffer.allocate(4096)
+    own = HostBuffer.allocate(4096, "plimsoll-test")
     own.tensor()[7] = 42
     borrowed = HostBuffer.map(os.dup(own.fd))
     assert borrowed.nbytes == 4096
@@ -97,7 +97,7 @@ def test_two_mappings_are_one_memory_and_the_borrower_cannot_write() -> None:
 
 
 def test_a_closed_buffer_gives_its_memory_back() -> None:
-    buffer = HostBuffer.allocate(1 << 20)
+    buffer = HostBuffer.allocate(1 << 20, "plimsoll-test")
     fd = buffer.fd
     buffer.tensor()
     buffer.close()
@@ -118,7 +118,7 @@ def test_a_closed_buffer_gives_its_memory_back() -> None:
 )
 def test_an_answer_arrives_whole_with_its_descriptor(answer: weight_ipc.Answer) -> None:
     server, worker = socket.socketpair()
-    buffer = HostBuffer.allocate(4096)
+    buffer = HostBuffer.allocate(4096, "plimsoll-test")
     with server, worker:
         worker.settimeout(10)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 23)
