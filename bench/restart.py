@@ -6,8 +6,9 @@
 Three parts, on one engine process with real HTTP clients: ``--restarts`` restarts while one stream
 runs (from the admin call to the first token that the new worker made, which is the one that ends
 the stream's longest pause); ``--loaded`` restarts under ``--streams`` streams of ``--context``
-prompt tokens each (the longest pause of every stream); and starts of the whole engine from nothing
-to ready, each the second of two, so that weights are in the page cache and kernels are compiled.
+prompt tokens each (the longest pause of every stream, and the tokens that the engine says it
+computed again); and starts of the whole engine from nothing to ready, each the second of two, so
+that weights are in the page cache and kernels are compiled.
 """
 
 from __future__ import annotations
@@ -99,12 +100,11 @@ async def loaded(engine: Engine, flags: argparse.Namespace) -> list[dict[str, An
             await load.flows()
             ends = [one.gap(asked) for one in load.seen]
         print(f"loaded restart {number}: {max(gap for gap, _ in ends):.3f} s", file=sys.stderr)
-        tokens = [
-            flags.context + sum(time <= end - gap for time in one.times)
-            for one, (gap, end) in zip(load.seen, ends, strict=True)
-        ]
         found.append({
-            "carried": operation["carried_requests"], "prefill_tokens": sum(tokens),
+            "carried": operation["carried_requests"],
+            "carried_kv": operation["carried_kv_requests"],
+            "kv_handover": operation["kv_handover"],
+            "prefill_tokens": operation["carried_prefill_tokens"],
             "gaps_s": [round(gap, 4) for gap, _ in ends],
             "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
         })  # fmt: skip

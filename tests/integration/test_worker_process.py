@@ -330,14 +330,15 @@ def goes_on(
         send(link, submit)
     send(link, worker_ipc.Carried("q"))
     found = {name: list(tokens) for name, tokens in made.items()}
-    adopted, left = None, set(made)
+    adopted: worker_ipc.Adopted | None = None
+    left = set(made)
     while left or adopted is None:
-        match link.next():
-            case worker_ipc.Tokens() as message:
-                collect(message, found)
-                left -= {token.request_id for token in message.tokens if token.finish_reason}
-            case worker_ipc.Adopted() as adopted:
-                pass
+        message = link.next()
+        if isinstance(message, worker_ipc.Tokens):
+            collect(message, found)
+            left -= {token.request_id for token in message.tokens if token.finish_reason}
+        elif isinstance(message, worker_ipc.Adopted):
+            adopted = message
     send(link, worker_ipc.AuditQuery("q"))
     audit = link.wait_for(worker_ipc.AuditReport)
     assert (audit.idle, audit.findings) == (True, [])

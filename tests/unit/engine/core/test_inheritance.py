@@ -379,7 +379,8 @@ def handovers(draw: st.DrawFn) -> Handover:
         keys = [bytes([number, place] * 8) for place in range(full)]
         blocks = [free.pop() for _ in range(-(-computed // BLOCK))]
         totals = [draw(sums) for _ in blocks]
-        if tables and draw(st.booleans()):
+        alike = draw(st.booleans())
+        if alike and tables:
             other = tables[-1]
             common = draw(st.integers(0, min(full, len(other.hashes))))
             keys[:common] = other.hashes[:common]
