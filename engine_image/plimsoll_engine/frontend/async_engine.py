@@ -80,7 +80,12 @@ class AsyncEngine:
             settings.worker_config(), self.epochs, self._received, self._lost
         )
         self.manager = WorkerManager(
-            self.workers, self.epochs, self.lifecycle, self, settings.startup_timeout_s
+            self.workers,
+            self.epochs,
+            self.lifecycle,
+            self,
+            settings.startup_timeout_s,
+            settings.standby_worker == "always",
         )
         self.metrics = self.hooks.metrics(
             Metrics(
@@ -272,6 +277,7 @@ class AsyncEngine:
                 self.report = message
                 self._report_at = time.monotonic()
                 self.metrics.reported(message)
+                self.manager.standby.reported(message.devices)
                 abandoned = self._abandoned.update(message.running)
                 if abandoned is not None and self.ready is not None:
                     self.workers.send(worker_ipc.Abandoned(abandoned))
@@ -350,7 +356,8 @@ class AsyncEngine:
 
     def owners(self) -> list[LedgerEntry]:
         """Every owner of memory: the frontend's, and the worker's by its last report."""
-        return self.ledger.entries() + ([] if self.report is None else self.report.ledger)
+        reported = [] if self.report is None else self.report.ledger
+        return self.ledger.entries() + reported + self.manager.standby.ledger()
 
     def kv_usage(self) -> float | None:
         """Share of the KV blocks in use; None before a worker has reported."""
@@ -418,6 +425,7 @@ class AsyncEngine:
             if start is not None:
                 start.cancel()
         async with self.manager.replacing:
+            await self.manager.standby.end()
             stop = await self.workers.stop()
             self.epoch_ended()
         if stop.stopped is not None:

@@ -226,11 +226,14 @@ class Hello(msgspec.Struct, tag="hello"):
 class Prepared(msgspec.Struct, tag="prepared"):
     """Context, weights and kernels are there; TakeOver is waited for.
 
-    ``stages_s`` is how long each took, in seconds.
+    ``stages_s`` is how long each took, in seconds. ``memory`` is the process as it waits,
+    ``host_bytes`` its anonymous memory, null where unknown.
     """
 
     epoch: int
     stages_s: dict[str, float] = {}
+    memory: ProcessMemory | None = None
+    host_bytes: int | None = None
 
 
 class Ready(msgspec.Struct, tag="ready"):

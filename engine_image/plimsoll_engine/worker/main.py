@@ -38,7 +38,7 @@ from plimsoll_engine.messages.handover import HandoverRefused, Outcome, Refusal
 from plimsoll_engine.messages.weight_ipc import MappingLost
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.allocations import Allocations
-from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+from plimsoll_engine.process.host_memory import PythonObjects, process_memory, rss_anon
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import cores
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
@@ -52,6 +52,8 @@ TRANSFER_POLL_S = 0.01
 LINGER_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
 """Between two captures of decode graphs while requests run; a tenth of it while none does."""
+STANDBY = "standby"
+"""What the status calls a worker that waits for its turn."""
 PERMANENT = (LoadError, SettingsError)
 """What another worker of the same settings and checkpoint meets as well."""
 
@@ -77,7 +79,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         begun = time.monotonic()
         injection.check(config.inject)
         lifecycle.prepare()
-        channel.send(worker_ipc.Prepared(epoch, lifecycle.stages_s))
+        channel.send(_prepared(epoch, lifecycle))
         order = _order(channel)
         if isinstance(order, worker_ipc.Stop):
             _leave(lifecycle, channel)
@@ -123,6 +125,13 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
             trials.close()
         if ranks is not None:
             ranks.close()
+
+
+def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
+    """Return what a worker that may wait for long says of its memory."""
+    memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
+    memory.name = STANDBY
+    return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, rss_anon())
 
 
 def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:

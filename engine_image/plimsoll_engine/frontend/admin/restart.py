@@ -36,6 +36,8 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
     """End the worker, healthy or hung, start the next epoch and go on with what was running."""
     async with engine.manager.replacing:
         successor = await _prepare(engine, recorder) if request.keep_weights else None
+        if successor is None:
+            await engine.manager.standby.end()
         engine.lifecycle.move(EngineState.RESTARTING)
         for generation in engine.requests.unfinished():
             generation.parked = False

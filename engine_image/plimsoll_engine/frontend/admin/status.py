@@ -60,6 +60,8 @@ class StatusReader:
             processes += [report.memory, *report.others]
         else:
             processes += [ProcessMemory(role=Role.WORKER, pid=pid) for pid in workers.pids]
+        if (standby := self._engine.manager.standby.process) is not None:
+            processes.append(standby)
         return processes
 
 

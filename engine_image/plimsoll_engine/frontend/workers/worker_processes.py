@@ -6,6 +6,7 @@ The zygote, the weight server, the worker that serves and, for a moment, its suc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -255,10 +256,15 @@ class WorkerProcesses:
             await self._running_weight_server(zygote)
             self._socket.expect(worker.link)
             for rank in range(self._config.tensor_parallel_size):
-                worker.pids.append(await zygote.fork(number, rank=rank))
+                await self._fork(zygote, worker, rank)
         except (ZygoteLost, RuntimeError) as error:
             await self._lose_zygote()
             raise WorkerLost(str(error)) from None
+        except asyncio.CancelledError:
+            await self._kill(worker)
+            if not worker.pids:
+                self._living.pop(number, None)
+            raise
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._reached(
             worker, worker.prepared, max(0.1, deadline - time.monotonic())
@@ -267,6 +273,16 @@ class WorkerProcesses:
             "worker prepared",
             extra={"epoch": str(worker.epoch), "pid": worker.pid, "stages_s": prepared.stages_s},
         )
+
+    async def _fork(self, zygote: ZygoteClient, worker: WorkerHandle, rank: int) -> None:
+        """Fork a rank of ``worker``; whoever cancels this still knows the process then."""
+        forking = asyncio.ensure_future(zygote.fork(worker.epoch.number, rank=rank))
+        try:
+            worker.pids.append(await asyncio.shield(forking))
+        except asyncio.CancelledError:
+            with contextlib.suppress(ZygoteLost, RuntimeError):
+                worker.pids.append(await forking)
+            raise
 
     async def _reached(
         self, worker: WorkerHandle, stage: asyncio.Future[Stage], timeout_s: float
