@@ -277,7 +277,7 @@ class AsyncEngine:
                 self.report = message
                 self._report_at = time.monotonic()
                 self.metrics.reported(message)
-                self.manager.standby.reported(message.devices)
+                self.manager.reported(message)
                 abandoned = self._abandoned.update(message.running)
                 if abandoned is not None and self.ready is not None:
                     self.workers.send(worker_ipc.Abandoned(abandoned))

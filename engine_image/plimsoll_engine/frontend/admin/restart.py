@@ -137,7 +137,10 @@ async def _stop(
         with recorder.step("drop_weights"):
             await engine.workers.drop_weights()
     if not hand_over:
-        return Refusal(Outcome.NOT_ASKED, "the restart has no successor beside the worker")
+        return Refusal(
+            Outcome.NOT_ASKED,
+            "nothing is carried over, or there was no successor beside the worker",
+        )
     if stop.stopped is None:
         return Refusal(Outcome.WORKER_LOST, "the old worker gave no last word")
     if stop.stopped.handover is None:

@@ -101,6 +101,11 @@ class WorkerManager:
             if self._lifecycle.state is EngineState.RESTARTING:
                 self._lifecycle.move(EngineState.SERVING)
 
+    def reported(self, report: worker_ipc.Report) -> None:
+        """See to a standby, unless the worker that reports is being replaced."""
+        if not self.replacing.locked():
+            self.standby.reported(report.devices)
+
     async def prepare(self) -> WorkerHandle:
         """Return a successor beside the serving worker, the standby where there is one.
 
