@@ -2,12 +2,14 @@
 
     python -m bench.restart --name restart-h200 --model /path/to/llama-8b --small /path/to/0.6b
     python -m bench.restart --shape small --restarts 5 --loaded 2     # on a CPU
+    python -m bench.restart --standby ...                             # with a standby worker
 
 Three parts, on one engine process with real HTTP clients: ``--restarts`` restarts while one stream
 runs (from the admin call to the first token that the new worker made, which is the one that ends
 the stream's longest pause); ``--loaded`` restarts under ``--streams`` streams of ``--context``
-prompt tokens each (the longest pause of every stream); and starts of the whole engine from nothing
-to ready, each the second of two, so that weights are in the page cache and kernels are compiled.
+prompt tokens each (the longest pause of every stream, and the tokens that the engine says it
+computed again); and starts of the whole engine from nothing to ready, each the second of two, so
+that weights are in the page cache and kernels are compiled.
 """
 
 from __future__ import annotations
@@ -35,6 +37,16 @@ def percentile(values: list[float], share: float) -> float | None:
     if not values:
         return None
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+async def standby_prepared(engine: Engine) -> None:
+    """Until the worker has a standby beside it."""
+    async with asyncio.timeout(120):
+        while True:
+            status = await asyncio.to_thread(engine.admin, "GET", "/status")
+            if any(process.get("name") == "standby" for process in status["processes"]):
+                return
+            await asyncio.sleep(0.05)
 
 
 class Load:
@@ -75,6 +87,8 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
     found = []
     for number in range(flags.restarts):
         async with Load(engine, 1, 16, flags.limit - 16, flags.vocab) as load:
+            if flags.standby:
+                await standby_prepared(engine)
             await asyncio.sleep(SETTLE_S)
             asked, operation = await engine.restart(number)
             await load.flows()
@@ -94,17 +108,18 @@ async def loaded(engine: Engine, flags: argparse.Namespace) -> list[dict[str, An
         async with Load(
             engine, flags.streams, flags.context, flags.limit - flags.context, flags.vocab
         ) as load:
+            if flags.standby:
+                await standby_prepared(engine)
             await asyncio.sleep(SETTLE_S)
             asked, operation = await engine.restart(1_000_000 + number)
             await load.flows()
             ends = [one.gap(asked) for one in load.seen]
         print(f"loaded restart {number}: {max(gap for gap, _ in ends):.3f} s", file=sys.stderr)
-        tokens = [
-            flags.context + sum(time <= end - gap for time in one.times)
-            for one, (gap, end) in zip(load.seen, ends, strict=True)
-        ]
         found.append({
-            "carried": operation["carried_requests"], "prefill_tokens": sum(tokens),
+            "carried": operation["carried_requests"],
+            "carried_kv": operation["carried_kv_requests"],
+            "kv_handover": operation["kv_handover"],
+            "prefill_tokens": operation["carried_prefill_tokens"],
             "gaps_s": [round(gap, 4) for gap, _ in ends],
             "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
         })  # fmt: skip
@@ -133,6 +148,7 @@ def main() -> None:
     add("--streams", type=int, default=32)
     add("--context", type=int, default=1024)
     add("--limit", type=int, default=16_384, help="tokens of a stream, its prompt included")
+    add("--standby", action="store_true", help="restarts with a standby worker, once it is there")
     add("--no-cold", action="store_true", help="no cold starts")
     add("flags", nargs="*", help="for the engine, after --")
     flags = parser.parse_args()
@@ -145,7 +161,9 @@ def main() -> None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             checkpoint.write(flags.model, flags.shape, device)
         flags.vocab = checkpoint.SHAPES[flags.shape]["vocab_size"]
-        with running(flags.model, folder / "run", *flags.flags) as engine:
+        standby = ["--standby-worker", "always"] if flags.standby else []
+        kind = "standby" if flags.standby else "restart"
+        with running(flags.model, folder / "run", *standby, *flags.flags) as engine:
             engine.wait_ready()
             quiet = asyncio.run(light(engine, flags))
             busy = asyncio.run(loaded(engine, flags))
@@ -153,8 +171,8 @@ def main() -> None:
         first = [one["first_token_s"] for one in quiet]
         gaps = [gap for one in busy for gap in one["gaps_s"]]
         figures |= {
-            "restart_first_token_p50_s": statistics.median(first) if first else None,
-            "restart_first_token_p99_s": percentile(first, 0.99),
+            f"{kind}_first_token_p50_s": statistics.median(first) if first else None,
+            f"{kind}_first_token_p99_s": percentile(first, 0.99),
             "restarts_count": len(first),
             "light_stream_gap_p50_s": percentile([one["gap_s"] for one in quiet], 0.5),
             "stream_gap_p50_s": statistics.median(gaps) if gaps else None,

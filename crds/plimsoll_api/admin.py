@@ -227,7 +227,8 @@ class Status(msgspec.Struct, omit_defaults=True):
     switched on for a test, so that nobody takes a laboratory for a production service.
     ``load_age_s`` is the age of ``load`` where it was read at intervals; null where it is of now.
     ``probed`` says that every process that carries a probe accounts for itself, and not the worker
-    alone. ``parts`` is set for engines that are not ours.
+    alone. ``parts`` is set for engines that are not ours. ``kv_handover`` is that of the last
+    planned restart (:class:`Operation`).
     """
 
     state: EngineState
@@ -248,6 +249,7 @@ class Status(msgspec.Struct, omit_defaults=True):
     load_age_s: float | None = None
     restart_requested_by: str | None = None
     operation: str | None = None
+    kv_handover: str | None = None
 
 
 class AuditFinding(msgspec.Struct):
@@ -344,7 +346,13 @@ class OperationStep(msgspec.Struct, omit_defaults=True):
 
 
 class Operation(msgspec.Struct, omit_defaults=True):
-    """A long call. The same ``operation_id`` again returns the same operation."""
+    """A long call. The same ``operation_id`` again returns the same operation.
+
+    Of a restart of the worker: ``carried_requests`` went on in the new worker, and
+    ``carried_kv_requests`` of them with the keys and values of the old one. Of the rest
+    ``carried_prefill_tokens`` are computed again; prompts that were unfinished do not count.
+    ``kv_handover`` says what became of the keys and values: ``handed_over``, or why not.
+    """
 
     id: str
     kind: str
@@ -355,6 +363,9 @@ class Operation(msgspec.Struct, omit_defaults=True):
     finished_at: float | None = None
     steps: list[OperationStep] = []
     carried_requests: int | None = None
+    carried_kv_requests: Number | None = None
+    carried_prefill_tokens: Number | None = None
+    kv_handover: str | None = None
     error: str | None = None
 
 

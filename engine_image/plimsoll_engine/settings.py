@@ -35,7 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ``max_queued`` bounds the requests accepted and not yet answered, running ones included.
     A request may have a priority within ``priority_range``, or 0; where ``priority_keys`` is not
     null, with an API key of one of these numbers only. ``max_loras`` is 0 without
-    ``--enable-lora``; ``lora_modules`` are folders by adapter.
+    ``--enable-lora``; ``lora_modules`` are folders by adapter. ``standby_worker`` is ``never`` or
+    ``always``.
     """
 
     model: Path
@@ -64,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     max_loras: int = 0
     max_lora_rank: int = 0
+    standby_worker: str = "never"
     lora_modules: dict[str, Path] = {}
     http: HttpSettings = HttpSettings()
 
@@ -179,6 +181,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-lora-rank", default=64, type=_positive, metavar="R", help="largest rank of one")
     add("--lora-modules", default=[], nargs="+", metavar="NAME=PATH",
         help="adapters that are there from the start")  # fmt: skip
+    add("--standby-worker", default="never", choices=("never", "always"),
+        help="keep a prepared worker for the next restart; default: never")  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
     add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
         help="priorities that requests may have; default: 0:2147483647")  # fmt: skip
@@ -251,8 +255,18 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         max_loras=flags.max_loras if flags.enable_lora else 0,
         max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,
+        standby_worker=_standby(flags),
         http=http_settings.from_flags(flags),
     )
+
+
+def _standby(flags: argparse.Namespace) -> str:
+    if flags.standby_worker != "never" and flags.tensor_parallel_size > 1:
+        raise UsageError(
+            f"--standby-worker {flags.standby_worker}: a standby has one GPU; leave it out, or"
+            f" --tensor-parallel-size {flags.tensor_parallel_size}"
+        )
+    return str(flags.standby_worker)
 
 
 def _priority_keys(flags: argparse.Namespace) -> list[int] | None:

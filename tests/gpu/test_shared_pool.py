@@ -72,8 +72,11 @@ def test_the_pool_outlives_its_workers_and_ends_with_the_weight_server(
     assert int(pool[-1]) == 7
     assert free - torch.cuda.mem_get_info()[0] < GIB // 8, "the pool is there once"
     del pool
-    first.end()
-    second.end()
+    assert first.claim_pool()
+    assert not second.claim_pool(), "the first may still write"
+    assert first.end()
+    assert second.claim_pool()
+    assert second.end()
     server.terminate()
     assert server.wait(30) == 0
     assert torch.cuda.mem_get_info()[0] - free > 8 * GIB

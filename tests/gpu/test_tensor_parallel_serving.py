@@ -60,6 +60,7 @@ def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
         operation = engine.finish("planned", 60)
         assert streams.result(180) == undisturbed
     assert operation["state"] == "succeeded", operation
+    assert operation["kv_handover"] == "handed_over", operation
     stopped = next(step for step in operation["steps"] if step["name"] == "stop_worker")
     assert stopped["before_bytes"] == stopped["after_bytes"], "all of both devices came back"
     assert not set(before) & set(ranks(engine))

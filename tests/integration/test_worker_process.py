@@ -21,6 +21,7 @@ from plimsoll_api.admin import Role
 from plimsoll_engine.frontend.workers.zygote_client import THREADS
 from plimsoll_engine.messages import worker_ipc, zygote_ipc
 from plimsoll_engine.messages.framing import FrameReader
+from plimsoll_engine.messages.handover import Outcome
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import Exited, Fork, Forked, WorkerConfig, ZygoteReady
 from plimsoll_engine.process.stacks import stacks_path
@@ -271,7 +272,7 @@ def test_a_worker_serves_reports_and_stops_and_its_successor_carries_on(
     owners = {entry.owner: entry for entry in report.ledger}
     assert owners.keys() >= {"weights", "kv_pool", "prefix_cache", "requests"}
     assert owners["weights"].process is Role.WEIGHT_SERVER
-    assert owners["kv_pool"].process is Role.WORKER
+    assert owners["kv_pool"].process is Role.WEIGHT_SERVER
     send(link, worker_ipc.AuditQuery("q"))
     audit = link.wait_for(worker_ipc.AuditReport)
     assert (audit.query_id, audit.idle, audit.findings) == ("q", True, [])
@@ -291,6 +292,137 @@ def test_a_worker_serves_reports_and_stops_and_its_successor_carries_on(
     carried = {name: tokens[:23] for name, tokens in whole.items()}
     rest = generate(successor, ["a", "b", "c"], 60, **carried)
     assert {name: carried[name] + rest[name] for name in whole} == whole
+
+
+NEW = 400
+"""Tokens of a request that is handed over: more than a worker makes before it is told to stop."""
+
+
+def handed_over(link: Link, names: list[str]) -> tuple[bytes, dict[str, list[int]]]:
+    """Stop a worker in the middle: what it hands over, and the tokens that it made before."""
+    for name in names:
+        send(link, Submit(name, [*PROMPT, ord(name[0])], Sampling(max_tokens=NEW)))
+    made: dict[str, list[int]] = {name: [] for name in names}
+    while min(map(len, made.values())) < 5:
+        collect(link.wait_for(worker_ipc.Tokens), made)
+    send(link, worker_ipc.Stop(hand_over=True))
+    while not isinstance(message := link.next(), worker_ipc.Stopped):
+        if isinstance(message, worker_ipc.Tokens):
+            collect(message, made)
+    assert message.refusal is None
+    assert message.handover is not None
+    return message.handover, made
+
+
+def collect(message: worker_ipc.Tokens, made: dict[str, list[int]]) -> None:
+    for token in message.tokens:
+        made[token.request_id].append(token.token_id)
+
+
+def goes_on(
+    link: Link, handover: bytes, made: dict[str, list[int]]
+) -> tuple[worker_ipc.Ready, worker_ipc.Adopted, dict[str, list[int]]]:
+    """A successor that takes ``handover``; all tokens of its requests."""
+    send(link, worker_ipc.TakeOver(True, handover))
+    ready = link.wait_for(worker_ipc.Ready)
+    for name, tokens in made.items():
+        submit = Submit(name, [*PROMPT, ord(name[0])], Sampling(max_tokens=NEW), list(tokens))
+        send(link, submit)
+    send(link, worker_ipc.Carried("q"))
+    found = {name: list(tokens) for name, tokens in made.items()}
+    adopted: worker_ipc.Adopted | None = None
+    left = set(made)
+    while left or adopted is None:
+        message = link.next()
+        if isinstance(message, worker_ipc.Tokens):
+            collect(message, found)
+            left -= {token.request_id for token in message.tokens if token.finish_reason}
+        elif isinstance(message, worker_ipc.Adopted):
+            adopted = message
+    send(link, worker_ipc.AuditQuery("q"))
+    audit = link.wait_for(worker_ipc.AuditReport)
+    assert (audit.idle, audit.findings) == (True, [])
+    return ready, adopted, found
+
+
+def pool_file(server: int) -> Path:
+    """The weight server's memory of the KV pool, by its descriptor."""
+    return memory_file(server, "plimsoll-kv-pool")
+
+
+def test_keys_and_values_go_from_worker_to_worker_and_only_as_they_were(
+    start: Callable[..., Harness],
+) -> None:
+    """One worker after another; whatever is wrong with a handover, the texts are the same."""
+    harness = start()
+    names = ["a", "b", "c"]
+    _, link = harness.serving(1)
+    whole = generate(link, names, NEW)
+
+    def successor(number: int) -> Link:
+        _, following = harness.prepared(number)
+        return following
+
+    following = successor(2)
+    handover, made = handed_over(link, names)
+    ready, adopted, found = goes_on(following, handover, made)
+    assert ready.refusal is None
+    assert sorted(adopted.request_ids) == names
+    assert adopted.refused == {}
+    assert found == whole
+
+    # The memory is written to between the two.
+    link, following = following, successor(3)
+    handover, made = handed_over(link, names)
+    with pool_file(harness.weight_server).open("r+b") as memory:
+        content = bytearray(memory.read())
+        memory.seek(0)
+        memory.write(bytes(byte ^ 1 for byte in content))
+    ready, adopted, found = goes_on(following, handover, made)
+    assert ready.refusal is not None
+    assert ready.refusal.outcome is Outcome.BAD_CONTENTS
+    assert adopted.request_ids == []
+    assert found == whole
+
+    # The message is damaged on its way.
+    link, following = following, successor(4)
+    handover, made = handed_over(link, names)
+    ready, adopted, found = goes_on(following, handover[:-1] + b"\x00", made)
+    assert ready.refusal is not None
+    assert ready.refusal.outcome is Outcome.DAMAGED
+    assert (adopted.request_ids, found) == ([], whole)
+
+    # It is an older worker's: the pool is the same, and what is in it is not.
+    link, following = following, successor(5)
+    _, made = handed_over(link, names)
+    ready, adopted, found = goes_on(following, handover, made)
+    assert ready.refusal is not None
+    assert ready.refusal.outcome is Outcome.BAD_CONTENTS
+    assert (adopted.request_ids, found) == ([], whole)
+
+    # Its writer still maps the pool: the weight server says so, whoever passes the message on.
+    link, following = following, successor(6)
+    handover, made = handed_over(link, names)
+    third = successor(7)
+    send(third, worker_ipc.TakeOver(True))
+    assert third.wait_for(worker_ipc.Ready).refusal is None
+    ready, adopted, found = goes_on(following, handover, made)
+    assert ready.refusal is not None
+    assert ready.refusal.outcome is Outcome.UNFENCED
+    assert (adopted.request_ids, found) == ([], whole)
+
+
+def test_a_worker_that_hands_over_has_no_way_to_the_pool_any_more(
+    start: Callable[..., Harness],
+) -> None:
+    """Not even where a defect still refers to the tensor: its memory is no part of the process."""
+    harness = start(inject="kept_kv")
+    pid, link = harness.serving(1)
+    maps = Path(f"/proc/{pid}/maps")
+    assert "memfd:plimsoll-kv-pool" in maps.read_text()
+    handed_over(link, ["a"])
+    assert "memfd:plimsoll" not in maps.read_text()
+    assert alive(pid)
 
 
 def test_abort_and_refusal_touch_nobody_else(shared: Harness) -> None:
@@ -505,12 +637,16 @@ def test_the_eviction_loop_hangs_the_worker_and_its_stacks_can_still_be_had(
     assert len(generate(successor, ["a", "b", "c", "d"], 3)) == 4
 
 
-def weights_file(server: int) -> Path:
-    """The weight server's shared memory, by its descriptor."""
+def memory_file(server: int, name: str) -> Path:
+    """Shared memory of the weight server, by its descriptor."""
     for link in Path(f"/proc/{server}/fd").iterdir():
-        if os.readlink(link).startswith("/memfd:plimsoll-weights"):
+        if os.readlink(link).startswith(f"/memfd:{name}"):
             return link
-    raise AssertionError("the weight server has no weights")
+    raise AssertionError(f"the weight server has no {name}")
+
+
+def weights_file(server: int) -> Path:
+    return memory_file(server, "plimsoll-weights")
 
 
 def test_weights_that_a_crashed_worker_damaged_are_loaded_again(shared: Harness) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from plimsoll_engine.caches.receiver import Receiver
 from plimsoll_engine.core.grammar import GrammarError, Grammars
+from plimsoll_engine.core.inheritance import Inheritance
 from plimsoll_engine.core.logit_edits import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.matcher import GRACE_S
 from plimsoll_engine.core.request import Request
@@ -35,6 +36,10 @@ COMPILE_WAIT_S = 0.01
 
 EXPIRY_INTERVAL_S = 0.05
 """How late a passed deadline may be noticed; looking at every request costs time of each step."""
+
+REST_WAIT_S = 0.1
+"""How long a worker that hands over waits for grammars: a request without its newest token there is
+computed again."""
 
 RESET_WAIT_S = 1.0
 """Longer than the transfer of a whole pool's blocks in flight takes (25 GB/s over PCIe 5)."""
@@ -88,6 +93,8 @@ class EngineCore:
         self.abandoned: frozenset[str] = frozenset()
         """Ids of requests that nobody waits for, as the frontend last said."""
         self.make_request: Callable[[Submit], Request] = Request.of
+        self.inheritance: Inheritance | None = None
+        """What a predecessor handed over, until its requests have come."""
         self._suspects: deque[str] = deque()
         self._next_expiry = 0.0
         self.waited_s = 0.0
@@ -114,6 +121,8 @@ class EngineCore:
 
     def poll(self, idle: bool = False) -> None:
         """Look after the transfers. Between steps, and also while there is no work."""
+        if self.inheritance is not None and self.inheritance.overdue:
+            self.settle_inheritance()
         if self.scheduler.offload is not None:
             self.scheduler.offload.poll(idle)
 
@@ -145,11 +154,45 @@ class EngineCore:
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
         self.live.add(request)
+        if self.inheritance is not None:
+            self.inheritance.claim(request)
         if (grammar := request.sampling.grammar) is None:
-            self.scheduler.add(request)
-        else:
-            self.grammars.begin(request.request_id, grammar, submit.output_ids, request.tenant)
+            self._queue(request)
+            return None
+        if request.block_ids:
+            self.scheduler.keep(request)
+        self.grammars.begin(request.request_id, grammar, submit.output_ids, request.tenant)
         return None
+
+    def _queue(self, request: Request) -> None:
+        """Let ``request`` wait, or go on where a predecessor's blocks are its own."""
+        if request.block_ids:
+            self.scheduler.adopt(request)
+        else:
+            self.scheduler.add(request)
+
+    def settle_inheritance(self) -> Inheritance | None:
+        """Free the blocks of requests that did not come; what was handed over, if anything was."""
+        inheritance, self.inheritance = self.inheritance, None
+        if inheritance is not None:
+            inheritance.settle()
+        return inheritance
+
+    def rest(self) -> StepOutput:
+        """Take in the step under way and launch no other.
+
+        What the running requests count as computed is in the pool then. Raises
+        :class:`DeviceLostError`.
+        """
+        output = StepOutput()
+        self._land(output)
+        self._settle(output, REST_WAIT_S)
+        if self.runner.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.runner.device)
+            except RuntimeError as error:
+                raise DeviceLostError(f"the device is lost: {error}") from None
+        return output
 
     def _adapt(self, request: Request, number: int) -> str | None:
         """Have ``request`` use an adapter; why it cannot, or None."""
@@ -171,7 +214,7 @@ class EngineCore:
         dropped = []
         for request_id, outcome in self.grammars.finished(wait_s):
             request = self.requests[request_id]
-            self.scheduler.add(request)
+            self._queue(request)
             if isinstance(outcome, GrammarError):
                 self.counters.errors += 1
                 self._end(request)
@@ -370,6 +413,7 @@ class EngineCore:
         """Release every request and let go of model and KV pool. Again does nothing more."""
         for request in list(self.requests.values()):
             self._end(request)
+        self.settle_inheritance()
         self._suspects.clear()
         self._held.clear()
         self.grammars.close()

@@ -19,6 +19,7 @@ from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.kvcache.block_sums import block_sums
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.lora import StepAdapters
@@ -58,6 +59,11 @@ class Forward:
     def kv_bytes(self) -> int:
         """The KV pool's, of all ranks together: each has as much."""
         return 0 if self.kv is None else self.kv.nbytes * self.group.shard.size
+
+    def block_sums(self, blocks: Sequence[int]) -> list[int]:
+        """Return a sum of what each of ``blocks`` holds on this rank."""
+        assert self.kv is not None
+        return block_sums(self.kv, self.block_size, blocks)
 
     @property
     def graph_bytes(self) -> int:

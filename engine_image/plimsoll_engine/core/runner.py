@@ -21,6 +21,7 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.sampling import Plan, Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.kvcache.block_sums import add_sums
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media
@@ -72,9 +73,20 @@ class Runner(Forward):
     ) -> None:
         super().__init__(model, num_blocks, block_size, memory)
         self._leader = leader
+        self.pools: list[rank_ipc.PoolMade] = []
+        """Those of the other ranks."""
         if leader is not None:
             shared = memory is not None
-            leader.ask(rank_ipc.Pool(num_blocks, block_size, shared), rank_ipc.Acknowledged)
+            command = rank_ipc.Pool(num_blocks, block_size, shared)
+            self.pools = leader.ask(command, rank_ipc.PoolMade)
+
+    def block_sums(self, blocks: Sequence[int]) -> list[int]:
+        """Return a sum of what each of ``blocks`` holds on all ranks."""
+        sums = super().block_sums(blocks)
+        if self._leader is None:
+            return sums
+        others = self._leader.ask(rank_ipc.SumBlocks(list(blocks)), rank_ipc.BlockSums)
+        return add_sums([sums, *(answer.sums for answer in others)])
 
     def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
         """Capture on every rank at the same time: the collectives are part of the graphs."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.request import Request
@@ -73,6 +74,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         """By place."""
+        self._kept: WeakSet[Request] = WeakSet()
+        """Requests with blocks of a predecessor that cannot run yet."""
         self._coming: set[bytes] = set()
         """Hashes of the blocks that the step being scheduled will fill."""
         self.preemptions_total = 0
@@ -106,6 +109,26 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let the request wait for its turn."""
         self.waiting.add(request)
+
+    def keep(self, request: Request) -> None:
+        """Leave ``request`` the blocks that a predecessor filled, until it can run.
+
+        Where blocks are short it loses them.
+        """
+        self._kept.add(request)
+
+    def adopt(self, request: Request) -> None:
+        """Let ``request`` go on with the blocks that a predecessor filled.
+
+        Without a place it waits like a new one.
+        """
+        self._kept.discard(request)
+        self.waiting.add(request)
+        if len(self.running) >= self.max_num_seqs:
+            self._drop(request)
+            return
+        self.waiting.start(request)
+        self._sort_in(request)
 
     def remove(self, request: Request) -> None:
         """Take an ended ``request`` out; its blocks are for its release to give back."""
@@ -296,6 +319,11 @@ class Scheduler:
             return True
         blocks = self.pool.allocate(missing)
         if blocks is None and self.offload is not None and self.offload.reclaim():
+            blocks = self.pool.allocate(missing)
+        if blocks is None and self._kept:
+            for kept in list(self._kept):
+                kept.drop_blocks(self.pool)
+            self._kept.clear()
             blocks = self.pool.allocate(missing)
         if blocks is None:
             return False

@@ -102,6 +102,11 @@ class Member:
         else:
             group.close()
 
+    @property
+    def fenced(self) -> bool:
+        """Whether no other rank can write to its KV pool any more. Asked after :meth:`leave`."""
+        return self._left is not None and all(rank.fenced for rank in self._left)
+
     def left(self, allocated: int | None, baseline: int | None) -> tuple[int | None, int | None]:
         """Return device bytes and baseline of this process and the other ranks after shutdown.
 

@@ -43,6 +43,7 @@ Reply = TypeVar(
     worker_ipc.AuditReport,
     worker_ipc.DiagnosticReport,
     worker_ipc.AdapterLoaded,
+    worker_ipc.Adopted,
 )
 
 
@@ -79,7 +80,12 @@ class AsyncEngine:
             settings.worker_config(), self.epochs, self._received, self._lost
         )
         self.manager = WorkerManager(
-            self.workers, self.epochs, self.lifecycle, self, settings.startup_timeout_s
+            self.workers,
+            self.epochs,
+            self.lifecycle,
+            self,
+            settings.startup_timeout_s,
+            settings.standby_worker == "always",
         )
         self.metrics = self.hooks.metrics(
             Metrics(
@@ -96,6 +102,8 @@ class AsyncEngine:
         self.idle.set()
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
+        self.kv_handover: str | None = None
+        """What became of the keys and values in the last planned restart."""
         self.report: worker_ipc.Report | None = None
         self._counts = self._new_counts()
         self._abandoned = AbandonedTracker(self._waits_for)
@@ -269,6 +277,7 @@ class AsyncEngine:
                 self.report = message
                 self._report_at = time.monotonic()
                 self.metrics.reported(message)
+                self.manager.reported(message)
                 abandoned = self._abandoned.update(message.running)
                 if abandoned is not None and self.ready is not None:
                     self.workers.send(worker_ipc.Abandoned(abandoned))
@@ -280,6 +289,7 @@ class AsyncEngine:
             case (
                 worker_ipc.AuditReport(query_id=reply_id)
                 | worker_ipc.DiagnosticReport(query_id=reply_id)
+                | worker_ipc.Adopted(query_id=reply_id)
             ):
                 self._answered(reply_id, message)
 
@@ -346,7 +356,8 @@ class AsyncEngine:
 
     def owners(self) -> list[LedgerEntry]:
         """Every owner of memory: the frontend's, and the worker's by its last report."""
-        return self.ledger.entries() + ([] if self.report is None else self.report.ledger)
+        reported = [] if self.report is None else self.report.ledger
+        return self.ledger.entries() + reported + self.manager.standby.ledger()
 
     def kv_usage(self) -> float | None:
         """Share of the KV blocks in use; None before a worker has reported."""
@@ -414,6 +425,7 @@ class AsyncEngine:
             if start is not None:
                 start.cancel()
         async with self.manager.replacing:
+            await self.manager.standby.end()
             stop = await self.workers.stop()
             self.epoch_ended()
         if stop.stopped is not None:

@@ -24,7 +24,14 @@ class BlockPool:
     are evicted, least recently used first, when the free blocks are spent.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, tables: Iterable[Sequence[int]] = ()
+    ) -> None:
+        """Make a pool in which each of ``tables`` references its blocks; all others are free.
+
+        The tables are those of a predecessor: what it had lost is free again. Each of their blocks
+        is among the ``num_blocks``, and no table has one twice.
+        """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks {num_blocks}, block_size {block_size}: at least 1 each")
         self.num_blocks = num_blocks
@@ -39,7 +46,13 @@ class BlockPool:
         self.used = 0
         self.held = 0
         """References of all blocks together: what the holders' own counts must add up to."""
-        self._free = list(range(num_blocks - 1, -1, -1))
+        for table in tables:
+            for block in table:
+                self.used += not self._references[block]
+                self._references[block] += 1
+                self.taken[block] = 1
+            self.held += len(table)
+        self._free = [b for b in range(num_blocks - 1, -1, -1) if not self._references[b]]
 
     @property
     def free(self) -> int:

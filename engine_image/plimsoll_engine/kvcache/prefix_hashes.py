@@ -76,6 +76,20 @@ def extend_block_hashes(request: Hashed, block_size: int) -> None:
         hashes.append(hash_block(parent, tokens, _media_in(request.media, start, block_size)))
 
 
+def hash_tail(request: Hashed, computed: int, block_size: int) -> bytes:
+    """Return the hash of the tokens before ``computed`` that fill no block, and of all before them.
+
+    Empty where there are none. The full blocks are hashed already.
+    """
+    full = computed // block_size
+    start = full * block_size
+    if start == computed:
+        return b""
+    parent = request.block_hashes[full - 1] if full else root(request.cache_salt, request.adapter)
+    tokens = request.token_ids[start:computed]
+    return hash_block(parent, tokens, _media_in(request.media, start, len(tokens)))
+
+
 def _media_in(media: Sequence[Media], start: int, size: int) -> bytes:
     """Return the keys of the media with placeholders among ``size`` tokens from ``start`` on.
 

@@ -26,6 +26,8 @@ def kv_blocks_add_up(engine: EngineCore, _: Ledger) -> list[str]:
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
     """Each block is referenced as often as block tables and transfers name it."""
     named = Counter(block for request in engine.requests.values() for block in request.block_ids)
+    if engine.inheritance is not None:
+        named.update(engine.inheritance.held_blocks())
     if engine.scheduler.offload is not None:
         named.update(engine.scheduler.offload.held_blocks())
     counted = engine.pool.references()

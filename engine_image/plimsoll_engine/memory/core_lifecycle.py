@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import sys
 import time
 import traceback
@@ -21,9 +22,11 @@ import torch
 
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core import engine_sizes as sizes
+from plimsoll_engine.core import inheritance
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import Grammars, Vocabulary
 from plimsoll_engine.core.grammar_trial import TrialServer
+from plimsoll_engine.core.inheritance import Inheritance
 from plimsoll_engine.core.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
@@ -36,6 +39,8 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory import media_owners
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Refusal, Table
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
@@ -44,6 +49,8 @@ from plimsoll_engine.models.model import Model
 from plimsoll_engine.process.collector import FullCollections
 from plimsoll_engine.process.rules import frozen
 from plimsoll_engine.weights.mapping import WeightMapping
+
+log = logging.getLogger(__name__)
 
 GC_THRESHOLDS = (20_000, 50, 1_000)
 """Allocations before a young collection, and young ones before the older ones: a full collection
@@ -55,8 +62,7 @@ class CoreLifecycle:
 
     A start has two halves. :meth:`prepare` needs little of the device, so that it can run beside a
     predecessor that still serves; :meth:`take_over` takes the KV pool. Where a weight server is
-    configured the weights are its own and only mapped here, and so is the KV pool on CUDA;
-    otherwise they are made here.
+    configured weights and KV pool are its own and only mapped here; otherwise they are made here.
     """
 
     def __init__(
@@ -85,6 +91,12 @@ class CoreLifecycle:
         self._mapping: WeightMapping | None = None
         self._pool: torch.Tensor | None = None
         """The weight server's KV pool, uint8 [bytes], once this process takes it over."""
+        self._claim = rank_ipc.PoolMade()
+        """What the weight server said when this process claimed its KV pool."""
+        self.refusal: Refusal | None = None
+        """Why a handover was not accepted."""
+        self.fenced = False
+        """After :meth:`shutdown`: no process of the worker can write to the KV pool any more."""
         self._runner: Runner | None = None
         self._thresholds: tuple[int, int, int] | None = None
 
@@ -138,12 +150,13 @@ class CoreLifecycle:
             with self._stage("kernels"):
                 load_kernels(self._model, self.member.leader)
 
-    def take_over(self, quick: bool = False) -> EngineCore:
+    def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
         """Make the KV pool and the rest, warm.
 
         Gives everything back where it fails. ``quick`` leaves the trial of the largest steps out,
         which a predecessor of the same sizes has made, and all graphs to be captured while it
-        serves.
+        serves. Only with it the engine takes the predecessor's ``handover`` over, or
+        :attr:`refusal` says why not.
         """
         with self._all_or_nothing():
             assert self._model is not None
@@ -171,7 +184,13 @@ class CoreLifecycle:
                     self.member.leader,
                 )
                 self._runner.adapters = adapters
-                pool = BlockPool(self.settings.num_blocks, self.settings.block_size)
+                self._claim = self.claim_pool()
+                tables = self._accepted(handover) if quick else []
+                pool = BlockPool(
+                    self.settings.num_blocks,
+                    self.settings.block_size,
+                    [table.blocks for table in tables],
+                )
                 scheduler = Scheduler(
                     pool,
                     self.settings.max_num_seqs,
@@ -185,6 +204,8 @@ class CoreLifecycle:
                     Grammars(self.vocabulary, trials=self.trials),
                     self.config.media_cache_bytes,
                 )
+                if handover is not None and self.refusal is None:
+                    self.engine.inheritance = Inheritance(tables, pool)
                 self._add_offload()
                 self._register_owners()
             if not quick:
@@ -203,10 +224,68 @@ class CoreLifecycle:
 
         It is of ``nbytes`` where it has none yet (not with 0); None where the pool is made here.
         """
-        assert self.device is not None
-        if self._mapping is not None and self._pool is None and self.device.type == "cuda":
+        if self._mapping is not None and self._pool is None:
             self._pool = self._mapping.pool(nbytes)
         return self._pool
+
+    def claim_pool(self) -> rank_ipc.PoolMade:
+        """Tell the weight server that this process writes to its KV pool from now on."""
+        if self._mapping is None or self._pool is None:
+            return rank_ipc.PoolMade()
+        alone = self._mapping.claim_pool()
+        return rank_ipc.PoolMade(self._mapping.identity, self._mapping.pool_identity, alone)
+
+    def hand_over(self) -> bytes:
+        """Return what a successor needs to go on with the keys and values of the running requests.
+
+        The engine rests, and nothing is done with it any more but :meth:`shutdown`. Raises
+        :class:`HandoverRefused`.
+        """
+        assert self.engine is not None
+        if self._pool is None:
+            raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
+        return inheritance.leave(self.engine, self._layout())
+
+    def _accepted(self, handover: bytes | None) -> list[Table]:
+        """Return the tables of ``handover``; none where it is refused."""
+        assert self._runner is not None
+        assert self.settings is not None
+        if handover is None:
+            return []
+        try:
+            if self._pool is None:
+                raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
+            if not all(claim.alone for claim in self._claims()):
+                raise HandoverRefused(Outcome.UNFENCED, "another worker may write to the KV pool")
+            return inheritance.accept(
+                handover, self._layout(), self._runner, self.settings.max_num_seqs
+            )
+        except HandoverRefused as error:
+            self.refusal = Refusal(error.outcome, str(error))
+        except (RuntimeError, OSError) as error:
+            if self.member.lost:
+                raise
+            self.refusal = Refusal(Outcome.FAILED, f"{type(error).__name__}: {error}")
+        log.warning("%s: %s", self.refusal.outcome, self.refusal.message)
+        return []
+
+    def _claims(self) -> list[rank_ipc.PoolMade]:
+        """Return the claims of all ranks."""
+        assert self._runner is not None
+        return [self._claim, *self._runner.pools]
+
+    def _layout(self) -> Layout:
+        assert self._model is not None
+        assert self.settings is not None
+        return Layout(
+            b"".join(claim.weights for claim in self._claims()),
+            b"".join(claim.memory for claim in self._claims()),
+            str(self._model.dtype),
+            (self._model.kv.layers, self._model.kv.heads, self._model.kv.dim),
+            self.settings.block_size,
+            self.settings.num_blocks,
+            self.member.shard.size,
+        )
 
     def freeze(self) -> None:
         """End the start: what exists by now is nobody's garbage until :meth:`shutdown`."""
@@ -261,7 +340,7 @@ class CoreLifecycle:
         """Shared memory of the weight server that is mapped here."""
         if self._mapping is None or self.device is None or self.device.type == "cuda":
             return 0
-        return self._mapping.nbytes
+        return self._mapping.nbytes + self._mapping.pool_nbytes
 
     def _adapters(self) -> LoadedAdapters | None:
         """None where none is taken, which :meth:`prepare` has checked the model for."""
@@ -352,7 +431,7 @@ class CoreLifecycle:
             self._model = None
         self._pool = None
         if self._mapping is not None:
-            self._mapping.end()
+            self.fenced = self._mapping.end() and self.member.fenced
             self._mapping = None
         if has_compiled():
             torch.compiler.reset()

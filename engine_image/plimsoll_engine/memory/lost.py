@@ -23,6 +23,8 @@ def lost_blocks(engine: EngineCore) -> int:
     """
     pool, offload = engine.pool, engine.scheduler.offload
     fresh = [] if offload is None else offload.held_blocks(time.monotonic() - STALE_S)
+    if engine.inheritance is not None:  # it ends by itself
+        fresh += engine.inheritance.held_blocks()
     # Those that wait hold none; where a defect leaves them some, the blocks themselves are counted.
     running = _waited_for(engine, engine.scheduler.running)
     if pool.held == sum(len(request.block_ids) for request in running) + len(fresh):

@@ -53,12 +53,18 @@ class Inputs:
 class Pool(msgspec.Struct, tag="pool"):
     """Make a KV pool of these sizes, in the weight server's memory where it is ``shared``.
 
-    Answered by :class:`Acknowledged`.
+    Answered by :class:`PoolMade`.
     """
 
     num_blocks: int
     block_size: int
     shared: bool = False
+
+
+class SumBlocks(msgspec.Struct, tag="sum_blocks"):
+    """Sum up what these blocks hold: :class:`BlockSums`."""
+
+    blocks: list[int]
 
 
 class Step(msgspec.Struct, tag="step"):
@@ -103,7 +109,9 @@ class End(msgspec.Struct, tag="end"):
     """Give everything back, say :class:`Ended`, and exit when the connection closes."""
 
 
-Command = Pool | Step | Graphs | Capture | Drop | Measure | Freeze | Account | TrimRank | End
+Command = (
+    Pool | SumBlocks | Step | Graphs | Capture | Drop | Measure | Freeze | Account | TrimRank | End
+)
 
 
 # ---- the others to rank 0
@@ -122,6 +130,24 @@ class Loaded(msgspec.Struct, tag="loaded"):
 
 class Acknowledged(msgspec.Struct, tag="done"):
     """The rank has done what it was told; there is nothing to report."""
+
+
+class PoolMade(msgspec.Struct, tag="pool_made"):
+    """The rank has its KV pool.
+
+    ``weights`` and ``memory`` are the weight server's identities of what the rank has mapped, empty
+    where it maps nothing; ``alone`` is of :class:`plimsoll_engine.messages.weight_ipc.PoolClaimed`.
+    """
+
+    weights: bytes = b""
+    memory: bytes = b""
+    alone: bool = False
+
+
+class BlockSums(msgspec.Struct, tag="block_sums"):
+    """One sum for each block."""
+
+    sums: list[int]
 
 
 class Free(msgspec.Struct, tag="free"):
@@ -145,10 +171,14 @@ class RankTrimmed(msgspec.Struct, tag="trimmed"):
 
 
 class Ended(msgspec.Struct, tag="ended"):
-    """Device bytes as in :class:`plimsoll_engine.messages.worker_ipc.Stopped`."""
+    """Device bytes as in :class:`plimsoll_engine.messages.worker_ipc.Stopped`.
+
+    ``fenced``: nothing of the rank can write to its KV pool any more.
+    """
 
     device_allocated: int | None
     device_baseline: int | None
+    fenced: bool = False
 
 
 class RankFailed(msgspec.Struct, tag="failed"):
@@ -158,7 +188,10 @@ class RankFailed(msgspec.Struct, tag="failed"):
     permanent: bool = False
 
 
-Reply = Joining | Loaded | Acknowledged | Free | RankReport | RankTrimmed | Ended | RankFailed
+Reply = (
+    Joining | Loaded | Acknowledged | PoolMade | BlockSums | Free | RankReport | RankTrimmed | Ended
+    | RankFailed
+)  # fmt: skip
 
 
 def _pack(array: Any) -> tuple[tuple[int, ...], bytes]:

@@ -1,11 +1,13 @@
 """What the weight server and a worker say to each other, on a Unix stream socket.
 
-One connection is one mapping. A worker first asks for the weights of its rank. On CUDA it then asks
-for the KV pool, which the weight server keeps as well. The mapping lasts as long as the worker uses
-either: the weight server frees nothing before every mapping has ended, and a worker whose
-connection breaks has lost its memory. A worker that is done sends :class:`Returned`; a connection
-that ends without it ended in a crash, and the weight server checks the weights before it maps them
-again.
+One connection is one mapping. A worker first asks for the weights of its rank, then for the KV
+pool, which the weight server keeps as well. The mapping lasts as long as the worker uses either:
+the weight server frees nothing before every mapping has ended, and a worker whose connection breaks
+has lost its memory. A worker that is done sends :class:`Returned`; a connection that ends without
+it ended in a crash, and the weight server checks the weights before it maps them again.
+
+Before its first write to the pool a worker sends :class:`PoolClaim`. The answer says whether it is
+the only writer: only then what a predecessor left in the pool is what it left there.
 """
 
 from __future__ import annotations
@@ -33,17 +35,31 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class WeightsShared(msgspec.Struct, tag="weights"):
-    """``handle`` is the CUDA IPC handle; without one the message carries a descriptor."""
+    """``handle`` is the CUDA IPC handle; without one the message carries a descriptor.
+
+    ``identity`` is a hash of the weights' bytes and of how they lie.
+    """
 
     manifest: Manifest
     handle: bytes | None = None
+    identity: bytes = b""
 
 
 class PoolShared(msgspec.Struct, tag="pool"):
-    """The KV pool; of 0 bytes and without a handle where there is none yet."""
+    """The KV pool; of 0 bytes and without ``identity`` where there is none yet.
+
+    ``handle`` as of :class:`WeightsShared`. ``identity`` is random, of this memory alone.
+    """
 
     nbytes: int
     handle: bytes | None = None
+    identity: bytes = b""
+
+
+class PoolClaimed(msgspec.Struct, tag="claimed"):
+    """``alone``: no other worker may write to the pool any more."""
+
+    alone: bool
 
 
 class WeightsRefused(msgspec.Struct, tag="refused"):
@@ -53,7 +69,7 @@ class WeightsRefused(msgspec.Struct, tag="refused"):
     permanent: bool
 
 
-Answer = WeightsShared | PoolShared | WeightsRefused
+Answer = WeightsShared | PoolShared | PoolClaimed | WeightsRefused
 
 
 class WeightsRequest(msgspec.Struct, tag="weights_asked"):
@@ -68,11 +84,15 @@ class PoolRequest(msgspec.Struct, tag="pool_asked"):
     nbytes: int
 
 
+class PoolClaim(msgspec.Struct, tag="claim"):
+    """The worker is about to write to the pool; it may until its mapping ends."""
+
+
 class Returned(msgspec.Struct, tag="returned"):
     """The worker has unmapped everything: its mapping may end."""
 
 
-Request = WeightsRequest | PoolRequest | Returned
+Request = WeightsRequest | PoolRequest | PoolClaim | Returned
 
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(Answer)

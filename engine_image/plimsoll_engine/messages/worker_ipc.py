@@ -16,6 +16,7 @@ import msgspec
 from plimsoll_api.admin import AuditFinding, DeviceMemory, LedgerEntry, Load, OperationStep
 from plimsoll_api.admin import ProcessMemory as ProcessMemory
 from plimsoll_engine.messages.framing import framed
+from plimsoll_engine.messages.handover import Refusal
 
 
 class Grammar(msgspec.Struct, array_like=True, frozen=True):
@@ -167,19 +168,34 @@ class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
 
 
 class TakeOver(msgspec.Struct, tag="take_over"):
-    """The predecessor has given everything back: allocate the KV pool, say Ready, serve.
+    """The predecessor has given everything back: take the KV pool, say Ready, serve.
 
     ``quick``: it has served with the same sizes, so no trial of the largest step is needed.
+    ``handover`` is what it said with :class:`Stopped`; only with ``quick``, since a trial writes to
+    the pool. The requests in it follow Ready, and :class:`Carried` follows them.
     """
 
     quick: bool = False
+    handover: bytes | None = None
+
+
+class Carried(msgspec.Struct, tag="carried"):
+    """All requests that were carried over have been submitted: answered by :class:`Adopted`.
+
+    The blocks of others that the predecessor handed over are free from now on.
+    """
+
+    query_id: str
 
 
 class Stop(msgspec.Struct, tag="stop"):
     """Finish the step under way, answer no more tokens, give everything back, say Stopped.
 
-    The worker exits when the frontend closes the socket.
+    The worker exits when the frontend closes the socket. With ``hand_over`` the tokens of that step
+    are answered, and a successor may go on with what is in the KV pool.
     """
+
+    hand_over: bool = False
 
 
 ToWorker = (
@@ -192,6 +208,7 @@ ToWorker = (
     | AuditQuery
     | DiagnosticQuery
     | TakeOver
+    | Carried
     | Stop
 )
 
@@ -209,18 +226,22 @@ class Hello(msgspec.Struct, tag="hello"):
 class Prepared(msgspec.Struct, tag="prepared"):
     """Context, weights and kernels are there; TakeOver is waited for.
 
-    ``stages_s`` is how long each took, in seconds.
+    ``stages_s`` is how long each took, in seconds. ``memory`` is the process as it waits,
+    ``host_bytes`` its anonymous memory, null where unknown.
     """
 
     epoch: int
     stages_s: dict[str, float] = {}
+    memory: ProcessMemory | None = None
+    host_bytes: int | None = None
 
 
 class Ready(msgspec.Struct, tag="ready"):
     """The engine is warm.
 
     ``max_model_len`` bounds prompt and output together; ``load_s`` is the time from the fork, the
-    wait for TakeOver included; ``stages_s`` how long each stage took.
+    wait for TakeOver included; ``stages_s`` how long each stage took. ``refusal`` says why a
+    handover was not accepted; null where it was, and where there was none.
     """
 
     epoch: int
@@ -229,6 +250,7 @@ class Ready(msgspec.Struct, tag="ready"):
     block_size: int
     load_s: float
     stages_s: dict[str, float] = {}
+    refusal: Refusal | None = None
 
 
 class Logprobs(msgspec.Struct, array_like=True):
@@ -360,11 +382,28 @@ class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
     text: str
 
 
+class Adopted(msgspec.Struct, tag="adopted"):
+    """These requests go on with the keys and values of the predecessor.
+
+    ``refused`` says why another one that was handed over does not.
+    """
+
+    query_id: str
+    request_ids: list[str]
+    refused: dict[str, str]
+
+
 class Stopped(msgspec.Struct, tag="stopped"):
-    """Everything was given back. Device bytes are torch's own count, exact; null on a CPU."""
+    """Everything was given back. Device bytes are torch's own count, exact; null on a CPU.
+
+    ``handover`` is of :mod:`plimsoll_engine.messages.handover`, where it was asked for; ``refusal``
+    says why there is none.
+    """
 
     device_allocated: int | None = None
     device_baseline: int | None = None
+    handover: bytes | None = None
+    refusal: Refusal | None = None
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -390,6 +429,7 @@ FromWorker = (
     | Trimmed
     | AuditReport
     | DiagnosticReport
+    | Adopted
     | Stopped
     | Failed
 )

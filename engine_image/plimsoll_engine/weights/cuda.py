@@ -86,15 +86,16 @@ class DeviceBuffer:
             "version": 3,
         }
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Free or unmap, once no kernel uses it any more. Again does nothing more."""
         if not self.pointer:
-            return
+            return True
         pointer, self.pointer = ctypes.c_uint64(self.pointer), 0
         if self._own:
             _check(_driver().cuMemFree_v2(pointer), "cuMemFree")
         else:
             _check(_driver().cuIpcCloseMemHandle(pointer), "cuIpcCloseMemHandle")
+        return True
 
 
 def _driver() -> ctypes.CDLL:

@@ -1,7 +1,7 @@
-"""One flat buffer of weights that two processes can see.
+"""One flat buffer, of weights or of the KV pool, that two processes can see.
 
 On CUDA it is plain device memory, shared by its IPC handle; on a CPU an anonymous file in shared
-memory (memfd), shared by its descriptor and mapped read-only by the worker.
+memory (memfd), shared by its descriptor. A worker maps weights read-only there.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ class Buffer(Protocol):
         """All of it as uint8, [nbytes]."""
         ...
 
-    def close(self) -> None:
-        """Give the memory back. Tensors of it must not be used any more."""
+    def close(self) -> bool:
+        """Give the memory back. Tensors of it must not be used any more.
+
+        False where something still keeps it mapped here.
+        """
+        ...
 
 
 class HostBuffer:
@@ -43,9 +47,9 @@ class HostBuffer:
         )
 
     @classmethod
-    def allocate(cls, nbytes: int) -> HostBuffer:
+    def allocate(cls, nbytes: int, name: str) -> HostBuffer:
         """Allocate the buffer; raise OSError where the memory is not there."""
-        fd = os.memfd_create("plimsoll-weights", os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
             return cls(fd, nbytes, writable=True)
@@ -54,9 +58,12 @@ class HostBuffer:
             raise
 
     @classmethod
-    def map(cls, fd: int) -> HostBuffer:
-        """Return the buffer behind ``fd``, which this takes over; a write to it is a fault."""
-        return cls(fd, os.fstat(fd).st_size, writable=False)
+    def map(cls, fd: int, writable: bool = False) -> HostBuffer:
+        """Return the buffer behind ``fd``, which this takes over.
+
+        Unless it is ``writable``, a write to it is a fault.
+        """
+        return cls(fd, os.fstat(fd).st_size, writable)
 
     def tensor(self) -> torch.Tensor:
         """uint8 [bytes] over the mapping, without a copy."""
@@ -65,18 +72,24 @@ class HostBuffer:
             warnings.filterwarnings("ignore", message=".*not writable.*")  # that is the point
             return torch.frombuffer(self._map, dtype=torch.uint8)
 
-    def close(self) -> None:
-        """Again does nothing more. Tensors that still live keep the mapping, not the descriptor."""
+    def close(self) -> bool:
+        """Unmap it: a tensor that still lives would fault. Again does nothing more."""
         if self._map is None:
-            return
+            return True
         held, self._map = self._map, None
         os.close(self.fd)
         try:
             held.close()
-        except BufferError:  # a tensor exports it: it goes with the last one
-            return
+        except BufferError:  # a memoryview exports it: it goes with the last one
+            return False
+        return True
 
 
-def allocate(device: torch.device, nbytes: int) -> HostBuffer | DeviceBuffer:
-    """Return memory on ``device``; raise OSError or OutOfMemoryError where there is none."""
-    return DeviceBuffer.allocate(nbytes) if device.type == "cuda" else HostBuffer.allocate(nbytes)
+def allocate(device: torch.device, nbytes: int, name: str) -> HostBuffer | DeviceBuffer:
+    """Return memory on ``device``; raise OSError or OutOfMemoryError where there is none.
+
+    The kernel shows ``name`` for host memory.
+    """
+    if device.type == "cuda":
+        return DeviceBuffer.allocate(nbytes)
+    return HostBuffer.allocate(nbytes, name)

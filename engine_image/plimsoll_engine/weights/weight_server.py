@@ -1,9 +1,9 @@
 """The weight server: a process that keeps the weights on the device while workers come and go.
 
 Forked from the zygote like a worker. It loads the checkpoint once, into one buffer, when the first
-worker asks; shares it with every worker after that; and frees it only when all of them are gone. On
-CUDA it keeps the KV pool for them as well: memory of 100 GiB that a worker frees comes back to its
-successor only after .3 s, which is half of a restart's pause.
+worker asks; shares it with every worker after that; and frees it only when all of them are gone. It
+keeps the KV pool for them as well, so that keys and values outlive a worker; and memory of 100 GiB
+that a worker frees on CUDA comes back to its successor only after .3 s.
 A worker's mapping is writable on CUDA, so after a worker that crashed the sums of all tensors are
 compared with those of the load: weights that changed are loaded again.
 
@@ -19,8 +19,10 @@ import signal
 import socket
 import time
 from contextlib import AbstractContextManager, nullcontext
+from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
 import torch
 
 from plimsoll_engine.distributed.group import Shard
@@ -43,6 +45,7 @@ from plimsoll_engine.weights.memory import HostBuffer, allocate
 log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 10.0
+IDENTITY_BYTES = 16
 
 
 class WeightsLost(Exception):
@@ -61,13 +64,14 @@ class Weights:
         with on(self.device):
             self.manifest, self.buffer = self._load()
         self._sums = self._checksums()
+        self.identity = _identity(self.manifest, self._sums)
 
     def _load(self) -> tuple[Manifest, HostBuffer | DeviceBuffer]:
         model = loader.build(self._folder, self._config, self._dtype, self._shard)
         if model is None:
             raise LoadError(f"{self._folder}: only transformers has this model; a worker loads it")
         manifest = lay_out(model.parameters_by_name())
-        buffer = allocate(self.device, manifest.nbytes)
+        buffer = allocate(self.device, manifest.nbytes, "plimsoll-weights")
         try:
             loader.bind(model, views(buffer.tensor(), manifest))
             loader.fill(model, self._folder)
@@ -88,12 +92,41 @@ class Weights:
     def share(self) -> tuple[WeightsShared, int | None]:
         """Return the answer to a worker, and the descriptor to send with it."""
         if isinstance(self.buffer, HostBuffer):
-            return WeightsShared(self.manifest), self.buffer.fd
+            return WeightsShared(self.manifest, identity=self.identity), self.buffer.fd
         with on(self.device):
-            return WeightsShared(self.manifest, self.buffer.export()), None
+            return WeightsShared(self.manifest, self.buffer.export(), self.identity), None
 
     def close(self) -> None:
         """Give the weights' memory back; workers that map it keep it until they end."""
+        with on(self.device):
+            self.buffer.close()
+
+
+def _identity(manifest: Manifest, sums: dict[str, int]) -> bytes:
+    """Return a hash that other weights, or the same ones in another place, do not have."""
+    content = msgspec.msgpack.encode((manifest, sums))
+    return blake2b(content, digest_size=IDENTITY_BYTES).digest()
+
+
+class Pool:
+    """The memory of one rank's KV pool. Its identity is never that of another one."""
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self.device = device
+        self.identity = os.urandom(IDENTITY_BYTES)
+        with on(device):
+            self.buffer = allocate(device, nbytes, "plimsoll-kv-pool")
+
+    def share(self) -> tuple[PoolShared, int | None]:
+        """Return the answer to a worker, and the descriptor to send with it."""
+        nbytes = self.buffer.nbytes
+        if isinstance(self.buffer, HostBuffer):
+            return PoolShared(nbytes, identity=self.identity), self.buffer.fd
+        with on(self.device):
+            return PoolShared(nbytes, self.buffer.export(), self.identity), None
+
+    def close(self) -> None:
+        """Give the pool's memory back."""
         with on(self.device):
             self.buffer.close()
 
@@ -111,34 +144,37 @@ class WeightServer:
         self._listener = listener
         self._weights: dict[int, Weights] = {}
         """By rank, as all that follows."""
-        self._pools: dict[int, DeviceBuffer] = {}
+        self._pools: dict[int, Pool] = {}
+        self._writers: dict[int, set[int]] = {}
+        """The connections of those that may write to the pool."""
         self._mappings: dict[int, tuple[socket.socket, int | None]] = {}
         """The connection and the rank, once its weights are mapped; by descriptor."""
         self._doubt: set[int] = set()
         """A worker ended without returning its mapping: it may have written anywhere there."""
+        self._poll = select.poll()
 
     def serve(self) -> None:
         """Until SIGTERM and the end of the last mapping. Raises :class:`WeightsLost`."""
         woken, waker = os.pipe()
         signal.signal(signal.SIGTERM, lambda *_: os.write(waker, b"T"))
-        poll = select.poll()
-        for fd in (woken, self._listener.fileno()):
-            poll.register(fd, select.POLLIN)
+        listener = self._listener.fileno()
+        for fd in (woken, listener):
+            self._poll.register(fd, select.POLLIN)
         stopping = False
         while not stopping or self._mappings:
-            for fd, _ in poll.poll():
+            # The listener last: a descriptor that a mapping gave up may come back from it.
+            for fd, _ in sorted(self._poll.poll(), key=lambda ready: ready[0] == listener):
                 if fd == woken:
                     stopping = True
-                    poll.unregister(woken)
-                    poll.unregister(self._listener.fileno())
-                elif fd == self._listener.fileno():
-                    poll.register(self._accept(), select.POLLIN)
-                elif not self._read(fd):
-                    poll.unregister(fd)
-                    self._mappings.pop(fd)[0].close()
-        for rank, pool in self._pools.items():
-            with on(self._weights[rank].device):
-                pool.close()
+                    self._poll.unregister(woken)
+                    self._poll.unregister(listener)
+                elif fd == listener:
+                    if not stopping:
+                        self._poll.register(self._accept(), select.POLLIN)
+                elif fd in self._mappings and not self._read(fd):
+                    self._end(fd)
+        for pool in self._pools.values():
+            pool.close()
         for weights in self._weights.values():
             weights.close()
 
@@ -148,6 +184,13 @@ class WeightServer:
         connection.settimeout(SEND_TIMEOUT_S)
         self._mappings[connection.fileno()] = connection, None
         return connection.fileno()
+
+    def _end(self, fd: int) -> None:
+        """Close a mapping that has ended."""
+        self._poll.unregister(fd)
+        for writers in self._writers.values():
+            writers.discard(fd)
+        self._mappings.pop(fd)[0].close()
 
     def _share_weights(self, rank: int) -> tuple[weight_ipc.Answer, int | None]:
         """Return the answer, and the descriptor to send with it."""
@@ -193,7 +236,11 @@ class WeightServer:
                     weight_ipc.send(connection, answer, descriptor)
                     return isinstance(answer, WeightsShared)
                 case weight_ipc.PoolRequest(nbytes) if rank is not None:
-                    weight_ipc.send(connection, self._share_pool(rank, nbytes))
+                    weight_ipc.send(connection, *self._share_pool(rank, nbytes))
+                    return True
+                case weight_ipc.PoolClaim() if rank is not None:
+                    alone = self._claim(fd, rank)
+                    weight_ipc.send(connection, weight_ipc.PoolClaimed(alone))
                     return True
         except MappingLost as error:  # it went meanwhile, or it hangs
             log.warning("a worker: %s", error)
@@ -202,16 +249,27 @@ class WeightServer:
                 self._doubt.add(rank)
         return False
 
-    def _share_pool(self, rank: int, nbytes: int) -> weight_ipc.Answer:
+    def _share_pool(self, rank: int, nbytes: int) -> tuple[weight_ipc.Answer, int | None]:
+        """Return the answer, and the descriptor to send with it."""
         try:
-            with on(self._weights[rank].device):
-                if rank not in self._pools and nbytes:
-                    self._pools[rank] = DeviceBuffer.allocate(nbytes)
-                if rank not in self._pools:
-                    return PoolShared(0)
-                return PoolShared(self._pools[rank].nbytes, self._pools[rank].export())
-        except RuntimeError as error:
-            return WeightsRefused(f"KV pool of {nbytes} bytes: {error}", permanent=False)
+            if rank not in self._pools and nbytes:
+                self._pools[rank] = Pool(self._weights[rank].device, nbytes)
+            if rank not in self._pools:
+                return PoolShared(0), None
+            return self._pools[rank].share()
+        except (OSError, RuntimeError) as error:
+            return WeightsRefused(f"KV pool of {nbytes} bytes: {error}", permanent=False), None
+
+    def _claim(self, fd: int, rank: int) -> bool:
+        """Let the worker at ``fd`` write to the pool; whether no other one may any more."""
+        writers = self._writers.setdefault(rank, set())
+        # A predecessor that has returned its mapping said so before this one was told to claim.
+        for other in select.select(writers - {fd}, [], [], 0)[0]:
+            if not self._read(other):
+                self._end(other)
+        alone = not writers - {fd}
+        writers.add(fd)
+        return alone
 
 
 def run(config: WorkerConfig, listener: socket.socket) -> int:

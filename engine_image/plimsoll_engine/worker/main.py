@@ -17,7 +17,7 @@ import torch
 
 from plimsoll_api.admin import Load, Role
 from plimsoll_engine import injection
-from plimsoll_engine.core.engine_core import DeviceLostError, EngineCore
+from plimsoll_engine.core.engine_core import DeviceLostError, EngineCore, StepOutput
 from plimsoll_engine.core.grammar import Vocabulary
 from plimsoll_engine.core.grammar_trial import TrialServer, TrialsLost
 from plimsoll_engine.core.warmup import WarmUpError
@@ -34,10 +34,11 @@ from plimsoll_engine.memory.lost import (
 )
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.handover import HandoverRefused, Outcome, Refusal
 from plimsoll_engine.messages.weight_ipc import MappingLost
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.allocations import Allocations
-from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+from plimsoll_engine.process.host_memory import PythonObjects, process_memory, rss_anon
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import cores
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
@@ -51,6 +52,8 @@ TRANSFER_POLL_S = 0.01
 LINGER_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
 """Between two captures of decode graphs while requests run; a tenth of it while none does."""
+STANDBY = "standby"
+"""What the status calls a worker that waits for its turn."""
 PERMANENT = (LoadError, SettingsError)
 """What another worker of the same settings and checkpoint meets as well."""
 
@@ -76,12 +79,12 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         begun = time.monotonic()
         injection.check(config.inject)
         lifecycle.prepare()
-        channel.send(worker_ipc.Prepared(epoch, lifecycle.stages_s))
+        channel.send(_prepared(epoch, lifecycle))
         order = _order(channel)
         if isinstance(order, worker_ipc.Stop):
             _leave(lifecycle, channel)
             return 0
-        engine = lifecycle.take_over(order.quick)
+        engine = lifecycle.take_over(order.quick, order.handover)
         settings = lifecycle.settings
         assert settings is not None
         channel.send(
@@ -92,8 +95,10 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
                 block_size=settings.block_size,
                 load_s=time.monotonic() - begun,
                 stages_s=lifecycle.stages_s,
+                refusal=lifecycle.refusal,
             )
         )
+        del order  # with the handover in it
         hooks = worker_hooks(config.inject, epoch, engine, lifecycle.ledger)
         Worker(lifecycle, channel, hooks).serve()
     except FrontendGoneError as error:
@@ -122,6 +127,13 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
             ranks.close()
 
 
+def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
+    """Return what a worker that may wait for long says of its memory."""
+    memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
+    memory.name = STANDBY
+    return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, rss_anon())
+
+
 def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
     """Wait for the predecessor's end; Stop where this worker is not wanted after all."""
     while True:
@@ -130,14 +142,25 @@ def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
                 return message
 
 
-def _leave(lifecycle: CoreLifecycle, channel: Channel) -> None:
+def _leave(
+    lifecycle: CoreLifecycle, channel: Channel, handover: bytes | Refusal | None = None
+) -> None:
     """Give everything back and say so; then stay until the frontend has closed the socket.
 
     The end of a process that has a CUDA context keeps the driver busy, which the successor's own
-    calls would feel.
+    calls would feel. A handover goes out only once nothing here can write to the KV pool any more.
     """
     lifecycle.shutdown()
-    channel.send(worker_ipc.Stopped(*lifecycle.left()))
+    if isinstance(handover, bytes) and not lifecycle.fenced:
+        handover = Refusal(
+            Outcome.UNFENCED, "something in the old worker still refers to the KV pool"
+        )
+    stopped = worker_ipc.Stopped(*lifecycle.left())
+    if isinstance(handover, bytes):
+        stopped.handover = handover
+    else:
+        stopped.refusal = handover
+    channel.send(stopped)
     channel.wait_closed(LINGER_S)
 
 
@@ -163,6 +186,7 @@ class Worker:
         self.python = PythonObjects()
         self.allocations = Allocations()
         self.stopping = False
+        self._hand_over = False
         self._next_report = 0.0
         self._next_capture = 0.0
 
@@ -191,11 +215,14 @@ class Worker:
 
     def _step(self) -> None:
         output = self.engine.step()
+        self._answer(output)
+        self.hooks.after_step(sum(token.finish_reason is not None for token in output.tokens))
+
+    def _answer(self, output: StepOutput) -> None:
         if output.tokens:
             self.channel.send(worker_ipc.Tokens(self.engine.counters.steps, output.tokens))
         for dropped in output.dropped:
             self.channel.send(dropped)
-        self.hooks.after_step(sum(token.finish_reason is not None for token in output.tokens))
 
     def _capture(self) -> None:
         """Capture one of the graphs that are still missing.
@@ -234,8 +261,14 @@ class Worker:
                 self.channel.send(
                     worker_ipc.DiagnosticReport(query_id, diagnose(kind, self.allocations))
                 )
-            case worker_ipc.Stop():
+            case worker_ipc.Carried(query_id):
+                settled = self.engine.settle_inheritance()
+                adopted = [] if settled is None else settled.adopted
+                refused = {} if settled is None else settled.refused
+                self.channel.send(worker_ipc.Adopted(query_id, adopted, refused))
+            case worker_ipc.Stop(hand_over):
                 self.stopping = True
+                self._hand_over = hand_over
 
     def _load_adapter(self, wanted: worker_ipc.LoadAdapter) -> worker_ipc.AdapterLoaded:
         answer = worker_ipc.AdapterLoaded(wanted.query_id, wanted.number)
@@ -288,5 +321,22 @@ class Worker:
         )
 
     def _stop(self) -> None:
+        handover = self._handover() if self._hand_over else None
         del self.engine, self.hooks
-        _leave(self.lifecycle, self.channel)
+        _leave(self.lifecycle, self.channel, handover)
+
+    def _handover(self) -> bytes | Refusal:
+        """Finish the step under way, and say what is in the KV pool then.
+
+        Raises DeviceLostError: then nobody knows what is in it.
+        """
+        self._answer(self.engine.rest())
+        try:
+            return self.lifecycle.hand_over()
+        except HandoverRefused as error:
+            return Refusal(error.outcome, str(error))
+        except (DeviceLostError, RanksLost):
+            raise
+        except Exception as error:  # a successor can do without
+            log.exception("no handover")
+            return Refusal(Outcome.FAILED, f"{type(error).__name__}: {error}")

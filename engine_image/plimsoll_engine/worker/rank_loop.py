@@ -48,7 +48,7 @@ class Follower:
         self._drop()
         self._lifecycle.shutdown()
         allocated, baseline = self._lifecycle.device_allocated(), self._lifecycle.device_baseline
-        self._link.send(rank_ipc.Ended(allocated, baseline))
+        self._link.send(rank_ipc.Ended(allocated, baseline, self._lifecycle.fenced))
 
     def _do(self, command: rank_ipc.Command) -> rank_ipc.Reply | None:
         match command:
@@ -64,7 +64,9 @@ class Follower:
                 nbytes = num_blocks * block_size * model.kv.bytes_per_token(model.dtype)
                 memory = self._lifecycle.map_pool(nbytes) if shared else None
                 self._forward = Forward(model, num_blocks, block_size, memory)
-                return rank_ipc.Acknowledged()
+                return self._lifecycle.claim_pool() if shared else rank_ipc.PoolMade()
+            case rank_ipc.SumBlocks(blocks):
+                return rank_ipc.BlockSums(self._pool.block_sums(blocks))
             case rank_ipc.Drop():
                 self._drop()
                 return rank_ipc.Acknowledged()

@@ -41,7 +41,9 @@ def test_a_worker_restart_in_the_middle(
         operation = engine.finish("carry-1")
         found = [future.result(120) for future in futures]
     assert operation["state"] == "succeeded", operation
-    assert operation["carried_requests"] == STREAMS
+    assert operation["carried_requests"] == operation["carried_kv_requests"] == STREAMS
+    assert operation["kv_handover"] == engine.status()["kv_handover"] == "handed_over"
+    assert operation["carried_prefill_tokens"] == 0
     assert operation["epoch_before"] == began["epoch_before"] != operation["epoch_after"]
     assert [s["name"] for s in operation["steps"]] == [
         "prepare_worker", "stop_worker", "start_worker", "resubmit",
@@ -168,6 +170,12 @@ def test_a_hung_worker_is_replaced_and_its_streams_go_on(
         found = [future.result(120) for future in futures]
     assert operation["state"] == "succeeded", operation
     assert operation["carried_requests"] == STREAMS
+    assert operation["kv_handover"] == engine.status()["kv_handover"] == "worker_lost"
+    assert operation["carried_kv_requests"] == 0
+    assert operation["carried_prefill_tokens"] > 0
+    assert "gave no last word" in step(operation, "resubmit")["detail"]
+    name = 'plimsoll_engine_kv_handovers_total{model_name="tiny",outcome="worker_lost"} 1.0'
+    assert name in engine.get("/metrics")[1].splitlines()
     assert "killed by" in step(operation, "stop_worker")["detail"]
     assert "stacks in" in step(operation, "stop_worker")["detail"]
     assert_same(found, undisturbed)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 
@@ -106,6 +107,9 @@ async def restarted(
         await asyncio.to_thread(engine.begin, "restart", name)
         operation = await asyncio.to_thread(engine.finish, name, 120)
         assert operation["state"] == "succeeded", operation
+        # With their keys and values, so that nothing is computed twice.
+        assert operation["kv_handover"] == "handed_over", operation
+        assert operation["carried_prefill_tokens"] == 0, operation
         carried.append(operation["carried_requests"])
     clients.enough = True
     seen = await asyncio.gather(*tasks)
@@ -113,8 +117,21 @@ async def restarted(
     return seen, carried
 
 
+def held(engine: Any) -> dict[str, int]:
+    """Bytes of the weight server, and of each owner that holds as much at every idle moment."""
+    engine.until(lambda: engine.status()["load"].get("kv_usage_ratio") == 0, "an idle report")
+    status = engine.status()
+    owners = ("weights", "kv_pool", "requests", "grammar_cache")
+    found = {e["owner"]: e["bytes"] for e in status["ledger"] if e["owner"] in owners}
+    (server,) = [p for p in status["processes"] if p["role"] == "weight_server"]
+    memory = psutil.Process(server["pid"]).memory_info()
+    return found | {"shared": memory.shared, "kv_usage": status["load"]["kv_usage_ratio"]}
+
+
 def compare(engine: Any, streams: int, tokens: int, restarts: int) -> None:
     whole = asyncio.run(undisturbed(engine.url, tokens, streams))
+    engine.clean()
+    before = held(engine)
     # A stop string from three quarters of the way, longer than a token: the cut is the client's.
     stops = [
         one.text[3 * len(one.text) // 4 :][:9] if number % 3 == 2 else None
@@ -134,6 +151,7 @@ def compare(engine: Any, streams: int, tokens: int, restarts: int) -> None:
             assert one.prompt_tokens == other.prompt_tokens
     assert min(carried) >= streams // 2, carried
     engine.clean()
+    assert held(engine) == before
     status = engine.status()
     assert status["worker_starts"] == restarts + 1
     assert status["load"]["inflight"] == 0

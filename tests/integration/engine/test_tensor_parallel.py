@@ -65,9 +65,9 @@ def test_two_ranks_say_what_one_says(start_engine: Any, undisturbed: list[str]) 
     status = engine.status()
     workers = [p for p in status["processes"] if p["role"] == "worker"]
     assert all(worker["malloc_in_use"] > 1 << 20 for worker in workers)
-    (weights,) = [entry for entry in status["ledger"] if entry["owner"] == "weights"]
+    kept = [e["bytes"] for e in status["ledger"] if e["owner"] in ("weights", "kv_pool")]
     (server,) = [p for p in status["processes"] if p["role"] == "weight_server"]
-    assert server["shared"] == weights["bytes"]
+    assert server["shared"] == sum(kept)
     assert all(worker["shared"] < 4 << 20 for worker in workers), workers
     first = ranks(engine)
     engine.begin("trim", "both")
@@ -80,7 +80,8 @@ def test_two_ranks_say_what_one_says(start_engine: Any, undisturbed: list[str]) 
         operation = engine.finish("planned", 60)
         assert texts(futures) == undisturbed
     assert operation["state"] == "succeeded", operation
-    assert operation["carried_requests"] == STREAMS
+    assert operation["carried_requests"] == operation["carried_kv_requests"] == STREAMS
+    assert (operation["kv_handover"], operation["carried_prefill_tokens"]) == ("handed_over", 0)
     whole(engine)
     assert not set(first) & set(ranks(engine))
 

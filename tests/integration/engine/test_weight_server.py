@@ -28,12 +28,13 @@ def texts(futures: list[Any]) -> list[str]:
     return [future.result(120).text for future in futures]
 
 
-def test_weights_are_declared_once_and_are_the_weight_servers(engine: Any) -> None:
+def test_weights_and_kv_pool_are_declared_once_and_are_the_weight_servers(engine: Any) -> None:
     status = engine.found(lambda: (seen := engine.status()).get("ledger") and seen, "a report")
-    weights = [entry for entry in status["ledger"] if entry["owner"] == "weights"]
-    assert [entry["process"] for entry in weights] == ["weight_server"]
+    kept = [entry for entry in status["ledger"] if entry["owner"] in ("weights", "kv_pool")]
+    assert [entry["process"] for entry in kept] == ["weight_server"] * 2
+    assert all(entry["bytes"] > 1 << 20 for entry in kept)
     shared = {p["role"]: p.get("shared") for p in status["processes"]}
-    assert shared["weight_server"] == weights[0]["bytes"] > 1 << 20
+    assert shared["weight_server"] == sum(entry["bytes"] for entry in kept)
     assert shared["worker"] < 1 << 20, "the worker's own: what it borrows is not counted twice"
 
 
@@ -47,6 +48,8 @@ def test_a_restart_keeps_the_weight_server_by_default(engine: Any, undisturbed: 
         operation = engine.finish("drop", 60)
         assert texts(futures) == undisturbed
     assert operation["state"] == "succeeded", operation
+    assert operation["kv_handover"] == "not_asked"
+    assert operation["carried_prefill_tokens"] > 0
     assert [s["name"] for s in operation["steps"]] == [
         "stop_worker", "drop_weights", "start_worker", "resubmit",
     ]  # fmt: skip
@@ -86,6 +89,7 @@ def test_whoever_dies_in_a_restart_one_worker_serves_in_the_end(
         operation = engine.finish(victim, 60)
         assert texts(futures) == undisturbed
     assert operation["state"] == "succeeded", operation
+    assert operation["kv_handover"] in ("not_asked", "worker_lost", "successor_lost")
     assert operation["epoch_after"] != operation["epoch_before"]
     assert pid_of(engine, "worker") != worker
     roles = [process["role"] for process in engine.status()["processes"]]

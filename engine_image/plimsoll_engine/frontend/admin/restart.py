@@ -3,6 +3,9 @@
 The successor is forked and gets its context, the weights and its kernels while the old worker still
 serves. Only then the old one stops, the successor takes the KV pool and goes on with what ran.
 Whichever of the two dies on the way, one worker serves in the end, or the operation says why not.
+
+The old one hands its block tables over, so that the keys and values of what ran stay in the pool.
+Where that fails, the requests are computed again, and the operation says why.
 """
 
 from __future__ import annotations
@@ -10,22 +13,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 
 from plimsoll_api.admin import EngineState, RestartRequest
-from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
 from plimsoll_engine.frontend.operations import OperationFailed, Recorder
 from plimsoll_engine.frontend.requests.request_log import RequestFailed
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
 from plimsoll_engine.frontend.workers.worker_manager import GaveUp
 from plimsoll_engine.frontend.workers.worker_processes import STOP_GRACE_S
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.handover import Outcome, Refusal
 
 log = logging.getLogger(__name__)
+
+ADOPTED_TIMEOUT_S = 10.0
+"""Longer than the successor's first step, after which it answers."""
+DETAIL_LENGTH = 500
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
     """End the worker, healthy or hung, start the next epoch and go on with what was running."""
     async with engine.manager.replacing:
         successor = await _prepare(engine, recorder) if request.keep_weights else None
+        if successor is None:
+            await engine.manager.standby.end()
         engine.lifecycle.move(EngineState.RESTARTING)
         for generation in engine.requests.unfinished():
             generation.parked = False
@@ -33,19 +45,61 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
             if not request.carry:
                 with recorder.step("finish_requests") as step:
                     step.detail = await _finish(engine, request.deadline_s)
-            await _stop(engine, recorder, request)
+            wanted = request.carry and successor is not None
+            handover = await _stop(engine, recorder, request, wanted)
             with recorder.step("start_worker"):
-                await engine.manager.replace(successor)
+                ready = await engine.manager.replace(
+                    successor, None if isinstance(handover, Refusal) else handover
+                )
         except GaveUp as error:
             raise OperationFailed(str(error)) from None
         except asyncio.CancelledError:
             if successor is not None:
                 await engine.workers.abandon(successor)
             raise
-        with recorder.step("resubmit"):
-            recorder.operation.carried_requests = engine.resubmit()
+        if ready is None and not isinstance(handover, Refusal):
+            handover = Refusal(Outcome.SUCCESSOR_LOST, "the successor ended before it served")
+        if ready is not None and ready.refusal is not None:
+            handover = ready.refusal
+        await _carry_over(engine, recorder, handover if isinstance(handover, Refusal) else None)
+
+
+async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal | None) -> None:
+    """Submit what runs to the new worker, which has its keys and values without a ``refusal``."""
+    operation = recorder.operation
+    with recorder.step("resubmit") as step:
+        computed = {g.request_id: g.computed_tokens for g in engine.requests.to_resubmit()}
+        operation.carried_requests = engine.resubmit()
         if engine.lifecycle.state is EngineState.RESTARTING:
             engine.lifecycle.move(EngineState.SERVING)
+        if refusal is None:
+            try:
+                # It follows the submissions on the same socket, with no turn of the loop between.
+                query_id = f"carried-{secrets.token_hex(8)}"
+                adopted = await engine.ask(
+                    worker_ipc.Carried(query_id), query_id, worker_ipc.Adopted, ADOPTED_TIMEOUT_S
+                )
+            except NoAnswer as error:
+                refusal = Refusal(Outcome.SUCCESSOR_LOST, str(error))
+            else:
+                for request_id in adopted.request_ids:
+                    computed.pop(request_id, None)
+                operation.carried_kv_requests = len(adopted.request_ids)
+                step.detail = (
+                    "; ".join(sorted(set(adopted.refused.values())))[:DETAIL_LENGTH] or None
+                )
+        if refusal is not None:
+            operation.carried_kv_requests = 0
+            step.detail = f"{refusal.outcome}: {refusal.message}"
+            log.log(
+                logging.INFO if refusal.outcome is Outcome.NOT_ASKED else logging.WARNING,
+                "keys and values are computed again",
+                extra={"outcome": str(refusal.outcome), "reason": refusal.message},
+            )
+        outcome = Outcome.HANDED_OVER if refusal is None else refusal.outcome
+        operation.kv_handover = engine.kv_handover = str(outcome)
+        operation.carried_prefill_tokens = sum(computed.values())
+        engine.metrics.carried(outcome, operation.carried_prefill_tokens)
 
 
 async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
@@ -65,9 +119,13 @@ async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | No
             return None
 
 
-async def _stop(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
+async def _stop(
+    engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
+) -> bytes | Refusal:
+    """Return what the worker hands over, or why it does not."""
     with recorder.step("stop_worker") as step:
-        stop = await engine.workers.stop(min(STOP_GRACE_S, max(0.1, request.deadline_s)))
+        grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
+        stop = await engine.workers.stop(grace_s, hand_over)
         engine.epoch_ended()
         step.detail = "stopped" if not stop.signals else f"killed by {stop.signals[-1]}"
         if stop.stacks is not None:
@@ -78,6 +136,16 @@ async def _stop(engine: AsyncEngine, recorder: Recorder, request: RestartRequest
     if not request.keep_weights:
         with recorder.step("drop_weights"):
             await engine.workers.drop_weights()
+    if not hand_over:
+        return Refusal(
+            Outcome.NOT_ASKED,
+            "nothing is carried over, or there was no successor beside the worker",
+        )
+    if stop.stopped is None:
+        return Refusal(Outcome.WORKER_LOST, "the old worker gave no last word")
+    if stop.stopped.handover is None:
+        return stop.stopped.refusal or Refusal(Outcome.FAILED, "the old worker does not say why")
+    return stop.stopped.handover
 
 
 async def _finish(engine: AsyncEngine, deadline_s: float) -> str:

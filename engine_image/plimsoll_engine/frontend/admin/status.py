@@ -42,6 +42,7 @@ class StatusReader:
             worker_starts=engine.workers.starts,
             report_age_s=engine.report_age_s,
             operation=None if operation is None else operation.id,
+            kv_handover=engine.kv_handover,
         )
 
     def _processes(self) -> list[ProcessMemory]:
@@ -59,6 +60,8 @@ class StatusReader:
             processes += [report.memory, *report.others]
         else:
             processes += [ProcessMemory(role=Role.WORKER, pid=pid) for pid in workers.pids]
+        if (standby := self._engine.manager.standby.process) is not None:
+            processes.append(standby)
         return processes
 
 

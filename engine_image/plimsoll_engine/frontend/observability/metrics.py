@@ -22,6 +22,7 @@ from plimsoll_engine.frontend.observability.http_metrics import HttpConnections
 from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX, Holdings
 from plimsoll_engine.frontend.observability.loop_blocks import LoopBlocks
 from plimsoll_engine.frontend.requests.request_log import Generation
+from plimsoll_engine.messages.handover import Outcome
 from plimsoll_engine.messages.worker_ipc import Report, Started
 
 # A sample a series that nothing reads, and scrapes are parsed by a sidecar with little memory.
@@ -97,6 +98,17 @@ class Metrics:
             ["model_name", "reason"],
             registry=self.registry,
         )
+        self._handovers = Counter(
+            PREFIX + "kv_handovers",
+            "Planned restarts by what became of the keys and values.",
+            ["model_name", "outcome"],
+            registry=self.registry,
+        )
+        for outcome in Outcome:
+            self._handovers.labels(model, outcome)
+        self._carried_prefill = self._counter(
+            model, "carried_prefill_tokens", "Tokens computed again after planned restarts."
+        )
         for reason in ("stop", "length", "abort", "error"):
             self._requests.labels(model, reason)
         for reason in ("initial", "restart", "crash"):
@@ -112,6 +124,11 @@ class Metrics:
         """Count the start; the new worker's counters begin at zero."""
         self._starts.labels(self._model, reason).inc()
         self._last = None
+
+    def carried(self, outcome: Outcome, prefill_tokens: int | None) -> None:
+        """Count a planned restart, and the tokens that are computed again, where known."""
+        self._handovers.labels(self._model, outcome).inc()
+        self._carried_prefill.inc(prefill_tokens or 0)
 
     def reported(self, report: Report) -> None:
         """Add what a worker's counters gained since its last report."""

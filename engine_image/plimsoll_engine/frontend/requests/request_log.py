@@ -176,6 +176,11 @@ class Generation:
         self._logprobs = []
         return delta
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that a worker had computed for its last one; 0 before the first one."""
+        return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
+
     def submission(self) -> Submit:
         """Return what a worker must know to go on from here, as a new attempt.
 

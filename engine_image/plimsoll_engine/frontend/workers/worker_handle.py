@@ -102,8 +102,10 @@ class WorkerHandle:
         """It serves nobody any more: reaped, or it said its last word."""
         return self.exited.is_set() or self.stopped.done()
 
-    async def stop(self, grace_s: float) -> StopOutcome:
+    async def stop(self, grace_s: float, hand_over: bool = False) -> StopOutcome:
         """Ask it to end, then make it. Needs no cooperation of a hung one.
+
+        With ``hand_over`` a successor may go on with what it leaves in the KV pool.
 
         Its last word is enough: everything is given back by then. It stays until it is dismissed,
         so that the next worker need not wait while the driver takes the process's context down.
@@ -113,7 +115,7 @@ class WorkerHandle:
         if self.exited.is_set() or not self.pids:  # it may not have been forked yet
             return StopOutcome(None)
         self._stopping = True
-        self.link.send(worker_ipc.Stop())
+        self.link.send(worker_ipc.Stop(hand_over))
         if await within(either(self.stopped, self.exited), grace_s):
             return StopOutcome(self.stopped.result() if self.stopped.done() else None)
         stacks = await self.dump_stacks()

@@ -10,6 +10,7 @@ from typing import Protocol
 from plimsoll_api.admin import EngineState
 from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
 from plimsoll_engine.frontend.lifecycle import Lifecycle
+from plimsoll_engine.frontend.workers.standby import Standby
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
@@ -48,8 +49,10 @@ class WorkerManager:
         lifecycle: Lifecycle,
         served: Served,
         startup_timeout_s: float,
+        standby: bool = False,
     ) -> None:
         self.replacing = asyncio.Lock()
+        self.standby = Standby(workers, standby, min(PREPARE_TIMEOUT_S, startup_timeout_s))
         self._workers = workers
         self._epochs = epochs
         self._lifecycle = lifecycle
@@ -86,6 +89,8 @@ class WorkerManager:
                 return
             if self._lifecycle.state is EngineState.SERVING:
                 self._lifecycle.move(EngineState.RESTARTING)
+            # It maps weights that the lost worker may have damaged.
+            await self.standby.end()
             await asyncio.sleep(delay_s)
             await self._workers.discard()
             try:
@@ -96,24 +101,38 @@ class WorkerManager:
             if self._lifecycle.state is EngineState.RESTARTING:
                 self._lifecycle.move(EngineState.SERVING)
 
+    def reported(self, report: worker_ipc.Report) -> None:
+        """See to a standby, unless the worker that reports is being replaced."""
+        if not self.replacing.locked():
+            self.standby.reported(report.devices)
+
     async def prepare(self) -> WorkerHandle:
-        """Return a successor beside the serving worker. Raises :class:`WorkerLost`."""
+        """Return a successor beside the serving worker, the standby where there is one.
+
+        Raises :class:`WorkerLost`.
+        """
+        if (standby := await self.standby.take()) is not None:
+            return standby
         return await self._workers.prepare(min(PREPARE_TIMEOUT_S, self._timeout_s))
 
-    async def replace(self, successor: WorkerHandle | None) -> None:
+    async def replace(
+        self, successor: WorkerHandle | None, handover: bytes | None = None
+    ) -> worker_ipc.Ready | None:
         """Let ``successor`` serve, or a new worker where there is none or it dies.
 
-        No worker runs before. Raises :class:`GaveUp`.
+        No worker runs before. Returns what ``successor``, which alone gets the ``handover``, says
+        of itself; None where it does not serve. Raises :class:`GaveUp`.
         """
         if successor is not None:
             try:
-                ready = await self._workers.take_over(successor, self._timeout_s, quick=True)
+                ready = await self._workers.take_over(successor, self._timeout_s, True, handover)
             except WorkerLost as error:
                 await self._bear(error)
             else:
                 self._begin(ready, "restart")
-                return
+                return ready
         await self.start("restart" if successor is None else "crash")
+        return None
 
     async def start(self, reason: str) -> None:
         """Start a worker, as often as the crash budget bears; raise GaveUp after that."""

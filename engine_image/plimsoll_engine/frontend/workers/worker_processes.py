@@ -6,6 +6,7 @@ The zygote, the weight server, the worker that serves and, for a moment, its suc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -143,26 +144,30 @@ class WorkerProcesses:
         return worker
 
     async def take_over(
-        self, worker: WorkerHandle, timeout_s: float, quick: bool = False
+        self,
+        worker: WorkerHandle,
+        timeout_s: float,
+        quick: bool = False,
+        handover: bytes | None = None,
     ) -> worker_ipc.Ready:
         """Let a prepared worker serve; its predecessor is stopped, and goes when this one is ready.
 
-        Raises :class:`WorkerLost`.
+        ``handover`` is the predecessor's. Raises :class:`WorkerLost`.
         """
         self._enter(worker)
-        worker.link.send(worker_ipc.TakeOver(quick))
+        worker.link.send(worker_ipc.TakeOver(quick, handover))
         try:
             return await self._reached(worker, worker.ready, timeout_s)
         finally:
             self._dismiss()
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> StopOutcome:
+    async def stop(self, grace_s: float = STOP_GRACE_S, hand_over: bool = False) -> StopOutcome:
         """End the serving worker: asked first, then with signals.
 
         One that gave its last word goes when its successor is ready, or with :meth:`close`.
         """
         worker = self._serving
-        return StopOutcome(None) if worker is None else await worker.stop(grace_s)
+        return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
 
     def _dismiss(self) -> None:
         """Every worker that has said its last word may go."""
@@ -251,10 +256,15 @@ class WorkerProcesses:
             await self._running_weight_server(zygote)
             self._socket.expect(worker.link)
             for rank in range(self._config.tensor_parallel_size):
-                worker.pids.append(await zygote.fork(number, rank=rank))
+                await self._fork(zygote, worker, rank)
         except (ZygoteLost, RuntimeError) as error:
             await self._lose_zygote()
             raise WorkerLost(str(error)) from None
+        except asyncio.CancelledError:
+            await self._kill(worker)
+            if not worker.pids:
+                self._living.pop(number, None)
+            raise
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._reached(
             worker, worker.prepared, max(0.1, deadline - time.monotonic())
@@ -263,6 +273,16 @@ class WorkerProcesses:
             "worker prepared",
             extra={"epoch": str(worker.epoch), "pid": worker.pid, "stages_s": prepared.stages_s},
         )
+
+    async def _fork(self, zygote: ZygoteClient, worker: WorkerHandle, rank: int) -> None:
+        """Fork a rank of ``worker``; whoever cancels this still knows the process then."""
+        forking = asyncio.ensure_future(zygote.fork(worker.epoch.number, rank=rank))
+        try:
+            worker.pids.append(await asyncio.shield(forking))
+        except asyncio.CancelledError:
+            with contextlib.suppress(ZygoteLost, RuntimeError):
+                worker.pids.append(await forking)
+            raise
 
     async def _reached(
         self, worker: WorkerHandle, stage: asyncio.Future[Stage], timeout_s: float

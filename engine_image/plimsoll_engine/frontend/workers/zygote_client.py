@@ -55,6 +55,7 @@ class ZygoteClient:
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[ZygoteReady] | None = None
         self._forked: asyncio.Future[int] | None = None
+        self._forks = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
@@ -101,11 +102,15 @@ class ZygoteClient:
 
         Raises :class:`ZygoteLost`; RuntimeError when it refuses.
         """
-        if self._writer is None or self._forked is not None:
+        async with self._forks:  # a standby is forked beside whatever else happens
+            return await self._fork(zygote_ipc.Fork(number, role, rank))
+
+    async def _fork(self, order: zygote_ipc.Fork) -> int:
+        if self._writer is None:
             raise ZygoteLost("the zygote is not running")
         self._forked = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(zygote_ipc.frame(zygote_ipc.Fork(number, role, rank)))
+            self._writer.write(zygote_ipc.frame(order))
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await self._forked
         except TimeoutError:

@@ -17,6 +17,8 @@ from plimsoll_engine.messages import weight_ipc
 from plimsoll_engine.messages.weight_ipc import (
     Manifest,
     MappingLost,
+    PoolClaim,
+    PoolClaimed,
     PoolRequest,
     PoolShared,
     Returned,
@@ -84,7 +86,7 @@ def test_the_sums_name_the_tensor_that_changed(which: int, at: int, change: int)
 
 
 def test_two_mappings_are_one_memory_and_the_borrower_cannot_write() -> None:
-    own = HostBuffer.allocate(4096)
+    own = HostBuffer.allocate(4096, "plimsoll-test")
     own.tensor()[7] = 42
     borrowed = HostBuffer.map(os.dup(own.fd))
     assert borrowed.nbytes == 4096
@@ -96,8 +98,22 @@ def test_two_mappings_are_one_memory_and_the_borrower_cannot_write() -> None:
         buffer.close()
 
 
+def test_what_a_borrower_writes_is_there_for_the_next_one() -> None:
+    own = HostBuffer.allocate(4096, "plimsoll-test")
+    first = HostBuffer.map(os.dup(own.fd), writable=True)
+    first.tensor()[9] = 7
+    view = memoryview(first._map)  # type: ignore[arg-type]
+    assert not first.close(), "it is still mapped"
+    view.release()
+    second = HostBuffer.map(os.dup(own.fd), writable=True)
+    assert second.tensor()[9] == 7
+    assert second.close()
+    assert second.close()
+    own.close()
+
+
 def test_a_closed_buffer_gives_its_memory_back() -> None:
-    buffer = HostBuffer.allocate(1 << 20)
+    buffer = HostBuffer.allocate(1 << 20, "plimsoll-test")
     fd = buffer.fd
     buffer.tensor()
     buffer.close()
@@ -111,14 +127,15 @@ def test_a_closed_buffer_gives_its_memory_back() -> None:
         WeightsShared(lay_out({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
         WeightsShared(Manifest({}, ALIGNMENT), b"\x00" * 64),
         PoolShared(0),
-        PoolShared(1 << 37, b"\x01" * 64),
+        PoolShared(1 << 37, b"\x01" * 64, b"\x02" * 16),
+        PoolClaimed(True),
         WeightsRefused("no such folder", permanent=True),
     ],
-    ids=["large", "handle", "no-pool", "pool", "refused"],
+    ids=["large", "handle", "no-pool", "pool", "claimed", "refused"],
 )
 def test_an_answer_arrives_whole_with_its_descriptor(answer: weight_ipc.Answer) -> None:
     server, worker = socket.socketpair()
-    buffer = HostBuffer.allocate(4096)
+    buffer = HostBuffer.allocate(4096, "plimsoll-test")
     with server, worker:
         worker.settimeout(10)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 23)
@@ -143,7 +160,7 @@ def test_a_weight_server_that_is_gone_cuts_the_mapping() -> None:
 def test_what_a_worker_asks_for_arrives_and_a_silent_end_is_a_cut() -> None:
     server, worker = socket.socketpair()
     with server:
-        for request in (PoolRequest(0), PoolRequest(1 << 37), Returned()):
+        for request in (PoolRequest(0), PoolRequest(1 << 37), PoolClaim(), Returned()):
             weight_ipc.send(worker, request)
             assert weight_ipc.receive_request(server) == request
         worker.close()

@@ -1,0 +1,151 @@
+"""Keys and values over a planned restart: what a worker leaves to its successor, and who gets it.
+
+The successor takes the tables of the message alone: a block that no request had in it is free,
+whatever the predecessor thought of it. Each table waits for its request, which the frontend submits
+again with all its tokens, and goes to it only if those tokens are the ones that were computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.kvcache import handover_audit
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes, hash_tail
+from plimsoll_engine.messages import handover as messages
+from plimsoll_engine.messages.handover import Handover, HandoverRefused, Layout, Outcome, Table
+
+if TYPE_CHECKING:
+    from plimsoll_engine.core.engine_core import EngineCore
+    from plimsoll_engine.core.runner import Runner
+
+WAIT_S = 10.0
+"""The frontend submits what it carries over at once; tables without a request go by then."""
+
+
+def leave(engine: EngineCore, layout: Layout) -> bytes:
+    """Return the message about the requests of ``engine``, which is at rest.
+
+    Raises :class:`HandoverRefused` where it would be too large.
+    """
+    heirs = [request for request in engine.requests.values() if _is_whole(request, engine)]
+    heirs.sort(key=lambda request: (request.place is None, request.place))
+    del heirs[engine.scheduler.max_num_seqs :]
+    named = {request.request_id: _blocks(request, layout.block_size) for request in heirs}
+    blocks = sorted({block for table in named.values() for block in table})
+    sums = dict(zip(blocks, engine.runner.block_sums(blocks), strict=True))
+    tables = []
+    for request in heirs:
+        extend_block_hashes(request, layout.block_size)  # its newest token came after the step
+        full = request.computed // layout.block_size
+        own = named[request.request_id]
+        tables.append(
+            Table(
+                request.request_id,
+                request.computed,
+                own,
+                request.block_hashes[:full],
+                hash_tail(request, request.computed, layout.block_size),
+                [sums[block] for block in own],
+                request.started_at,
+                request.cached_tokens,
+            )
+        )
+    held = sum(len(table.blocks) for table in tables)
+    return messages.seal(Handover(layout, tables, len(blocks), held))
+
+
+def accept(data: bytes, layout: Layout, runner: Runner, max_num_seqs: int) -> list[Table]:
+    """Return the tables of a message once all in them is checked that can be without the tokens.
+
+    Raises :class:`HandoverRefused`.
+    """
+    handover = messages.unseal(data)
+    handover_audit.check(handover, layout, max_num_seqs)
+    expected = {
+        block: total
+        for table in handover.tables
+        for block, total in zip(table.blocks, table.sums, strict=True)
+    }
+    blocks = sorted(expected)
+    changed = [
+        block
+        for block, total in zip(blocks, runner.block_sums(blocks), strict=True)
+        if expected[block] != total
+    ]
+    if changed:
+        raise HandoverRefused(
+            Outcome.BAD_CONTENTS,
+            f"{len(changed)} of {len(blocks)} blocks were written to since, block {changed[0]}"
+            " first",
+        )
+    return handover.tables
+
+
+class Inheritance:
+    """The tables that wait for their requests. ``pool`` references their blocks."""
+
+    def __init__(self, tables: Sequence[Table], pool: BlockPool) -> None:
+        self._tables = {table.request_id: table for table in tables}
+        self._pool = pool
+        self._since = time.monotonic()
+        self.adopted: list[str] = []
+        self.refused: dict[str, str] = {}
+        """Why a request did not get its table."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the requests that are not here yet will not come."""
+        return time.monotonic() - self._since > WAIT_S
+
+    def held_blocks(self) -> list[int]:
+        """Return the blocks of the tables that wait, one entry a reference."""
+        return [block for table in self._tables.values() for block in table.blocks]
+
+    def claim(self, request: Request) -> None:
+        """Give ``request`` its table, if there is one and it is of the same tokens."""
+        table = self._tables.pop(request.request_id, None)
+        if table is None:
+            return
+        if (why := self._mismatch(table, request)) is not None:
+            self._pool.release(table.blocks)
+            self.refused[request.request_id] = why
+            return
+        request.block_ids = list(table.blocks)
+        request.computed = table.computed
+        for block, key in zip(table.blocks, table.hashes, strict=False):
+            self._pool.register(block, key)
+        request.registered = len(table.hashes)
+        request.started_at = table.started_at
+        request.cached_tokens = table.cached_tokens
+        self.adopted.append(request.request_id)
+
+    def settle(self) -> None:
+        """Free the blocks of the tables that nobody came for."""
+        for table in self._tables.values():
+            self._pool.release(table.blocks)
+        self._tables.clear()
+
+    def _mismatch(self, table: Table, request: Request) -> str | None:
+        if len(request.token_ids) <= table.computed:
+            return f"{table.computed} tokens were computed, it has {len(request.token_ids)}"
+        size = self._pool.block_size
+        extend_block_hashes(request, size)
+        if request.block_hashes[: len(table.hashes)] != table.hashes:
+            return "other tokens were computed"
+        if hash_tail(request, table.computed, size) != table.tail:
+            return "other tokens were computed in its last block"
+        return None
+
+
+def _is_whole(request: Request, engine: EngineCore) -> bool:
+    """Whether all of ``request`` is known, and somebody waits for it."""
+    known = not request.pending and request.held is None
+    return known and request.computed > 0 and request.request_id not in engine.abandoned
+
+
+def _blocks(request: Request, block_size: int) -> list[int]:
+    return request.block_ids[: -(-request.computed // block_size)]

@@ -1,0 +1,41 @@
+"""Sums of what blocks hold, by which two workers know that nothing was written in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+CHUNK_BYTES = 64 << 20
+"""Of the pool that are gathered at once."""
+
+
+@torch.inference_mode()
+def block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int]) -> list[int]:
+    """Return a sum modulo 2**64 of the bytes of each of ``blocks``, in their order.
+
+    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. A sum finds stray writes, not
+    an adversary's. The result is known once the device has done all that was launched before.
+    """
+    two, layers, slots, heads, dim = kv.shape
+    words = kv.reshape(two * layers, slots // block_size, block_size * heads * dim)
+    row_bytes = words.shape[-1] * words.element_size()
+    words = words.view(torch.int64 if row_bytes % 8 == 0 else torch.uint8)
+    at_once = max(1, CHUNK_BYTES // (row_bytes * two * layers))
+    weights = torch.arange(1, 2 * two * layers, 2, device=kv.device).view(-1, 1)
+    found: list[int] = []
+    for start in range(0, len(blocks), at_once):
+        chosen = torch.tensor(blocks[start : start + at_once], device=kv.device)
+        sums = words.index_select(1, chosen).sum(dim=2, dtype=torch.int64)
+        # Odd weights: layers that change places, or keys and values, have another sum.
+        found += (sums * weights).sum(dim=0).tolist()
+    return found
+
+
+def add_sums(ranks: Sequence[Sequence[int]]) -> list[int]:
+    """Return one sum for each block from those of all ranks, as a signed 64-bit integer."""
+    found = []
+    for sums in zip(*ranks, strict=True):
+        total = sum((2 * rank + 1) * value for rank, value in enumerate(sums))
+        found.append((total + (1 << 63)) % (1 << 64) - (1 << 63))
+    return found
