@@ -109,7 +109,7 @@ def against(values: Matrix, x: Matrix) -> Matrix:
         np.where(reusable > 0, w["retained"], none),
         np.where(collections >= 0, w["garbage"] + w["collection"] * collections, none),
     ])  # fmt: skip
-    return np.clip(alone + common, -CERTAIN, CERTAIN)
+    return np.asarray(np.clip(alone + common, -CERTAIN, CERTAIN))
 
 
 def log_odds(values: Matrix, x: Matrix) -> Matrix:
