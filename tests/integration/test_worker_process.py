@@ -357,7 +357,8 @@ def test_keys_and_values_go_from_worker_to_worker_and_only_as_they_were(
     harness = start()
     names = ["a", "b", "c"]
     _, link = harness.serving(1)
-    whole = generate(link, names, NEW)
+    others = ["x", "y", "z"]
+    whole, whole_of_others = generate(link, names, NEW), generate(link, others, NEW)
 
     def successor(number: int) -> Link:
         _, following = harness.prepared(number)
@@ -392,13 +393,14 @@ def test_keys_and_values_go_from_worker_to_worker_and_only_as_they_were(
     assert ready.refusal.outcome is Outcome.DAMAGED
     assert (adopted.request_ids, found) == ([], whole)
 
-    # It is an older worker's: the pool is the same, and what is in it is not.
+    # It is an older worker's: the pool is the same, and what is in it is not. The requests must
+    # be others: the same ones would have computed the same bytes again.
     link, following = following, successor(5)
-    _, made = handed_over(link, names)
+    _, made = handed_over(link, others)
     ready, adopted, found = goes_on(following, handover, made)
     assert ready.refusal is not None
     assert ready.refusal.outcome is Outcome.BAD_CONTENTS
-    assert (adopted.request_ids, found) == ([], whole)
+    assert (adopted.request_ids, found) == ([], whole_of_others)
 
     # Its writer still maps the pool: the weight server says so, whoever passes the message on.
     link, following = following, successor(6)

@@ -107,7 +107,7 @@ def test_a_replay_states_its_confidence_to_the_end(series: Series, end: str) -> 
     stated = heard(run, *(one for one in lines if isinstance(one, ReplayLine)))
     assert stated[0].end == end
     assert stated[0].last is not None
-    assert 0 < stated[0].opened.confidence <= stated[0].last.confidence <= 1
+    assert all(0 < one.confidence <= 1 for one in (stated[0].opened, stated[0].last))
 
 
 @pytest.mark.parametrize(("confirmed_at", "told"), [(None, "ended"), (150.0, None)])
