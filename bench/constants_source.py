@@ -20,7 +20,7 @@ Code = tuple[str, int, str]
 
 def modules_of(names: Sequence[str]) -> list[ModuleType]:
     """The modules of the names, and those in the packages among them; all of the supervisor's
-    detector are imported, so that whoever uses a constant is known.
+    detector are imported, so that every user of a constant is found.
 
     SystemExit for a name without a module.
     """

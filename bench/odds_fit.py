@@ -162,7 +162,7 @@ def rows_of(case: Case, number: int) -> Iterator[tuple[float, ...]]:
         for budget in detector.budgets:
             leak = began and budget.watch.kind == case.kind
             if leak and case.series.leaked < LEAST_LEAKED * case.budget:
-                continue  # whoever says that it grows is right, and whoever does not is, too
+                continue  # too early: neither answer would be wrong
             for look in budget.watch.looks():
                 if look.size >= LEAST_SIZE:
                     level = float(np.digitize(look.size, LEVELS))

@@ -124,7 +124,7 @@ class Inheritance:
         self.adopted.append(request.request_id)
 
     def settle(self) -> None:
-        """Free the blocks of the tables that nobody came for."""
+        """Free the blocks of the tables that no request claimed."""
         for table in self._tables.values():
             self._pool.release(table.blocks)
         self._tables.clear()

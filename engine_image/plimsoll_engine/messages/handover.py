@@ -51,7 +51,7 @@ class Outcome(StrEnum):
     BAD_CONTENTS = "bad_contents"
     """A block does not hold what it held when the old worker stopped."""
     FAILED = "failed"
-    """An error that nobody foresaw, on either side."""
+    """An unexpected error, on either side."""
 
 
 class HandoverRefused(Exception):

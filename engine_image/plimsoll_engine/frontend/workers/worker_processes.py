@@ -275,7 +275,7 @@ class WorkerProcesses:
         )
 
     async def _fork(self, zygote: ZygoteClient, worker: WorkerHandle, rank: int) -> None:
-        """Fork a rank of ``worker``; whoever cancels this still knows the process then."""
+        """Fork a rank of ``worker``. A caller that is cancelled still knows the process."""
         forking = asyncio.ensure_future(zygote.fork(worker.epoch.number, rank=rank))
         try:
             worker.pids.append(await asyncio.shield(forking))

@@ -17,7 +17,7 @@ from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.leak.confirmation import Standing, spent, unconfirmed
 from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum
 from plimsoll_sidecar.detect.leak.hysteresis import MIN_CLEAR_S, Hysteresis
-from plimsoll_sidecar.detect.leak.odds import Look, Odds, odds, speed
+from plimsoll_sidecar.detect.leak.odds import Look, Odds, life, odds, speed
 from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
 
 SUSPECT_RATIO = 0.25
@@ -164,19 +164,14 @@ class LeakBudgetWatch:
         held = min(1.0, max(0.0, self._smooth / growth))
         # What one long step needs for itself is no growth yet, however fast it goes.
         left = None if self._in_long_step else self.state.exhaustion_s
+        size, pace = held * ratio, speed(left, self.budget.window_s)
+        lived_s, segment = self._smoothed_at - self.baseline.since, self.grown_segment
         trends = self._series.trends
         if self._suspected is not None and self._suspected.trend not in trends:
             trends.append(self._suspected.trend)  # between two floors there may be no other
         return [
-            Look(
-                trend=trend,
-                size=held * ratio,
-                speed=speed(left, self.budget.window_s),
-                life=math.log(min(50.0, max(0.02, growth / max(1.0, made)))),
-                segment=self.grown_segment,
-            )
+            Look(trend, size, pace, life(growth, trend.bytes_per_s * lived_s), segment)
             for trend in trends
-            for made in [trend.bytes_per_s * (self._smoothed_at - self.baseline.since)]
         ]
 
     def odds(self) -> Odds:

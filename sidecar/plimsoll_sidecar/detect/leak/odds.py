@@ -122,17 +122,25 @@ def speed(exhaustion_s: float | None, window_s: float) -> float:
     return min(MAX_SPEED, max(0.0, times))
 
 
+def life(growth: float, made: float) -> float:
+    """Return the evidence of a growth's age; ``made`` is what its pace makes in the engine's life.
+
+    Both are bytes. Its range is that of a factor of 50.
+    """
+    return math.log(min(50.0, max(0.02, growth / max(1.0, made))))
+
+
 def odds(look: Look, weights: Weights = WEIGHTS) -> Odds:
     """Return the odds of a leak behind one trend."""
     w, trend = weights, look.trend
     common = w.size * look.size + w.speed * look.speed
-    fading, life = min(0.0, trend.fading), look.life
+    fading = min(0.0, trend.fading)
     against = {
         Explanation.FLUCTUATION: w.fluctuation + w.clearness * trend.clearness,
         Explanation.FILLING: (
-            w.filling + w.fading * fading - w.outgrown * min(MAX_OLDER, max(0.0, life))
+            w.filling + w.fading * fading - w.outgrown * min(MAX_OLDER, max(0.0, look.life))
         ),
-        Explanation.LATER_WORK: w.later_work + w.younger * max(-MAX_YOUNGER, min(0.0, life)),
+        Explanation.LATER_WORK: w.later_work + w.younger * max(-MAX_YOUNGER, min(0.0, look.life)),
         Explanation.LOAD: w.load - w.climb * max(0.0, trend.climb),
     }
     if look.segment in REUSABLE:
