@@ -159,9 +159,11 @@ def test_diagnostics_speak_of_both_processes(engine: Any, kind: str) -> None:
 
 def test_status_counts_from_the_beginning_of_the_epoch(engine: Any) -> None:
     engine.begin("restart", "zero")
-    engine.finish("zero")
+    assert engine.finish("zero")["state"] == "succeeded"
     assert engine.status()["load"]["requests_total"] == 0
     engine.stream(1, 7, False)
+    # Before the worker's first report what only it knows is unknown.
+    engine.until(lambda: "kv_usage_ratio" in engine.status()["load"], "report of the worker")
     load = engine.status()["load"]
     assert (load["requests_total"], load["generation_tokens_total"]) == (1, 7)
     assert 0.0 <= load["kv_usage_ratio"] <= 1.0
