@@ -15,8 +15,8 @@ TOKENS = 300
 
 
 @pytest.fixture(scope="module")
-def undisturbed(engine: Any) -> list[Any]:
-    with engine.streams(STREAMS, TOKENS) as futures:
+def undisturbed(shared_engine: Any) -> list[Any]:
+    with shared_engine.streams(STREAMS, TOKENS) as futures:
         return [future.result(120) for future in futures]
 
 

@@ -15,9 +15,9 @@ ROLES = ["frontend", "zygote", "weight_server", "worker", "worker"]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(engine: Any) -> list[str]:
+def undisturbed(shared_engine: Any) -> list[str]:
     """Of an engine without a standby."""
-    with engine.streams(STREAMS, TOKENS) as futures:
+    with shared_engine.streams(STREAMS, TOKENS) as futures:
         return texts(futures)
 
 

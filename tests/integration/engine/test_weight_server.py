@@ -15,8 +15,8 @@ TOKENS = 250
 
 
 @pytest.fixture(scope="module")
-def undisturbed(engine: Any) -> list[str]:
-    with engine.streams(STREAMS, TOKENS) as futures:
+def undisturbed(shared_engine: Any) -> list[str]:
+    with shared_engine.streams(STREAMS, TOKENS) as futures:
         return [future.result(120).text for future in futures]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll_sidecar.detect.leak.growth import BUCKETS, WIDTHS_S, SegmentDelta
+from plimsoll_sidecar.detect.leak.growth import BUCKETS, WIDTHS_S, SegmentDelta, grown_most
 from plimsoll_sidecar.detect.leak.trend import Point
 
 MIB = 1 << 20
@@ -51,3 +51,30 @@ def test_what_was_before_is_forgotten() -> None:
 def test_a_run_of_weeks_is_measured_over_the_last_of_them() -> None:
     widest = WIDTHS_S[-1]
     assert risen([n * MIB for n in range(3 * BUCKETS)], widest) == (BUCKETS - 1) * MIB
+
+
+def grown(*rises: int, declared: int = 0) -> dict[int, SegmentDelta]:
+    """Segments that rise by so many MiB while the ledger's caches grow by ``declared`` MiB."""
+    deltas = {number: SegmentDelta(1.0) for number in range(len(rises))}
+    for t in range(101):
+        for number, rise in enumerate(rises):
+            deltas[number].add(
+                Point(float(t), (300 + rise * t // 100) * MIB, declared * t * MIB // 100)
+            )
+    return deltas
+
+
+def test_the_segment_that_grew_most_is_named() -> None:
+    assert grown_most({}) is None
+    assert grown_most(grown(5, 90, 20)) == 1
+    assert grown_most(grown(-50, -5, -20)) == 1, "all fell: the one that fell the least"
+
+
+def test_a_declared_cache_beside_the_leak_is_not_named() -> None:
+    """The cache is larger than the leak, and holds a little more than it counts."""
+    assert grown_most(grown(220, 0, 60, declared=200)) == 2
+    assert grown_most(grown(220, 0, 400, declared=200)) == 2
+
+
+def test_a_cache_in_the_segment_of_the_leak_hides_nothing() -> None:
+    assert grown_most(grown(280, 4, declared=200)) == 0

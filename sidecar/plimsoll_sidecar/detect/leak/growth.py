@@ -9,7 +9,10 @@ longer one has seen lately. Garbage that a collector takes back rises and falls 
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
+from typing import TypeVar
 
 from plimsoll_sidecar.detect.leak.trend import Point, Trend, fit, not_busier, unexplained
 
@@ -174,8 +177,37 @@ class SegmentDelta:
 
     @property
     def bytes(self) -> int:
-        """Growth that the ledger does not declare; 0 before the first bucket is full."""
-        return unexplained(self._oldest[0], self._newest) if self._newest is not None else 0
+        """What it grew by; 0 before the first bucket is full."""
+        return self._newest.bytes - self._oldest[0].bytes if self._newest is not None else 0
+
+    @property
+    def declared(self) -> int:
+        """What the ledger's caches grew by meanwhile, wherever they lie; never negative."""
+        if self._newest is None:
+            return 0
+        return max(0, self._newest.declared - self._oldest[0].declared)
+
+
+Key = TypeVar("Key")
+
+
+def grown_most(deltas: Mapping[Key, SegmentDelta]) -> Key | None:
+    """Return the segment that grew most beside declared caches; None where there is no segment.
+
+    A ledger does not say in which segment a cache lies. So each segment is tried as its place, and
+    the largest growth that is left is the answer. Of the places, the one counts that leaves the
+    least to all other segments: one that grew by less than is declared cannot be it.
+    """
+    left: dict[Key, int] = {}
+    least = math.inf
+    for place, delta in deltas.items():
+        beside = {key: one.bytes for key, one in deltas.items()}
+        beside[place] -= delta.declared
+        largest = max(beside, key=lambda key: beside[key])
+        rest = sum(abs(size) for key, size in beside.items() if key != largest)
+        if rest < least:
+            left, least = beside, rest
+    return max(left, key=lambda key: left[key], default=None)
 
 
 WINDOW_SLOTS = 48

@@ -15,7 +15,7 @@ from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.leak.confirmation import Standing, spent, unconfirmed
-from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum
+from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum, grown_most
 from plimsoll_sidecar.detect.leak.hysteresis import MIN_CLEAR_S, Hysteresis
 from plimsoll_sidecar.detect.leak.odds import Look, Odds, life, odds, speed
 from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
@@ -116,9 +116,8 @@ class LeakBudgetWatch:
 
     @property
     def grown_segment(self) -> Segment | None:
-        """The segment that rose the most since its oldest floor that is kept."""
-        segments = self._segments
-        return max(segments, key=lambda segment: segments[segment].bytes, default=None)
+        """The segment that rose the most, beside declared caches, since its oldest kept floor."""
+        return grown_most(self._segments)
 
     def grown(self, point: Point) -> int:
         """Bytes at ``point`` above what there was, at this load, when the growth began to count."""
@@ -209,7 +208,7 @@ class LeakBudgetWatch:
             delta = self._segments.get(segment)
             if delta is None:
                 delta = self._segments[segment] = SegmentDelta(self._interval_s)
-            delta.add(Point(point.t, size))
+            delta.add(Point(point.t, size, point.declared))
 
     def _become_warm(self, point: Point) -> None:
         warmup = self._warmup
