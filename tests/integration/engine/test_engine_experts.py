@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plimsoll_faults.models import tiny_moe
 
-STREAMS, TOKENS = 4, 120
+STREAMS, TOKENS, COMPARED = 4, 300, 60
 KEPT = ("weights", "kv_pool")
 
 
@@ -34,7 +34,7 @@ def transformers_text(folder: Path, prompt: str) -> str:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([tokenizer(prompt).input_ids])
     with torch.inference_mode():
-        found = model.generate(ids, max_new_tokens=TOKENS, do_sample=False)
+        found = model.generate(ids, max_new_tokens=COMPARED, do_sample=False)
     text: str = tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
     return text
 
@@ -57,7 +57,9 @@ def test_experts_are_served_and_survive_a_restart(start_engine: Any, checkpoint:
     engine = start_engine(model=checkpoint).wait_ready()
     with engine.streams(STREAMS, TOKENS) as futures:
         whole = texts(futures)
-    assert whole[0] == transformers_text(checkpoint, "Ship number 0 sails")
+    theirs = transformers_text(checkpoint, "Ship number 0 sails")
+    assert len(theirs) > COMPARED
+    assert whole[0].startswith(theirs)
     engine.clean()
     before = held(engine)
     # Each tensor begins at a multiple of 256 bytes.
