@@ -34,15 +34,16 @@ class Tile(NamedTuple):
     stages: int
 
 
-FEW, SOME, MANY = Tile(16, 64, 128, 1024, 4, 4), Tile(64, 128, 64, 1024, 4, 4), Tile(
-    128, 128, 64, 4096, 8, 3
-)  # fmt: skip
+FEW = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages=4)
+SOME = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
+MANY = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
 FEW_PAIRS, SOME_PAIRS = 8, 96
-"""Pairs for each expert on average up to which a tile is taken. While an expert has fewer than some
-hundred rows, reading its weights takes longer than the products, so what counts is that they are
-read once: a block is larger than most experts' rows."""
-WIDE_FEW, WIDE_MANY = Tile(16, 32, 32, 1024, 4, 2), Tile(32, 32, 32, 1024, 4, 2)
-"""For float32, which has no tensor cores here."""
+"""Pairs for each expert on average up to which a tile is taken. Chosen by what an H200 can do, not
+yet by times on one: while an expert has fewer than about 150 rows, reading its weights takes longer
+than the products, so they should be read once. A block is larger than most experts' rows."""
+WIDE_FEW = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
+WIDE_MANY = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
+"""For float32, whose products here are exact and use no tensor cores."""
 
 
 def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
