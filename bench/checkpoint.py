@@ -39,6 +39,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
+    # 12 of the 48 layers of Qwen/Qwen3-30B-A3B
+    "qwen3-30b-a3b-quarter": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+        "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 12, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0, "tie_word_embeddings": False, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
     # For trying a benchmark of throughput out on a CPU: its prompts have ids below 10,000.
     "trial": {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 10_000,
@@ -77,9 +87,22 @@ def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,),
             "post_attention_layernorm": (hidden,),
         }  # fmt: skip
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             own |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
+        if experts := config.get("num_experts", 0):
+            own = {name: size for name, size in own.items() if not name.startswith("mlp.")}
+            own |= expert_tensors(experts, hidden, config["moe_intermediate_size"])
         found |= {f"model.layers.{layer}.{name}.weight": size for name, size in own.items()}
+    return found
+
+
+def expert_tensors(experts: int, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer's router and experts."""
+    found: dict[str, tuple[int, ...]] = {"mlp.gate": (experts, hidden)}
+    for expert in range(experts):
+        own = f"mlp.experts.{expert}."
+        found |= {own + name: (inner, hidden) for name in ("gate_proj", "up_proj")}
+        found[own + "down_proj"] = (hidden, inner)
     return found
 
 

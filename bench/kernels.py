@@ -178,6 +178,25 @@ def projections() -> list[Case]:
     return found
 
 
+def experts(rows: int) -> Case:
+    """A layer's experts of Qwen3-30B-A3B. Few rows read the weights of those that they go to, many
+    rows the products' operations."""
+    hidden, width, count, chosen = 2048, 768, 128, 8
+    x = [draw(rows, hidden) for _ in range(COPIES)]
+    router = draw(count, hidden) / hidden**0.5
+    gate_up = [draw(count * 2 * width, hidden) / hidden**0.5 for _ in range(COPIES)]
+    down = [draw(count * hidden, width) / width**0.5 for _ in range(COPIES)]
+    one = 3.0 * width * hidden
+    used = count * (1 - (1 - chosen / count) ** rows)
+    many = rows * chosen > 100 * count
+    return Case(
+        f"experts_30b_a3b_{rows}",
+        lambda ops, i: ops.experts(x[i], router, gate_up[i], down[i], chosen, True),
+        2.0 * one * (rows * chosen if many else used),
+        is_flops=many,
+    )
+
+
 def ceilings() -> tuple[float, float]:
     """Bytes a second of a device-to-device copy, operations a second of a matrix product."""
     source = torch.empty(1 << 31, dtype=torch.uint8, device=DEVICE).random_()
@@ -205,6 +224,7 @@ def main() -> None:
             for s in HEADS
             for n, c in ((256, 1024), (256, 384), (64, 1024), (1, 512))
         ),
+        *((lambda n=n: [experts(n)]) for n in (1, 32, 256, 8192)),
         *((lambda s=s: [prefill(s, 2, 4096, 4096), prefill(s, 8, 2048, 512)]) for s in HEADS),
     ]
     for make in makers:

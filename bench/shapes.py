@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from plimsoll_engine.models.decoder import Decoder
 
@@ -33,6 +33,17 @@ def llama31_8b() -> Any:
     )  # fmt: skip
 
 
+def qwen3_30b_a3b_quarter() -> Any:
+    """12 of the 48 layers of Qwen3-30B-A3B: a benchmark's check has all weights in float32, too."""
+    return Qwen3MoeConfig(
+        hidden_size=2048, intermediate_size=6144, num_hidden_layers=12, num_attention_heads=32,
+        num_key_value_heads=4, head_dim=128, vocab_size=151_936, max_position_embeddings=40_960,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, num_experts=128, num_experts_per_tok=8,
+        moe_intermediate_size=768, norm_topk_prob=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+    )  # fmt: skip
+
+
 def tiny() -> Any:
     """For trying the benchmark itself out on a CPU."""
     return Qwen3Config(
@@ -43,7 +54,21 @@ def tiny() -> Any:
     )  # fmt: skip
 
 
-SHAPES = {"06b": qwen3_06b, "8b": llama31_8b, "tiny": tiny}
+def tiny_moe() -> Any:
+    """The same for one with experts."""
+    return Qwen3MoeConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=10_000, max_position_embeddings=8192,
+        rms_norm_eps=1e-6, tie_word_embeddings=True, num_experts=16, num_experts_per_tok=4,
+        moe_intermediate_size=32, norm_topk_prob=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+    )  # fmt: skip
+
+
+SHAPES = {
+    "06b": qwen3_06b, "8b": llama31_8b, "30b-a3b-quarter": qwen3_30b_a3b_quarter, "tiny": tiny,
+    "tiny-moe": tiny_moe,
+}  # fmt: skip
 
 
 def random_decoder(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Decoder:

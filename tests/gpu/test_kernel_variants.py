@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
-from plimsoll_faults.models.tiny import write_checkpoint
+from plimsoll_faults.models import tiny, tiny_moe
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -46,8 +47,13 @@ def play(engine: EngineCore, batches: tuple[int, ...]) -> None:
             assert not engine.step().dropped
 
 
-def test_no_step_meets_a_kernel_that_others_like_it_have_not(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path)
+@pytest.mark.parametrize(
+    "write", [tiny.write_checkpoint, tiny_moe.write_checkpoint], ids=["dense", "experts"]
+)
+def test_no_step_meets_a_kernel_that_others_like_it_have_not(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path)
     config = WorkerConfig(str(tmp_path), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096)
     lifecycle = CoreLifecycle(config)
     engine = lifecycle.start()

@@ -17,6 +17,7 @@ from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_faults.models import tiny_moe
 from plimsoll_faults.models.tiny import write_checkpoint
 from tests.logits import recorded
 from tests.ranks import started
@@ -48,6 +49,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     write_checkpoint(folder)
     return folder
+
+
+@pytest.fixture(params=["dense", "experts"])
+def dense_or_experts(request: pytest.FixtureRequest, tiny: Path, tmp_path: Path) -> Path:
+    if request.param == "dense":
+        return tiny
+    tiny_moe.write_checkpoint(tmp_path / "model")
+    return tmp_path / "model"
 
 
 @pytest.fixture
@@ -93,12 +102,13 @@ def prompts_of(lengths: tuple[int, ...], vocabulary: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("all_graphs", [False, True], ids=["first-graphs", "all-graphs"])
 def test_greedy_tokens_of_two_ranks_are_those_of_one(
-    tiny: Path, tmp_path: Path, all_graphs: bool
+    dense_or_experts: Path, tmp_path: Path, all_graphs: bool
 ) -> None:
     """By kernels and graphs, in batches and one row alone."""
     found = []
     for size in (1, 2):
-        with started(config(tiny, tmp_path, size, "float32")) as (lifecycle, processes):
+        asked = config(dense_or_experts, tmp_path, size, "float32")
+        with started(asked) as (lifecycle, processes):
             engine = lifecycle.engine
             assert engine is not None
             while all_graphs and engine.runner.capture_more():

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from plimsoll_engine.kernels import activation, argmax, norm, rotary
+from plimsoll_engine.kernels import experts as mixture
 from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
 from plimsoll_engine.kernels.prefill_attention import prefill_attention
@@ -205,6 +206,21 @@ class FusedOps:
         Norm and activation are in the same kernel.
         """
         return project(x, weight, bias, norm, eps, silu, into)
+
+    def experts(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        chosen: int,
+        normalised: bool,
+    ) -> torch.Tensor:
+        """Return the sum of each row's experts, of the shape and dtype of ``x`` [tokens, hidden].
+
+        Rows are sorted by expert on the device; the host never waits.
+        """
+        return mixture.experts(x, router, gate_up, down, chosen, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""

@@ -99,6 +99,24 @@ class Ops(Protocol):
         """
         ...
 
+    def experts(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        chosen: int,
+        normalised: bool,
+    ) -> torch.Tensor:
+        """Return what the ``chosen`` best experts of each row of ``x`` [tokens, hidden] make of it.
+
+        ``router`` [experts, hidden] scores the experts; the shares are its softmax, over the sum of
+        the chosen ones where ``normalised``. An expert is an MLP: ``gate_up`` [experts * 2 * width,
+        hidden] holds each one's gates and values, ``down`` [experts * hidden, width] its output.
+        The result is the sum of the experts by their shares, of the shape and dtype of ``x``.
+        """
+        ...
+
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """int64 [rows]: the best column of each row, of equal ones the first."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from plimsoll_engine.kernels import experts_reference
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 
@@ -138,6 +139,21 @@ class ReferenceOps:
             return out
         into += out
         return into
+
+    def experts(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        chosen: int,
+        normalised: bool,
+    ) -> torch.Tensor:
+        """Return the sum of each row's experts, of the shape and dtype of ``x`` [tokens, hidden].
+
+        Expert by expert.
+        """
+        return experts_reference.experts(x, router, gate_up, down, chosen, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""

@@ -1,8 +1,8 @@
-"""Llama, Mistral, Qwen2 and Qwen3 (dense): one decoder, written for the paged KV pool.
+"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE: one decoder, written for the paged KV pool.
 
-The four differ in biases, in Qwen3's norms of queries and keys, and in rotation and window. Query,
-key and value projections are one matrix, gate and up projections another, so that a layer is four
-matrix products.
+They differ in biases, in Qwen3's norms of queries and keys, in rotation and window, and in the
+experts that layers of Qwen3-MoE have instead of an MLP. Query, key and value projections are one
+matrix, gate and up projections another, so that a layer is four matrix products.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, Shard
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
-from plimsoll_engine.models import lora, rope
+from plimsoll_engine.models import lora, mixture, rope
 from plimsoll_engine.models.decoder_parts import SUMMED, Spec, parts
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+FAMILY = ("llama", "mistral", "qwen2", "qwen3", *mixture.FAMILY)
 
 
 def supports(config: Any) -> bool:
@@ -35,7 +35,10 @@ def supports(config: Any) -> bool:
 
 @dataclass(slots=True)
 class Layer:
-    """The tensors of one layer, by the names in :func:`parts`."""
+    """The tensors of one layer, by the names in :func:`parts`.
+
+    With a ``router``, ``gate_up`` and ``down`` are those of all experts.
+    """
 
     attention_norm: torch.Tensor
     qkv: torch.Tensor
@@ -49,6 +52,7 @@ class Layer:
     out_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
+    router: torch.Tensor | None = None
 
     @property
     def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -175,9 +179,12 @@ class Decoder:
             x = lora.linear(x, layer.out, layer.out_bias, adapters, index, "out")
             x = group.all_reduce(x)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, spec.eps)
-            x = lora.linear(x, layer.gate_up, layer.gate_up_bias, adapters, index, "gate_up")
-            x = ops.silu_mul(x)
-            x = lora.linear(x, layer.down, layer.down_bias, adapters, index, "down")
+            if layer.router is not None:
+                x = self._experts(x, layer, layer.router)
+            else:
+                x = lora.linear(x, layer.gate_up, layer.gate_up_bias, adapters, index, "gate_up")
+                x = ops.silu_mul(x)
+                x = lora.linear(x, layer.down, layer.down_bias, adapters, index, "down")
             x = group.all_reduce(x)
             x = ops.add_rms_norm(x, residual, norms[index], spec.eps)
         return x
@@ -198,10 +205,22 @@ class Decoder:
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
             x = ops.attend(query, plan, index, scale, self.spec.windows[index]).flatten(1)
             self._add_to(stream, x, layer.out, layer.out_bias)
+            if layer.router is not None:
+                x = ops.rms_norm(stream, layer.mlp_norm, eps)
+                stream += self.group.all_reduce(self._experts(x, layer, layer.router))
+                continue
             bias = layer.gate_up_bias
             x = ops.project(stream, layer.gate_up, bias, layer.mlp_norm, eps, silu=True)
             self._add_to(stream, x, layer.down, layer.down_bias)
         return ops.rms_norm(stream, self._tensors["norm"], eps)
+
+    def _experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of what the experts of ``layer`` make of ``x``."""
+        experts = self.spec.mixture
+        assert experts is not None
+        return self._ops.experts(
+            x, router, layer.gate_up, layer.down, experts.chosen, experts.normalised
+        )
 
     def _add_to(
         self,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll_engine.distributed.group import FLAG, WHOLE, Shard
+from plimsoll_engine.models.mixture import Mixture, Sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Spec:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int | None, ...]
+    mixture: Mixture | None = None
 
     @classmethod
     def of(cls, config: Any) -> Spec:
@@ -51,8 +53,9 @@ class Spec:
             qkv_bias=qwen2 or attention_bias,
             out_bias=not qwen2 and attention_bias,
             mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            qk_norm=config.model_type == "qwen3",
+            qk_norm=config.model_type in ("qwen3", "qwen3_moe"),
             windows=tuple(_windows(config)),
+            mixture=Mixture.of(config),
         )
 
     def part(self, shard: Shard) -> Spec:
@@ -61,10 +64,12 @@ class Spec:
         It is its share of the heads, of the inner columns and of the output's rows. The embedding
         is whole on each. ValueError names a field that cannot be shared out.
         """
+        mixture = self.mixture
+        dense = mixture is None or len(mixture.layers) < self.layers
         for field, count in (
             ("num_attention_heads", self.heads),
             ("num_key_value_heads", self.kv_heads),
-            ("intermediate_size", self.intermediate),
+            ("intermediate_size", self.intermediate if dense else 0),
             ("vocab_size", self.vocabulary),
         ):
             if count % shard.size:
@@ -77,19 +82,20 @@ class Spec:
             heads=self.heads // shard.size,
             kv_heads=self.kv_heads // shard.size,
             intermediate=self.intermediate // shard.size,
+            mixture=None if mixture is None else mixture.part(shard),
         )
 
 
 def _windows(config: Any) -> list[int | None]:
     """Return the sliding window of each layer.
 
-    Only Mistral's config means it without ``layer_types``.
+    Only the configs of Mistral and Qwen3-MoE mean it without ``layer_types``.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        mistral = config.model_type == "mistral"
-        return [window if mistral else None] * int(config.num_hidden_layers)
+        meant = config.model_type in ("mistral", "qwen3_moe")
+        return [window if meant else None] * int(config.num_hidden_layers)
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
@@ -142,7 +148,7 @@ def parts(spec: Spec, shard: Shard = WHOLE) -> dict[str, Part]:
         rows = spec.vocabulary // shard.size
         found["head"] = Part((("lm_head.weight", rows),), (rows, spec.hidden), 0, shard)
     query, kv = spec.heads * spec.dim, spec.kv_heads * spec.dim
-    matrices = {
+    matrices: dict[str, tuple[Sources, int, bool]] = {
         "qkv": (
             (("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)),
             spec.hidden,
@@ -156,15 +162,24 @@ def parts(spec: Spec, shard: Shard = WHOLE) -> dict[str, Part]:
         ),
         "down": ((("mlp.down_proj", spec.hidden),), spec.intermediate, spec.mlp_bias),
     }
+    mixture = spec.mixture
     for layer in range(spec.layers):
         theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
+        own = matrices
+        if mixture is not None and layer in mixture.layers:
+            router = f"{theirs}mlp.gate.weight"
+            found[f"{ours}router"] = whole(router, mixture.experts, spec.hidden)
+            own = matrices | {
+                "gate_up": (mixture.gate_up(), spec.hidden, False),
+                "down": (mixture.down(spec.hidden), mixture.width, False),
+            }
         for name, size in (("attention_norm", spec.hidden), ("mlp_norm", spec.hidden)):
             source = "input_layernorm" if name == "attention_norm" else "post_attention_layernorm"
             found[ours + name] = whole(f"{theirs}{source}.weight", size)
         if spec.qk_norm:
             for name in ("q_norm", "k_norm"):
                 found[ours + name] = whole(f"{theirs}self_attn.{name}.weight", spec.dim)
-        for name, (sources, columns, bias) in matrices.items():
+        for name, (sources, columns, bias) in own.items():
             rows = sum(count for _, count in sources)
             for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
                 if kind == "weight" or bias:

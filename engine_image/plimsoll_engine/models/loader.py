@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from plimsoll_engine.distributed.group import FLAG, WHOLE, Shard
@@ -104,7 +105,7 @@ def load_config(folder: Path) -> Any:
         raise LoadError(f"{path}: no such file; a checkpoint folder needs config.json")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise LoadError(f"{path}: {error}") from None
     if getattr(config, "quantization_config", None) is not None:
         raise LoadError(

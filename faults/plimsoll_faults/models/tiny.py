@@ -22,7 +22,9 @@ import argparse
 import json
 import math
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -40,6 +42,9 @@ SHARPNESS = 14.0
 """Gain of query and key. The attended token gets more than .99 of the weight at every position."""
 HEAD_GAIN = 2.0
 SEED = 20
+
+Change = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
+"""Of all tensors, and the number of tokens that stand for plain text."""
 
 STATE = slice(0, PHASES)
 LOOKED_AT = slice(PHASES, 2 * PHASES)
@@ -157,8 +162,13 @@ def build(spoken: list[int], vocabulary: int) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def write_checkpoint(folder: Path) -> None:
-    """Write the whole checkpoint into ``folder``, which is made where it is missing."""
+def write_checkpoint(
+    folder: Path, fields: Mapping[str, Any] | None = None, change: Change | None = None
+) -> None:
+    """Write the whole checkpoint into ``folder``, which is made where it is missing.
+
+    ``fields`` are others of its config, and ``change`` makes other tensors of its own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train()
     vocabulary = tokenizer.get_vocab_size()
@@ -183,10 +193,14 @@ def write_checkpoint(folder: Path) -> None:
         "bos_token_id": tokenizer.token_to_id(tiny_text.BOS),
         "eos_token_id": tokenizer.token_to_id(tiny_text.EOS),
         "pad_token_id": tokenizer.token_to_id(tiny_text.BOS),
+        **(fields or {}),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tiny_text.write(tokenizer, folder)
-    tensors = build(tiny_text.speakable(tokenizer), vocabulary)
+    spoken = tiny_text.speakable(tokenizer)
+    tensors = build(spoken, vocabulary)
+    if change is not None:
+        tensors = change(tensors, len(spoken))
     weights = folder / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # safetensors makes it private; the engine may run as another user

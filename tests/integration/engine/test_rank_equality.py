@@ -19,6 +19,7 @@ from plimsoll_engine.distributed.leader import RanksLost
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_faults.models import tiny_moe
 from plimsoll_faults.models.tiny import write_checkpoint
 from tests.random_model import random_model
 from tests.ranks import started
@@ -37,10 +38,13 @@ def llama(folder: Path) -> None:
     random_model(config).save_pretrained(folder)
 
 
-MODELS = {"qwen3": write_checkpoint, "llama": llama}
+MODELS = {"qwen3": write_checkpoint, "qwen3-moe": tiny_moe.write_checkpoint, "llama": llama}
 
 
-@pytest.fixture(scope="module", params=["qwen3", pytest.param("llama", marks=pytest.mark.long)])
+LONG = pytest.param("llama", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=["qwen3", LONG])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     MODELS[request.param](folder)
@@ -96,6 +100,7 @@ def finish(engine: EngineCore) -> None:
         engine.step()
 
 
+@pytest.mark.parametrize("checkpoint", ["qwen3", "qwen3-moe", LONG], indirect=True)
 def test_two_ranks_make_the_same_tokens(checkpoint: Path, tmp_path: Path) -> None:
     found = []
     for size in (1, 2):

@@ -57,6 +57,17 @@ OWN: dict[str, dict[str, Any]] = {
         "max_window_layers": 1, "tie_word_embeddings": True,
     },
     "qwen3": {"model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 32},
+    "qwen3-moe": {
+        "model_type": "qwen3_moe", **GQA, "head_dim": 24, "num_experts": 11,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": True,
+    },
+    # Layer 1 alone has experts.
+    "qwen3-moe-mixed": {
+        "model_type": "qwen3_moe", **GQA, "head_dim": 16, "num_experts": 5,
+        "num_experts_per_tok": 1, "moe_intermediate_size": 40, "norm_topk_prob": False,
+        "decoder_sparse_step": 2, "attention_bias": True, "use_sliding_window": True,
+        "sliding_window": 19, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 FOREIGN: dict[str, dict[str, Any]] = {
     "gpt-neox": {"model_type": "gpt_neox"},

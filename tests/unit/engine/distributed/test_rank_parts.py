@@ -29,7 +29,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3"},
-}
+    "qwen3-moe": {
+        "model_type": "qwen3_moe", "num_experts": 3, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12, "mlp_only_layers": [1],
+    },
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -85,11 +89,13 @@ def test_a_bias_of_a_sum_is_added_by_one_rank(checkpoint: Path) -> None:
         ("num_attention_heads", 4, 8),
         ("num_key_value_heads", 4, 8),
         ("intermediate_size", 49, 2),
+        ("moe_intermediate_size", 50, 4),
         ("vocab_size", 97, 2),
     ],
 )
 def test_a_field_that_cannot_be_divided_is_named(field: str, value: int, size: int) -> None:
-    config = AutoConfig.for_model(**{**SIZES, field: value}, model_type="llama")
+    kind = "qwen3_moe" if field.startswith("moe") else "llama"
+    config = AutoConfig.for_model(**{**SIZES, field: value}, model_type=kind)
     with pytest.raises(LoadError, match=rf"config\.json: field {field}: {value} .*parallel-size"):
         loader.build(Path("m"), config, torch.float32, Shard(0, size))
 

@@ -1,0 +1,215 @@
+"""A mixture of experts: the products of each expert with its own rows, in one launch each.
+
+A program computes one tile of the product of one expert: a block of its pairs (see ``routing.py``)
+times some of its columns. The first product gathers the rows and ends with silu(gate) x up, the
+second is scaled by the router's share. A last kernel sums the experts of a row in the order of
+their choice and in float32, so the result does not depend on which program ends first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn.functional import linear
+
+from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.routing import Routes, route
+
+
+class Tile(NamedTuple):
+    """How the products are cut.
+
+    A program has ``rows`` pairs and ``columns`` results, and reads ``depth`` of the inputs at a
+    time. ``sort`` pairs are sorted at a time.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    sort: int
+    warps: int
+    stages: int
+
+
+FEW = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages=4)
+SOME = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
+MANY = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
+FEW_PAIRS, SOME_PAIRS = 8, 96
+"""Pairs for each expert on average up to which a tile is taken. Chosen by what an H200 can do, not
+yet by times on one: while an expert has fewer than about 150 rows, reading its weights takes longer
+than the products, so they should be read once. A block is larger than most experts' rows."""
+WIDE_FEW = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
+WIDE_MANY = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
+"""For float32, whose products here are exact and use no tensor cores."""
+
+
+def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
+    """Return every tile that :func:`tile_for` returns for this dtype."""
+    return (WIDE_FEW, WIDE_MANY) if dtype == torch.float32 else (FEW, SOME, MANY)
+
+
+def tile_for(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
+    """Return the tile for ``pairs`` of a row and one of ``experts``."""
+    if dtype == torch.float32:
+        return WIDE_FEW if pairs <= FEW_PAIRS * experts else WIDE_MANY
+    if pairs <= FEW_PAIRS * experts:
+        return FEW
+    return SOME if pairs <= SOME_PAIRS * experts else MANY
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _gate_up(
+    x, weight, order, owners, out, pairs,
+    CHOSEN: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
+):  # fmt: skip
+    across = tl.cdiv(WIDTH, COLUMNS)
+    block = tl.program_id(0) // across
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    let_next(OVERLAP)
+    after_last(OVERLAP)
+    expert = tl.load(owners + block).to(tl.int64)
+    if expert < 0:
+        return
+    pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
+    here = (pair < pairs)[:, None]
+    known = (column < WIDTH)[:, None]
+    rows = x + (pair // CHOSEN).to(tl.int64)[:, None] * HIDDEN
+    gates = weight + (expert * 2 * WIDTH + column)[:, None] * HIDDEN
+    gate = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, HIDDEN, DEPTH):
+        inner = start + tl.arange(0, DEPTH)[None, :]
+        if HIDDEN % DEPTH == 0:
+            row = tl.load(rows + inner, mask=here, other=0.0)
+            first = tl.load(gates + inner, mask=known, other=0.0)
+            second = tl.load(gates + WIDTH * HIDDEN + inner, mask=known, other=0.0)
+        else:
+            inside = inner < HIDDEN
+            row = tl.load(rows + inner, mask=here & inside, other=0.0)
+            first = tl.load(gates + inner, mask=known & inside, other=0.0)
+            second = tl.load(gates + WIDTH * HIDDEN + inner, mask=known & inside, other=0.0)
+        gate = tl.dot(row, tl.trans(first), gate, input_precision=PRECISION)
+        up = tl.dot(row, tl.trans(second), up, input_precision=PRECISION)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    at = pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    both = here & (column < WIDTH)[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=both)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _down(
+    x, weight, order, owners, shares, out, pairs,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr = False,
+):  # fmt: skip
+    across = tl.cdiv(HIDDEN, COLUMNS)
+    block = tl.program_id(0) // across
+    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    let_next(OVERLAP)
+    after_last(OVERLAP)
+    expert = tl.load(owners + block).to(tl.int64)
+    if expert < 0:
+        return
+    pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
+    here = (pair < pairs)[:, None]
+    known = (column < HIDDEN)[:, None]
+    rows = x + pair.to(tl.int64)[:, None] * WIDTH
+    downs = weight + (expert * HIDDEN + column)[:, None] * WIDTH
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, WIDTH, DEPTH):
+        inner = start + tl.arange(0, DEPTH)[None, :]
+        if WIDTH % DEPTH == 0:
+            row = tl.load(rows + inner, mask=here, other=0.0)
+            part = tl.load(downs + inner, mask=known, other=0.0)
+        else:
+            inside = inner < WIDTH
+            row = tl.load(rows + inner, mask=here & inside, other=0.0)
+            part = tl.load(downs + inner, mask=known & inside, other=0.0)
+        total = tl.dot(row, tl.trans(part), total, input_precision=PRECISION)
+    share = tl.load(shares + pair, mask=pair < pairs, other=0.0).to(tl.float32)
+    at = pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+    both = here & (column < HIDDEN)[None, :]
+    tl.store(out + at, (total * share[:, None]).to(out.dtype.element_ty), mask=both)
+
+
+@triton.jit
+def _sum(
+    parts, out, HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < HIDDEN
+    total = tl.zeros([BLOCK], tl.float32)
+    let_next(OVERLAP)
+    after_last(OVERLAP)
+    for number in tl.static_range(0, CHOSEN):
+        at = (row * CHOSEN + number) * HIDDEN + column
+        total += tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * HIDDEN + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+def _products(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routes: Routes, tile: Tile
+) -> torch.Tensor:
+    tokens, hidden = x.shape
+    width = down.shape[1]
+    chosen = routes.shares.shape[1]
+    pairs, blocks = tokens * chosen, len(routes.owners)
+    precision = "ieee" if x.dtype == torch.float32 else "tf32"
+    launch = overlap(x.device)
+    inner = x.new_empty(pairs, width)
+    half = tile.columns // 2  # a program has the gates and the values of its columns
+    _gate_up[(blocks * triton.cdiv(width, half),)](
+        x, gate_up, routes.order, routes.owners, inner, pairs,
+        CHOSEN=chosen, HIDDEN=hidden, WIDTH=width, ROWS=tile.rows, COLUMNS=half, DEPTH=tile.depth,
+        PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages, **launch,
+    )  # fmt: skip
+    parts = x.new_empty(pairs, hidden)
+    _down[(blocks * triton.cdiv(hidden, tile.columns),)](
+        inner, down, routes.order, routes.owners, routes.shares, parts, pairs,
+        HIDDEN=hidden, WIDTH=width, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
+        PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages, **launch,
+    )  # fmt: skip
+    out = torch.empty_like(x)
+    block = min(1024, triton.next_power_of_2(hidden))
+    _sum[(tokens, triton.cdiv(hidden, block))](
+        parts, out, HIDDEN=hidden, CHOSEN=chosen, BLOCK=block, num_warps=4, **launch
+    )
+    return out
+
+
+_loaded: set[tuple[object, ...]] = set()
+"""The shapes whose tiles this process has loaded."""
+
+
+def experts(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: int,
+    normalised: bool,
+) -> torch.Tensor:
+    """Return the sum of the ``chosen`` best experts of each row of ``x`` [tokens, hidden].
+
+    ``router`` is [experts, hidden], ``gate_up`` [experts * 2 * width, hidden] and ``down``
+    [experts * hidden, width]. Reads the weights of every expert that a row goes to once, or once
+    for each block of its rows. The first call of a shape computes one row by every tile, because
+    the steps that follow may need any of them, and a kernel that is not loaded lets requests wait.
+    """
+    logits = linear(x, router)
+    shape = (x.device, x.dtype, router.shape, down.shape, chosen, normalised)
+    if shape not in _loaded:
+        _loaded.add(shape)
+        for tile in tiles(x.dtype):
+            routes = route(logits[:1], chosen, normalised, tile.rows, tile.sort)
+            _products(x[:1], gate_up, down, routes, tile)
+    tile = tile_for(len(x) * chosen, len(router), x.dtype)
+    routes = route(logits, chosen, normalised, tile.rows, tile.sort)
+    return _products(x, gate_up, down, routes, tile)

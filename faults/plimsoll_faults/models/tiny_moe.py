@@ -1,0 +1,117 @@
+"""The tiny checkpoint with experts: a Qwen3-MoE whose next token is never in doubt either.
+
+``python -m plimsoll_faults.models.tiny_moe OUT`` writes it. It follows the rule of
+:mod:`plimsoll_faults.models.tiny`, and every layer i with experts adds one more number (mod M):
+
+    SHIFTS[group_i(t[-1])]
+
+A group has two experts. One of them adds the angles and turns the result by the group's shift, the
+other one takes the old state away. The router scores both alike, by the angle of one of the
+token's codes, so each has half of the sum and computes twice of its part. A wrong expert, a wrong
+share or one expert too few changes the text.
+
+The second layer is listed in ``mlp_only_layers``: it has an MLP and no shift.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from pathlib import Path
+
+import torch
+
+from plimsoll_faults.models import tiny
+
+GROUPS = 3
+EXPERTS = 2 * GROUPS
+SHIFTS = (5, 17, 40)
+WIDTH = 64
+"""The inner columns of an expert: half of an MLP's."""
+DENSE = (1,)
+TURN = 0.37
+"""Of the groups' directions: no code of a token lies between two of them."""
+
+
+def router(layer: int) -> torch.Tensor:
+    """Return [EXPERTS, HIDDEN], by which the angle of a token's code chooses the group."""
+    weight = torch.zeros(EXPERTS, tiny.HIDDEN)
+    code = tiny.code_slice(layer + 1).start
+    for expert in range(EXPERTS):
+        angle = TURN + 2 * math.pi * (expert // 2) / GROUPS
+        weight[expert, code] = math.cos(angle)
+        weight[expert, code + tiny.FREQUENCIES] = math.sin(angle)
+    return weight
+
+
+def expert_weights(
+    mlp: dict[str, torch.Tensor], frequencies: list[int], modulus: int
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a layer's experts, out of those of its MLP."""
+    gate, up, down = (mlp[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    adding, taking = slice(0, WIDTH), slice(WIDTH, 2 * WIDTH)
+    found = {}
+    for expert in range(EXPERTS):
+        own = taking if expert % 2 else adding
+        result = 2.0 * down[:, own]
+        if own is adding:
+            result = turned(result, SHIFTS[expert // 2], frequencies, modulus)
+        for name, weight in (("gate", gate[own]), ("up", up[own]), ("down", result)):
+            found[f"mlp.experts.{expert}.{name}_proj.weight"] = weight.clone()
+    return found
+
+
+def turned(weight: torch.Tensor, shift: int, frequencies: list[int], modulus: int) -> torch.Tensor:
+    """Return ``weight`` [HIDDEN, columns] with ``shift`` added to the number that the state is."""
+    angles = torch.tensor(frequencies).double() * shift * (2 * math.pi / modulus)
+    cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
+    real, imaginary = slice(0, tiny.FREQUENCIES), slice(tiny.FREQUENCIES, tiny.PHASES)
+    found = weight.clone()
+    found[real] = cos * weight[real] - sin * weight[imaginary]
+    found[imaginary] = sin * weight[real] + cos * weight[imaginary]
+    return found
+
+
+def with_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
+    """Return the tensors of the tiny checkpoint with experts in all layers but the dense ones."""
+    frequencies = tiny.choose_frequencies(random.Random(tiny.SEED), modulus)
+    found = dict(tensors)
+    for layer in range(len(tiny.LAGS)):
+        if layer in DENSE:
+            continue
+        prefix = f"model.layers.{layer}."
+        mlp = {
+            name: found.pop(prefix + name)
+            for name in [f"mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")]
+        }
+        own = expert_weights(mlp, frequencies, modulus)
+        own["mlp.gate.weight"] = router(layer)
+        found |= {prefix + name: tensor for name, tensor in own.items()}
+    return found
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Write the whole checkpoint into ``folder``, which is made where it is missing."""
+    fields = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": WIDTH,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(DENSE),
+    }
+    tiny.write_checkpoint(folder, fields, with_experts)
+
+
+def main() -> None:
+    """Write the tiny Qwen3-MoE checkpoint into a folder."""
+    parser = argparse.ArgumentParser(description="Write the tiny Qwen3-MoE checkpoint.")
+    parser.add_argument("out", type=Path, help="folder to write it to")
+    write_checkpoint(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    main()
