@@ -8,12 +8,13 @@ No mechanism is in two splits: a family such as "garbage collection" has another
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from leaklab import leaks_known, leaks_unseen
+from leaklab.leaks_known import Mechanism
 from leaklab.series import (
-    EIGHT,
     GIB,
     MIB,
     Curve,
@@ -66,172 +67,10 @@ class Case:
         )
 
 
-@dataclass(frozen=True)
-class Mechanism:
-    """How a leak comes about: where its memory is and which process holds it. ``noises`` are how
-    unsteady the memory of its engine is, by seed. ``shapes`` are the ways in which it can grow, all
-    of its split's where it says none. ``accounted`` is a cache that its engine accounts for to the
-    byte, and fills meanwhile; ``load`` are the requests in flight, where they drive no leak."""
-
-    name: str
-    segment: str
-    kind: str = "HostGrowth"
-    role: str = "worker"
-    malloc: bool = True
-    noises: tuple[float, ...] = (8 * MIB, 25 * MIB, 40 * MIB)
-    shapes: tuple[str, ...] = ()
-    accounted: float = 0.0
-    load: Curve = EIGHT
-
-
 LEAKS = {
-    Split.DEVELOPMENT: (
-        Mechanism("request_cycle", "malloc_in_use"),
-        Mechanism("tokenizer_cache", "python_objects", role="frontend"),
-        Mechanism("device_dict", "torch_allocated", "DeviceGrowth"),
-    ),
-    Split.SEEN: (
-        Mechanism("append_list", "python_objects"),
-        Mechanism("method_cache", "malloc_in_use"),
-        Mechanism("mmap_growth", "anonymous_other"),
-        Mechanism("shared_growth", "shared"),
-        Mechanism("device_raw", "non_torch", "DeviceGrowth"),
-        Mechanism("foreign_frontend", "anonymous_other", role="frontend", malloc=False),
-        Mechanism("exception_chain", "malloc_in_use"),
-        Mechanism("detokenizer_state", "python_objects", role="frontend"),
-        Mechanism("arena_mapping", "anonymous_other"),
-        Mechanism("ring_segments", "shared"),
-        Mechanism("collective_buffers", "non_torch", "DeviceGrowth"),
-        Mechanism("graph_pools", "torch_reserved_unused", "DeviceGrowth"),
-        Mechanism("foreign_worker", "anonymous_other", malloc=False),
-        Mechanism("grammar_states", "malloc_in_use"),
-        Mechanism("stream_queues", "python_objects", role="frontend"),
-        Mechanism("thread_stacks", "anonymous_other"),
-        Mechanism("media_handover", "shared"),
-        Mechanism("kernel_modules", "non_torch", "DeviceGrowth"),
-        Mechanism("fragmentation", "torch_reserved_unused", "DeviceGrowth"),
-        Mechanism("logit_masks", "torch_allocated", "DeviceGrowth"),
-        Mechanism("foreign_runtime", "anonymous_other", malloc=False),
-        Mechanism("aborted_slots", "malloc_in_use", noises=(18 * MIB,)),
-        Mechanism("trace_spans", "python_objects", role="frontend", noises=(10 * MIB,)),
-        Mechanism("pinned_transfers", "anonymous_other", noises=(28 * MIB,)),
-        Mechanism("dead_peers", "shared", noises=(50 * MIB,)),
-        Mechanism("ipc_handles", "non_torch", "DeviceGrowth", noises=(14 * MIB,)),
-        Mechanism("stream_pools", "torch_reserved_unused", "DeviceGrowth", noises=(38 * MIB,)),
-        Mechanism("draft_states", "torch_allocated", "DeviceGrowth", noises=(22 * MIB,)),
-        Mechanism("foreign_connector", "anonymous_other", malloc=False, noises=(32 * MIB,)),
-        Mechanism("tokenizer_clones", "malloc_in_use", noises=(20 * MIB,)),
-        Mechanism("response_store", "python_objects", role="frontend", noises=(12 * MIB,)),
-        Mechanism("compile_workers", "anonymous_other", noises=(30 * MIB,)),
-        Mechanism("plasma_objects", "shared", noises=(44 * MIB,)),
-        Mechanism("virtual_mappings", "non_torch", "DeviceGrowth", noises=(36 * MIB,)),
-        Mechanism("odd_sizes", "torch_reserved_unused", "DeviceGrowth", noises=(26 * MIB,)),
-        Mechanism("prompt_logprobs", "torch_allocated", "DeviceGrowth", noises=(9 * MIB,)),
-        Mechanism(
-            "foreign_router", "anonymous_other", role="frontend", malloc=False, noises=(17 * MIB,)
-        ),
-        Mechanism("beam_histories", "malloc_in_use", noises=(24 * MIB,)),
-        Mechanism("request_callbacks", "python_objects", role="frontend", noises=(11 * MIB,)),
-        Mechanism("registered_regions", "anonymous_other", noises=(34 * MIB,)),
-        Mechanism("orphaned_frames", "shared", noises=(47 * MIB,)),
-        Mechanism("event_pools", "non_torch", "DeviceGrowth", noises=(16 * MIB,)),
-        Mechanism("split_blocks", "torch_reserved_unused", "DeviceGrowth", noises=(29 * MIB,)),
-        Mechanism("encoder_outputs", "torch_allocated", "DeviceGrowth", noises=(8 * MIB,)),
-        Mechanism("foreign_batcher", "anonymous_other", malloc=False, noises=(40 * MIB,)),
-    ),
-    Split.TEST: (
-        # A stream of many answers keeps its context in the RPC server, if its client left early.
-        Mechanism(
-            "stream_contexts",
-            "malloc_in_use",
-            noises=(21 * MIB,),
-            shapes=("steady", "load", "tokens", "late", "swells"),
-        ),
-        # The frontend mirrors what the worker's cache of pictures holds, and misses its evictions.
-        Mechanism(
-            "mirrored_entries",
-            "python_objects",
-            role="frontend",
-            noises=(13 * MIB,),
-            shapes=("load", "bursty", "late", "renewed"),
-            accounted=700 * MIB,
-        ),
-        # A read from the disk tier that failed does not give back its aligned buffer.
-        Mechanism(
-            "bounce_buffers",
-            "anonymous_other",
-            noises=(33 * MIB,),
-            shapes=("steady", "bursty", "stairs", "swells"),
-            accounted=900 * MIB,
-        ),
-        # Code that was compiled while serving is never unloaded: each release of a client brings
-        # new shapes, and fewer of them from hour to hour.
-        Mechanism(
-            "code_pages",
-            "anonymous_other",
-            noises=(19 * MIB,),
-            shapes=("steady", "late", "stairs", "renewed"),
-        ),
-        # Each update of the weights leaves the segment by which one rank received its part.
-        Mechanism(
-            "weight_segments",
-            "shared",
-            noises=(45 * MIB,),
-            shapes=("late", "stairs", "bursty"),
-            load=diurnal(5, 13, 2.3 * HOUR),
-        ),
-        # A graph that is made anew for a changed batch leaves its executable in the driver.
-        Mechanism(
-            "graph_executables",
-            "non_torch",
-            "DeviceGrowth",
-            noises=(15 * MIB,),
-            shapes=("steady", "late", "stairs", "renewed"),
-        ),
-        # Each sleep begins a new private pool, and the one from before is never emptied.
-        Mechanism(
-            "wake_pools",
-            "torch_reserved_unused",
-            "DeviceGrowth",
-            noises=(27 * MIB,),
-            shapes=("late", "stairs", "bursty", "swells"),
-        ),
-        # An adapter that was replaced under its name is still referred to by a batch's mapping.
-        Mechanism(
-            "replaced_adapters",
-            "torch_allocated",
-            "DeviceGrowth",
-            noises=(37 * MIB,),
-            shapes=("late", "stairs", "bursty", "renewed"),
-            load=diurnal(6, 16, 1.7 * HOUR),
-        ),
-        # Hidden states that a trainer has asked for are kept for each token that is made.
-        Mechanism(
-            "hidden_states",
-            "torch_allocated",
-            "DeviceGrowth",
-            noises=(10 * MIB,),
-            shapes=("steady", "load", "tokens", "swells"),
-            load=diurnal(4, 14, 2 * HOUR),
-        ),
-        # A separate server of encoders, without a probe, keeps a tensor for each of its requests.
-        Mechanism(
-            "foreign_encoder",
-            "anonymous_other",
-            malloc=False,
-            noises=(30 * MIB,),
-            shapes=("steady", "load", "late", "swells"),
-        ),
-        # The scheduler's record of a request's tokens stays if the request ended in the same step
-        # in which it was preempted.
-        Mechanism(
-            "token_histories",
-            "python_objects",
-            noises=(23 * MIB,),
-            shapes=("steady", "tokens", "late", "renewed"),
-            load=diurnal(5, 12, 3.1 * HOUR),
-        ),
-    ),
+    Split.DEVELOPMENT: leaks_known.DEVELOPMENT,
+    Split.SEEN: leaks_known.SEEN,
+    Split.TEST: leaks_unseen.MECHANISMS,
 }
 _SPENT_S = {
     "fast": 512 * MIB / (400e6 / 60),
@@ -244,16 +83,16 @@ SPENT_S = {
     Split.SEEN: _SPENT_S,
     Split.TEST: {
         "fast": 120.0,
-        "brisk": 640.0,
-        "minutes": 3300.0,
-        "hours": 5.2 * HOUR,
+        "brisk": 480.0,
+        "minutes": 2600.0,
+        "hours": 4.3 * HOUR,
         "slow": 15 * HOUR,
     },
 }
 """Time from a leak's begin until it has spent its budget, by name of the rate."""
-BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (10, 0.4)}
+BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (7, 0.35)}
 """Pulses until the budget is spent, and the share of the time that each takes."""
-SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (3, 19, 9)}
+SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (4, 16, 5)}
 """Requests in flight at low and high load, and how often they alternate."""
 FILLS_S = 1500.0
 """The time constant in which an accounted cache fills."""
@@ -269,11 +108,21 @@ SHAPES = {
         "ratchet",
         "doubling",
         "spells",
+        "tokens",
+        "stairs",
+        "renewed",
+        "swells",
     ),
-    Split.TEST: (*_SHAPES, "tokens", "stairs", "renewed", "swells"),
+    Split.TEST: (*_SHAPES, "tokens", "pictures", "aborts", "uneven", "regimes", "adopted"),
 }
-TOKENS_PER_S = 900.0
-"""The mean of what is generated, where leaks follow tokens."""
+FOLLOWED = {
+    "tokens": ("generation_tokens_total", 900.0, "swells"),
+    "pictures": ("images_total", 1.5, "spells"),
+    "aborts": ("aborted_total", 0.4, "renewed"),
+}
+"""The counter that a leak follows, its mean a second, and how it grows."""
+AT_REST = {"load", "bursty", *FOLLOWED}
+"""The shapes of what does not vary within the time of a fast leak."""
 
 
 def leaks(split: Split, seeds: int) -> list[Case]:
@@ -284,7 +133,7 @@ def leaks(split: Split, seeds: int) -> list[Case]:
         for rate in SPENT_S[split]
         for shape in mechanism.shapes or SHAPES[split]
         for seed in range(seeds)
-        if (rate, shape) not in {("fast", "load"), ("fast", "bursty"), ("fast", "tokens")}
+        if rate != "fast" or shape not in AT_REST
     ]
 
 
@@ -305,6 +154,7 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
         load=mechanism.load,
         seed=_seed(split, mechanism.name, rate, shape, seed),
     )
+    series = replace(series, **mechanism.beside)
     if mechanism.accounted:
         series.other = series.ledger = saturating(mechanism.accounted, FILLS_S, WARMUP_S)
         series.ledger_bound = int(mechanism.accounted)
@@ -319,12 +169,13 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
             series.leak = lambda t: pulses(max(0.0, t - starts))
         case "steady" | "late":
             series.leak = steady(per_s, starts)
-        case "tokens":
-            swells = SHARES["swells"](series.seed)
-            tokens: Curve = lambda t: TOKENS_PER_S * spent * swells(t / spent)  # noqa: E731
-            each = budget / (tokens(starts + spent) - tokens(starts))
-            series.leak = lambda t: each * max(0.0, tokens(t) - tokens(starts))
-            series.counters = {"generation_tokens_total": tokens}
+        case _ if shape in FOLLOWED:
+            counter, mean, grows = FOLLOWED[shape]
+            come = SHARES[grows](series.seed)
+            total: Curve = lambda t: mean * spent * come(t / spent)  # noqa: E731
+            each = budget / (total(starts + spent) - total(starts))
+            series.leak = lambda t: each * max(0.0, total(t) - total(starts))
+            series.counters = {counter: total}
         case _:
             grown = SHARES[shape](series.seed)
             series.leak = lambda t: budget * grown(max(0.0, t - starts) / spent)
@@ -372,19 +223,24 @@ USUAL_PAUSE_S = 6.0
 _HANGS = {"new": 420.0, "known": 2020.0, "frontend": 1220.0}
 HANGS = {
     Split.DEVELOPMENT: _HANGS,
-    Split.SEEN: _HANGS,
-    Split.TEST: _HANGS | {"few": 2620.0, "woken": 1620.0},
+    Split.SEEN: _HANGS | {"few": 2620.0, "woken": 1620.0},
+    Split.TEST: _HANGS | {"starved": 1820.0, "piling": 920.0, "flapping": 2420.0},
 }
 """When each comes, by name."""
 WOKEN_S = 45.0
 """From the end of its sleep until a woken engine hangs."""
+FLAPS_S, FLAP_S = 330.0, 18.0
+"""From one loss of a link to the next, and until it is there again."""
 
 
 def stalls(split: Split) -> list[Case]:
     """A worker that hangs under load, soon after its start or with a history of its steps, and a
     frontend that hangs: it answers nobody, and what the worker does is not known. Few requests are
     in flight where a link to a peer is lost by night; an engine that was woken hangs in its first
-    collective, for one rank sleeps on."""
+    collective, for one rank sleeps on. A scheduler starves that counts blocks as taken which nobody
+    has: all requests wait and none is run. Behind a kernel that never ends requests pile up, until
+    as many clients give up as come. A link that flaps is lost for seconds at a time, and at last
+    for good."""
     return [
         _stall(split, name, at + 7 * seed, seed)
         for name, at in HANGS[split].items()
@@ -402,6 +258,19 @@ def _stall(split: Split, name: str, at: float, seed: int) -> Case:
         series.load = flat(4.0)
     if name == "woken":
         series.load = lambda t: 0.0 if 600 <= t < at - WOKEN_S else 11.0
+    if name == "starved":
+        waiting: Curve = lambda t: min(90.0, 10 + 0.7 * (t - at)) if t >= at else 0.0  # noqa: E731
+        series.counters = {
+            "running": lambda t: 0 if t >= at else 10,
+            "waiting": waiting,
+            "inflight": lambda t: waiting(t) if t >= at else 10,
+        }
+    if name == "piling":
+        piled: Curve = lambda t: min(300.0, 5 * max(0.0, t - at))  # noqa: E731
+        series.counters = {"waiting": piled, "inflight": lambda t: 8 + piled(t)}
+        series.other = lambda t: 0.2 * MIB * piled(t)
+    if name == "flapping":
+        series.paused = lambda t: t % 100 < USUAL_PAUSE_S or (t > 600 and t % FLAPS_S < FLAP_S)
     if name == "frontend":
         series.unresponsive = lambda t: t >= at
     else:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from leaklab import (
     healthy_known,
+    seen_clients,
     seen_device,
     seen_heaps,
     seen_host,
+    seen_libraries,
     seen_memory,
     seen_operations,
+    seen_peers,
+    seen_pools,
     seen_processes,
     seen_service,
     seen_silence,
@@ -19,6 +23,7 @@ from leaklab import (
     unseen_device,
     unseen_host,
     unseen_service,
+    unseen_stores,
 )
 from leaklab.cases import Build, Split
 
@@ -36,6 +41,13 @@ FAMILIES: dict[Split, dict[str, Build]] = {
     | seen_operations.FAMILIES
     | seen_heaps.FAMILIES
     | seen_tensors.FAMILIES
-    | seen_surroundings.FAMILIES,
-    Split.TEST: unseen_host.FAMILIES | unseen_device.FAMILIES | unseen_service.FAMILIES,
+    | seen_surroundings.FAMILIES
+    | seen_libraries.FAMILIES
+    | seen_pools.FAMILIES
+    | seen_clients.FAMILIES
+    | seen_peers.FAMILIES,
+    Split.TEST: unseen_host.FAMILIES
+    | unseen_stores.FAMILIES
+    | unseen_device.FAMILIES
+    | unseen_service.FAMILIES,
 }

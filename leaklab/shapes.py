@@ -7,6 +7,7 @@ them do not need.
 from __future__ import annotations
 
 import math
+import operator
 import random
 from bisect import bisect_right
 from collections.abc import Callable
@@ -145,6 +146,54 @@ def _in_swells(seed: int) -> Curve:
     return curve
 
 
+EVENTS, LARGEST = 60, 12.0
+"""Until one is reached, and how often the smallest the largest may be."""
+
+
+def _unevenly(seed: int) -> Curve:
+    """Events at any time, most of them small and a few large (a power law), the same again after
+    one is reached."""
+    rng = random.Random(seed)
+    times = sorted(rng.random() for _ in range(EVENTS))
+    sizes = (min(LARGEST, rng.paretovariate(1.2)) for _ in times)
+    totals = [0.0, *accumulate(sizes)]
+
+    def curve(x: float) -> float:
+        whole, part = divmod(x, 1.0)
+        return whole + totals[bisect_right(times, part)] / totals[-1]
+
+    return curve
+
+
+def _in_regimes(seed: int) -> Curve:
+    """Each change of the service or of its clients makes another rate, level until the next change:
+    three to six of them (log-normal, standard deviation .6). The last one lasts."""
+    rng = random.Random(seed)
+    begins = [0.0, *sorted(rng.uniform(0.08, 0.92) for _ in range(rng.randint(2, 5)))]
+    rates = [rng.lognormvariate(0, 0.6) for _ in begins]
+    lasts = (after - begin for begin, after in pairwise([*begins, 1.0]))
+    grown: list[float] = [0.0, *accumulate(map(operator.mul, rates, lasts))]
+
+    def curve(x: float) -> float:
+        number = bisect_right(begins, x) - 1
+        done: float = grown[number] + rates[number] * (x - begins[number])
+        return done / grown[-1]
+
+    return curve
+
+
+def _as_adopted(seed: int) -> Curve:
+    """What leaks is a feature that few use at first, then more and more, and in the end all: the
+    integral of a logistic curve."""
+    rng = random.Random(seed)
+    half, spread = rng.uniform(0.25, 0.55), rng.uniform(0.06, 0.12)
+
+    def used(x: float) -> float:
+        return math.log1p(math.exp((x - half) / spread))
+
+    return lambda x: (used(x) - used(0.0)) / (used(1.0) - used(0.0))
+
+
 SHARES: dict[str, Callable[[int], Curve]] = {
     "quickening": _quickening,
     "slowing": _slowing,
@@ -156,4 +205,7 @@ SHARES: dict[str, Callable[[int], Curve]] = {
     "stairs": _in_stairs,
     "renewed": _renewed,
     "swells": _in_swells,
+    "uneven": _unevenly,
+    "regimes": _in_regimes,
+    "adopted": _as_adopted,
 }

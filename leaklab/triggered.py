@@ -99,11 +99,35 @@ def drifting(rate: float, length: float, rng: random.Random) -> Curve:
     return curve
 
 
+TIDES = 3
+
+
+def in_tides(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total that has tides of several lengths and, as what makes it is adopted or abandoned, a
+    trend: the logarithm of its rate is a sum of waves and a straight line."""
+    trend = rng.uniform(-0.9, 0.9)
+    waves = [
+        (2 * math.pi * rng.uniform(0.7, 12), rng.uniform(0.2, 0.7), rng.uniform(0, 2 * math.pi))
+        for _ in range(TIDES)
+    ]
+    step, totals = length / MOMENTS, [0.0]
+    for moment in range(MOMENTS + 1):
+        x = moment / MOMENTS
+        log = trend * (2 * x - 1) + sum(h * math.sin(wave * x + at) for wave, h, at in waves)
+        totals.append(totals[-1] + step * rate * math.exp(log - 0.2))
+
+    def curve(t: float) -> float:
+        place = min(MOMENTS, int(t / step))
+        return totals[place] + (t / step - place) * (totals[place + 1] - totals[place])
+
+    return curve
+
+
 Vary = Callable[[float, float, random.Random], Curve]
 VARYING: dict[Split, tuple[Vary, ...]] = {
     Split.DEVELOPMENT: (switching,),
-    Split.SEEN: (in_shifts, in_cascades),
-    Split.TEST: (drifting,),
+    Split.SEEN: (in_shifts, in_cascades, drifting),
+    Split.TEST: (in_tides,),
 }
 
 

@@ -1,4 +1,4 @@
-"""What only looks like a leak, for the test split: what libraries and the kernel keep on the host.
+"""What only looks like a leak, for the test split: allocators, runtimes and kernels of the host.
 
 Each is bounded: what it takes comes back within hours, is in the ledger, or is less than half a
 budget.
@@ -8,166 +8,191 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from bisect import bisect_right
 from itertools import accumulate
 
-from leaklab.cases import DAY, HOUR, LIMIT, Build
+from leaklab.cases import DAY, HOUR, Build
 from leaklab.healthy_runs import Spells, last, levels, long, path, summed
-from leaklab.series import GIB, MIB, Series, diurnal
+from leaklab.series import MIB, Series, diurnal, flat
+
+MINUTES = range(0, int(2 * DAY), 60)
 
 
-def _per_cpu_caches(seed: int) -> Series:
-    """An allocator keeps a cache for each CPU. A CPU's cache fills when a thread first frees memory
-    there, and the scheduler takes hours to try the far CPUs. Idle caches shrink by night."""
+def _ticked_decay(seed: int) -> Series:
+    """Without a thread of its own, jemalloc gives dirty pages back only as it is called. What an
+    evening's batch has freed stays through a night without requests, and goes with the first of
+    the morning. A few MiB stay in each of some dozen arenas."""
     rng = random.Random(seed)
-    cpus, each = rng.choice((32, 48, 64, 96)), rng.uniform(1.2, 2.5) * MIB
-    tried = levels([(60 * (1.8 * DAY / 60) ** rng.random(), each) for _ in range(cpus)])
-    load, shrinks = diurnal(3, 21), rng.uniform(0.05, 0.25)
+    batches = Spells(rng, (2 * HOUR, 7 * HOUR), (300, 1500))
+    opens, closes = rng.uniform(6, 9) * HOUR, rng.uniform(16, 21) * HOUR
+    height, keeps = rng.uniform(130, 280) * MIB, math.exp(-60 / rng.uniform(300, 1500))
+
+    def load(t: float) -> float:
+        return (11 if opens <= t % DAY < closes else 0) + 22 * batches.on(t)
+
+    level, points = 0.0, []
+    for at in map(float, MINUTES):
+        if batches.on(at):
+            level += (height - level) / 4
+        elif load(at):
+            level *= keeps
+        points.append((at, level))
+    return long(seed, malloc=False, other=path(points), load=load)
+
+
+def _trimmed_by_timer(seed: int) -> Series:
+    """Servers with much churn call malloc_trim from a timer. Between two calls the heap keeps ever
+    more free pages, quickly at first: up to a twentieth or a tenth of its three or four GiB."""
+    rng = random.Random(seed)
+    calls = list(accumulate((rng.uniform(1.5, 6) * HOUR for _ in range(40)), initial=0.0))
+    height, fills = rng.uniform(130, 300) * MIB, rng.uniform(0.5, 3) * HOUR
+    left = [0.0, *(rng.uniform(0.05, 0.25) for _ in calls)]
+
+    def kept(t: float) -> float:
+        least = left[bisect_right(calls, t) - 1]
+        return height * (1 - (1 - least) * math.exp(-(t - last(calls, t)) / fills))
+
+    return long(seed, other=kept, other_in="retained", load=diurnal(5, 20))
+
+
+def _straggling_survivors(seed: int) -> Series:
+    """Python gives back an arena of a MiB when the last object in it is gone. A burst fills a
+    hundred arenas, and a few objects in each belong to sessions, which end within hours."""
+    rng = random.Random(seed)
+    bursts = list(accumulate(rng.uniform(1.5, 8) * HOUR for _ in range(30)))
+    tau, changes = rng.uniform(0.3, 1.6) * HOUR, list[tuple[float, float]]()
+    for at in bursts:
+        for _ in range(rng.randint(40, 140)):
+            made = at + rng.uniform(0, 300)
+            survivors = (rng.expovariate(1 / tau) for _ in range(rng.randint(0, 4)))
+            changes += [(made, MIB), (at + 300 + max(survivors, default=0.0), -MIB)]
+
+    def bursting(t: float) -> bool:
+        done = bisect_right(bursts, t)
+        return done > 0 and t - bursts[done - 1] < 300
+
+    load = diurnal(4, 15)
     return long(
         seed,
-        malloc=False,
-        other=lambda t: tried(t) * (1 - shrinks * (1 - load(t) / 21)),
-        load=load,
+        other=levels(changes),
+        other_in="anonymous_other",
+        load=lambda t: load(t) + 30 * bursting(t),
     )
 
 
-def _mapped_weights(seed: int) -> Series:
-    """Weights are mapped from a file. The kernel reads a page when its expert is first asked for,
-    and drops cold pages when other pods need memory."""
+def _quarter_rule(seed: int) -> Series:
+    """CPython looks at its old objects when the new ones are a quarter as many. So garbage gets
+    higher as the caches of its frontend fill, by a hundred MiB within half a day."""
     rng = random.Random(seed)
-    size = (LIMIT - 0.3 * GIB - long(seed).base) * rng.uniform(0.5, 0.95)
-    experts = [rng.uniform(0.02, 20) * HOUR for _ in range(4)]
-    dropped = [0.0, *accumulate(rng.uniform(5, 20) * HOUR for _ in range(10))]
-    cold, again = rng.uniform(0.2, 0.6), rng.uniform(0.5, 4) * HOUR
-
-    def read(t: float) -> float:
-        met = sum(1 - math.exp(-t / tau) for tau in experts) / len(experts)
-        return size * met * (1 - cold * math.exp(-(t - last(dropped, t)) / again))
-
-    return long(seed, file=read, load=diurnal(4, 18))
-
-
-def _proactive_reclaim(seed: int) -> Series:
-    """A daemon of the node takes a little memory from the engine again and again, until the engine
-    waits for its own pages. Then it lets go, and the pages that are needed come back."""
-    rng = random.Random(seed)
-    height = rng.uniform(150, 300) * MIB
-    points = [(0.0, height)]
-    while points[-1][0] < 2 * DAY:
-        taken = points[-1][0] + rng.uniform(0.8, 6) * HOUR
-        points.append((taken, height * rng.uniform(0.1, 0.5)))
-        points.append((taken + rng.uniform(300, 2700), height * rng.uniform(0.85, 1)))
-    return long(seed, other=path(points), other_in="anonymous_other", load=diurnal(5, 17))
-
-
-def _abandoned_segments(seed: int) -> Series:
-    """A thread that ends leaves its half-used segments to the allocator. A live thread adopts them
-    when it needs a segment of that size, which may be hours later."""
-    rng = random.Random(seed)
-    gap = rng.uniform(400, 1500)
-    adopted = rng.uniform(4, 11) * gap
-    changes, at = [], 0.0
-    while at < 2 * DAY:
-        at += rng.expovariate(1 / gap)
-        size = rng.uniform(4, 24) * MIB
-        changes += [(at, size), (at + rng.expovariate(1 / adopted), -size)]
-    return long(seed, malloc=False, other=levels(changes), load=diurnal(4, 20))
-
-
-def _task_events(seed: int) -> Series:
-    """Each task leaves a record of its states in a ring of a hundred thousand, for a dashboard. The
-    ring fills once, as fast as there is work; from then on the oldest record goes."""
-    rng = random.Random(seed)
-    ring, high = rng.uniform(90, 230) * MIB, rng.uniform(12, 24)
-    load = diurnal(3, high)
-    worked, fills = summed(load), rng.uniform(6, 40) * HOUR * (3 + high) / 2
-    return long(seed, other=lambda t: ring * min(1.0, worked(t) / fills), load=load)
-
-
-def _rotated_logs(seed: int) -> Series:
-    """Logs lie in a file system in memory. A full file is set aside, packed one file later, and
-    removed when there are too many."""
-    rng = random.Random(seed)
-    full, packed, kept = rng.uniform(40, 100) * MIB, rng.uniform(0.05, 0.15), rng.randint(2, 5)
-    load = diurnal(4, 24)
-    worked, each = summed(load), rng.uniform(0.6, 5) * HOUR * 14
-
-    def files(t: float) -> float:
-        turn, part = divmod(worked(t) / each, 1)
-        return full * (part + (turn >= 1) + packed * min(max(0.0, turn - 1), kept))
-
-    return long(seed, other=files, other_in="shared", load=load)
-
-
-def _kernel_cache_files(seed: int) -> Series:
-    """Compiled kernels are cached in a file system in memory. A shape that is new adds some files,
-    and new shapes get rarer."""
-    rng = random.Random(seed)
-    count, total = rng.randint(25, 70), rng.uniform(80, 230) * MIB
-    shares = [rng.paretovariate(1.5) for _ in range(count)]
-    files = levels(
-        [(30 * (2 * DAY / 30) ** rng.random(), total * one / sum(shares)) for one in shares]
-    )
-    return long(seed, other=files, other_in="shared", load=diurnal(3, 15))
-
-
-def _compacted_index(seed: int) -> Series:
-    """An index of the blocks on disk: new keys fill a table in memory, which is written out when it
-    is full. Each file on disk needs its filter in memory, until a compaction merges the files."""
-    rng = random.Random(seed)
-    table, each = rng.uniform(32, 64) * MIB, rng.uniform(8, 20) * MIB
-    files, buffers = rng.randint(5, 9), rng.uniform(60, 140) * MIB
-    load, compacts = diurnal(4, 20), rng.uniform(0.05, 0.2)
-    worked, fills = summed(load), rng.uniform(900, 4000) * 12
+    every, tau = rng.uniform(500, 2600), rng.uniform(3, 12) * HOUR
+    cached, weight = rng.uniform(70, 130) * MIB, rng.uniform(1.2, 2.6)
 
     def held(t: float) -> float:
-        turn, part = divmod(worked(t) / fills, 1)
-        written = turn % files
-        if turn and not written and part < compacts:
-            return table * part + each * files + buffers
-        return table * part + each * written
+        live = cached * (1 - math.exp(-t / tau))
+        return live + weight * (200 * MIB + live) / 4 * (t % every / every)
 
-    return long(seed, other=held, load=load)
+    return long(seed, other=held, other_in="python_objects", collects=every, load=flat(11))
 
 
-def _compiled_grammars(seed: int) -> Series:
-    """A schema that is new is compiled, which needs much memory for some seconds. Its automaton
-    stays in a cache that the engine accounts for, until younger ones need its place."""
+def _late_imports(seed: int) -> Series:
+    """A module is imported when a request first needs it: tables, pictures, a parser of tool calls,
+    the processor of a family of models. Such libraries are 15 to 70 MiB each, loaded and set up,
+    and some are first needed on the second day."""
     rng = random.Random(seed)
-    bound = rng.choice((128, 256, 512)) * MIB
-    releases, at = Spells(rng, (2 * HOUR, 9 * HOUR), (600, 2 * HOUR)), 0.0
-    cache, cached, scratch = (
-        deque[float](),
-        list[tuple[float, float]](),
-        list[tuple[float, float]](),
-    )
-    while at < 2 * DAY:
-        at += rng.expovariate(1 / (60 if releases.on(at) else 1500))
-        size = min(24.0, 0.5 * rng.paretovariate(0.9)) * MIB
-        cache.append(size)
-        cached.append((at, size))
-        while sum(cache) > bound:
-            cached.append((at, -cache.popleft()))
-        needs = min(300 * MIB, size * rng.uniform(5, 15))
-        scratch += [(at, needs), (at + rng.uniform(3, 60), -needs)]
-    automata, compiling = levels(cached), levels(scratch)
+    sizes = [rng.uniform(15, 70) * MIB for _ in range(rng.randint(3, 6))]
+    least = min(1.0, 235 * MIB / sum(sizes))
+    imports = [(60 * (1.8 * DAY / 60) ** rng.random(), least * size) for size in sizes]
+    return long(seed, other=levels(imports), load=diurnal(2, 14))
+
+
+def _uncommitted_regions(seed: int) -> Series:
+    """A server of models in Java: its heap takes regions as soon as it needs them, and gives them
+    back at the end of a concurrent cycle, which is hours away when there is little to do. Its live
+    objects are 5 to 8 MiB for each request."""
+    rng = random.Random(seed)
+    load, each, region = diurnal(3, rng.uniform(14, 24)), rng.uniform(5, 8) * MIB, 8 * MIB
+    cycles = list(accumulate(rng.uniform(0.6, 4) * HOUR for _ in range(80)))
+    heap, done, points = 0.0, 0, list[tuple[float, float]]()
+    for at in map(float, MINUTES):
+        needed = each * load(at) * rng.uniform(1.05, 1.7)
+        if bisect_right(cycles, at) > done:
+            done, heap = bisect_right(cycles, at), 1.3 * each * load(at)
+        heap = max(heap, needed)
+        points.append((at, region * math.ceil(heap / region)))
+    return long(seed, malloc=False, other=path(points), other_in="anonymous_other", load=load)
+
+
+def _writer_pays(seed: int) -> Series:
+    """A table in shared memory, of a hundred MiB or two, is written anew by whichever container of
+    the pod leads at the time. The kernel charges each page to who touched it first."""
+    rng = random.Random(seed)
+    leads = Spells(rng, (1.5 * HOUR, 10 * HOUR), (HOUR, 9 * HOUR))
+    size, writes = rng.uniform(100, 270) * MIB, rng.uniform(20, 900)
+    grows = rng.uniform(0, 0.25)
+
+    def paid(t: float) -> float:
+        table = size * (1 + grows * t / (2 * DAY))
+        return table * min(1.0, leads.since(t) / writes) * leads.on(t)
+
+    return long(seed, other=paid, other_in="shared", load=diurnal(4, 16))
+
+
+def _user_space_kernel(seed: int) -> Series:
+    """In a sandbox with a kernel of its own, files that were read lie in that kernel's memory,
+    which is shared memory to the host. It keeps up to some hundred MiB of weights, logs and
+    libraries, and drops most of it when the node runs short."""
+    rng = random.Random(seed)
+    load, height = diurnal(4, 18), rng.uniform(130, 240) * MIB
+    read, fills = summed(load), rng.uniform(1, 9) * HOUR * 11
+    drops = [0.0, *accumulate(rng.uniform(6, 22) * HOUR for _ in range(9))]
+    keeps = [0.0, *(rng.uniform(0.1, 0.5) for _ in drops)]
+
+    def cached(t: float) -> float:
+        since, least = last(drops, t), keeps[bisect_right(drops, t) - 1]
+        return height * (1 - (1 - least) * math.exp(-(read(t) - read(since)) / fills))
+
+    return long(seed, other=cached, other_in="shared", load=load)
+
+
+def _traced_allocations(seed: int) -> Series:
+    """Someone who looks for a leak switches on that Python records where each object was made. A
+    record of ten frames is half a KiB, and there are some hundred thousand objects. All records go
+    when it is switched off."""
+    rng = random.Random(seed)
+    traced = Spells(rng, (4 * HOUR, 13 * HOUR), (0.3 * HOUR, 2 * HOUR))
+    height, tau = rng.uniform(140, 360) * MIB, rng.uniform(200, 2400)
     return long(
         seed,
-        other=lambda t: automata(t) + min(350 * MIB, compiling(t)),
-        ledger=automata,
-        ledger_bound=bound,
-        load=diurnal(4, 19),
+        other=lambda t: height * (1 - math.exp(-traced.since(t) / tau)) * traced.on(t),
+        load=diurnal(5, 17),
     )
+
+
+def _pooled_buffers(seed: int) -> Series:
+    """Each message takes a buffer from a pool and returns it, at the size of the largest message
+    that it ever held. A message may be 4 MiB, as gRPC has it by default, and few are: the buffers
+    reach that one by one, ever more slowly."""
+    rng = random.Random(seed)
+    buffers, apart, at = [0.0] * rng.randint(32, 56), rng.uniform(15, 200), 0.0
+    changes = list[tuple[float, float]]()
+    while at < 2 * DAY:
+        at += rng.expovariate(1 / apart)
+        size, taken = min(4.0, 0.2 * rng.paretovariate(1.1)) * MIB, rng.randrange(len(buffers))
+        if size > buffers[taken]:
+            changes.append((at, size - buffers[taken]))
+            buffers[taken] = size
+    return long(seed, other=levels(changes), load=diurnal(4, 19))
 
 
 FAMILIES: dict[str, Build] = {
-    "per-CPU caches": _per_cpu_caches,
-    "mapped weights": _mapped_weights,
-    "proactive reclaim": _proactive_reclaim,
-    "abandoned segments": _abandoned_segments,
-    "task events": _task_events,
-    "rotated logs": _rotated_logs,
-    "kernel cache files": _kernel_cache_files,
-    "compacted index": _compacted_index,
-    "compiled grammars": _compiled_grammars,
+    "ticked decay": _ticked_decay,
+    "trimmed by timer": _trimmed_by_timer,
+    "straggling survivors": _straggling_survivors,
+    "quarter rule": _quarter_rule,
+    "late imports": _late_imports,
+    "uncommitted regions": _uncommitted_regions,
+    "writer pays": _writer_pays,
+    "user-space kernel": _user_space_kernel,
+    "traced allocations": _traced_allocations,
+    "pooled buffers": _pooled_buffers,
 }

@@ -1,4 +1,4 @@
-"""What only looks like a leak or a hang, for the test split: what clients and peers make it hold.
+"""What only looks like a leak or a hang, for the test split: clients, tools and peers of a service.
 
 Each is bounded as in ``unseen_host``.
 """
@@ -7,307 +7,228 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_right
+from itertools import accumulate
 
 from leaklab.cases import DAY, HOUR, Build
 from leaklab.healthy_runs import Spells, levels, long, path, short, summed
-from leaklab.series import GIB, MIB, Series, diurnal, flat
+from leaklab.series import MIB, Series, diurnal, flat
 
 
-def _long_recordings(seed: int) -> Series:
-    """A recording of a meeting is decoded whole in a minute or so. Its samples go piece by piece,
-    as the windows are transcribed."""
+def _many_samples(seed: int) -> Series:
+    """Some requests ask for 8 to 64 answers at once, of which each has tokens, text and
+    probabilities of its own: a MiB or so. As many requests as before hold many times as much."""
     rng = random.Random(seed)
-    hourly, decodes = rng.uniform(90, 120) * MIB, rng.uniform(60, 160)
-    transcribes, apart = rng.uniform(8, 25), rng.uniform(700, 2600)
-    points, begins = [(0.0, 0.0)], list[float]()
-    while points[-1][0] < 2 * DAY:
-        at = points[-1][0] + rng.expovariate(1 / apart)
-        hours = min(3.5, 0.2 * rng.paretovariate(0.9))
-        begins.append(at)
-        points += [
-            (at, 0.0),
-            (at + hours * HOUR / decodes, hourly * hours),
-            (at + hours * HOUR / decodes + hours * HOUR / transcribes, 0.0),
-        ]
-    return long(
-        seed,
-        other=path(points),
-        other_in="anonymous_other",
-        load=diurnal(3, 12),
-        counters={"audios_total": lambda t: bisect_right(begins, t)},
-    )
+    asked = Spells(rng, (HOUR, 7 * HOUR), (0.3 * HOUR, 4 * HOUR))
+    requests, answers = rng.uniform(5, 12), rng.choice((8, 16, 32, 64))
+    height = min(400.0, requests * answers * rng.uniform(0.6, 1.6)) * MIB
+    mixes, drains = rng.uniform(60, 2400), rng.uniform(30, 600)
 
-
-def _prefetched_ahead(seed: int) -> Series:
-    """Blocks are fetched from a remote store for requests that wait. When the engine is behind, the
-    blocks wait with their requests, up to the size of the window."""
-    rng = random.Random(seed)
-    behind = Spells(rng, (3 * HOUR, 9 * HOUR), (0.3 * HOUR, 2 * HOUR))
-    window, day = rng.uniform(180, 420) * MIB, diurnal(6, 20)
-    fills, drains = rng.uniform(300, 3000), rng.uniform(120, 900)
-
-    def fetched(t: float) -> float:
-        since = behind.since(t)
-        if behind.on(t):
-            return 1 - math.exp(-since / fills)
+    def sampling(t: float) -> float:
+        since = asked.since(t)
+        if asked.on(t):
+            return 1 - math.exp(-since / mixes)
         return math.exp(-since / drains) if since < t else 0.0
 
     return long(
         seed,
-        other=lambda t: window * fetched(t),
-        other_in="anonymous_other",
-        load=lambda t: 30 if behind.on(t) else day(t),
-        counters={"waiting": lambda t: 60 * fetched(t)},
-    )
-
-
-PULL_S = 480.0
-
-
-def _unpulled(seed: int) -> Series:
-    """A prefiller keeps what it made until a decoder pulls it. When a decoder is lost, its share
-    stays for eight minutes, until the engine gives up."""
-    rng = random.Random(seed)
-    lost = Spells(rng, (2 * HOUR, 9 * HOUR), (200, 2400))
-    rate = rng.uniform(2, 6) * rng.uniform(0.2, 0.5) * rng.uniform(0.15, 0.3) * MIB
-    missed = summed(lost.on)
-    return long(
-        seed,
-        other=lambda t: rate * (missed(t) - missed(t - PULL_S)),
-        other_in="anonymous_other",
-        load=diurnal(6, 16),
-        counters={"aborted_total": lambda t: 0.01 * t + 1.5 * missed(t - PULL_S)},
-    )
-
-
-def _reloaded_checkpoint(seed: int) -> Series:
-    """New weights are read from disk in place: one shard after another lies on the host until its
-    tensors are copied. No request is in work meanwhile."""
-    rng = random.Random(seed)
-    reloads = Spells(rng, (2 * HOUR, 9 * HOUR), (240, 1200))
-    shard, each = rng.uniform(150, 400) * MIB, rng.uniform(40, 200)
-    cached, load = rng.uniform(0.4, 1.1) * GIB, diurnal(5, 18)
-
-    def held(t: float) -> float:
-        return shard * (reloads.since(t) % each) / each * reloads.on(t)
-
-    def file(t: float) -> float:
-        since = reloads.since(t)
-        if reloads.on(t):
-            return cached * min(1.0, since / 240)
-        return cached * math.exp(-since / 7200)
-
-    return long(
-        seed,
-        other=held,
-        file=file,
-        load=lambda t: 0 if reloads.on(t) else load(t),
-    )
-
-
-def _estimated_windows(seed: int) -> Series:
-    """A connection's window doubles while its sender finds more bandwidth. It goes with its
-    connection, which the gateway ends after an hour or so."""
-    rng = random.Random(seed)
-    most, age = rng.uniform(20, 60), rng.uniform(0.5, 2) * HOUR
-    day = diurnal(0.25, 1)
-    at, changes = 0.0, list[tuple[float, float]]()
-    while at < 2 * DAY:
-        at += rng.expovariate(most / age)
-        if rng.random() > day(at):
-            continue
-        ends, size, doubles = at + age * rng.uniform(0.6, 1.4), 0.125 * MIB, at
-        largest = min(16.0, 0.5 * rng.paretovariate(0.8)) * MIB
-        changes.append((at, size))
-        while size < largest and doubles < ends:
-            changes.append((doubles, size))
-            size *= 2
-            doubles += rng.uniform(20, 600)
-        changes.append((ends, -size))
-    return long(seed, other=levels(changes), load=lambda t: 20 * day(t))
-
-
-def _limited_strangers(seed: int) -> Series:
-    """Who asks too often is refused, so each address has a counter. A scan of the network leaves
-    tens of thousands of them, and a sweep removes what was not used for hours."""
-    rng = random.Random(seed)
-    scans = Spells(rng, (2 * HOUR, 12 * HOUR), (600, 4000))
-    rate, bound = rng.uniform(0.03, 0.1) * MIB, rng.uniform(200, 320) * MIB
-    forgets, sweep = rng.uniform(1.5, 6) * HOUR, rng.uniform(600, 1800)
-    asked = summed(scans.on)
-    return long(
-        seed,
-        other=lambda t: min(bound, rate * (asked(t) - asked(t - t % sweep - forgets))),
-        other_in="python_objects",
-        load=diurnal(4, 18),
-        counters={"errors_total": lambda t: 0.02 * t + 12 * asked(t)},
-    )
-
-
-def _two_sets(seed: int) -> Series:
-    """The ids of requests are remembered, so that none is done twice: in two sets. When the younger
-    set is full, the older one is dropped."""
-    rng = random.Random(seed)
-    full, load = rng.uniform(80, 180) * MIB, diurnal(4, 22)
-    worked, fills = summed(load), rng.uniform(1.5, 9) * HOUR * 13
-
-    def held(t: float) -> float:
-        turn, part = divmod(worked(t) / fills, 1)
-        return full * (part + (turn >= 1))
-
-    return long(seed, other=held, other_in="python_objects", load=load)
-
-
-def _waiting_for_tools(seed: int) -> Series:
-    """An agent waits for a tool, a build or a person. The engine keeps its conversation meanwhile,
-    mostly for minutes, sometimes for hours."""
-    rng = random.Random(seed)
-    apart, each, day = rng.uniform(12, 25), rng.uniform(2, 5), diurnal(0.2, 1)
-    at, changes = 0.0, list[tuple[float, float]]()
-    while at < 2 * DAY:
-        at += rng.expovariate(1 / apart)
-        if rng.random() < day(at):
-            size = each * rng.uniform(0.3, 1.7) * MIB
-            waits = min(6 * HOUR, 120 * rng.paretovariate(1.05))
-            changes += [(at, size), (at + waits, -size)]
-    return long(seed, other=levels(changes), load=lambda t: 16 * day(t))
-
-
-def _stepped_clock(seed: int) -> Series:
-    """Entries expire by the clock on the wall. When the clock is set back, what was stored before
-    stays for that much longer, beside what comes."""
-    rng = random.Random(seed)
-    expires, back = rng.uniform(900, 5400), rng.uniform(1200, 5400)
-    usual, at, load = rng.uniform(80, 170) * MIB, rng.uniform(4, 40) * HOUR, diurnal(6, 18)
-    stored = summed(load)
-    each = usual / (12 * expires)
-
-    def held(t: float) -> float:
-        if t < at:
-            return each * (stored(t) - stored(t - expires))
-        before = stored(at) - stored(min(at, max(at - expires, t - expires - back)))
-        return each * (before + stored(t) - stored(max(at, t - expires)))
-
-    return long(seed, other=held, other_in="python_objects", load=load)
-
-
-def _updated_clients(seed: int) -> Series:
-    """A new version of an app sends longer prompts, and its users take a day to update it. As many
-    requests as before need ever more memory, until all have the new version."""
-    rng = random.Random(seed)
-    half, spread = rng.uniform(6, 30) * HOUR, rng.uniform(1.5, 5) * HOUR
-    extra, load = rng.uniform(5, 11) * MIB, diurnal(7, 20)
-
-    def updated(t: float) -> float:
-        return 1 / (1 + math.exp((half - t) / spread))
-
-    return long(
-        seed,
-        other=lambda t: extra * load(t) * updated(t),
-        load=load,
-        counters={"prompt_tokens_total": summed(lambda t: 200 * load(t) * (1 + 2 * updated(t)))},
-    )
-
-
-def _router_index(seed: int) -> Series:
-    """Who routes requests knows which engine has which blocks. The index grows with each new block
-    of the fleet, and is pruned to four fifths when it is too large."""
-    rng = random.Random(seed)
-    full, load = rng.uniform(120, 250) * MIB, diurnal(4, 20)
-    worked, fills = summed(load), rng.uniform(2, 14) * HOUR * 12
-
-    def held(t: float) -> float:
-        part = worked(t) / fills
-        return full * (part if part < 1 else 0.8 + (part - 1) % 0.2)
-
-    return long(seed, other=held, load=load)
-
-
-def _fetched_experts(seed: int) -> Series:
-    """Experts that are seldom asked for lie on disk. The step that needs one waits until it is
-    read, by way of a buffer on the host."""
-    rng = random.Random(seed)
-    fetches = Spells(rng, (25, 240), (3, 14), HOUR)
-    buffer, read = rng.uniform(100, 300) * MIB, rng.uniform(0.3, 0.8) * GIB
-    return short(
-        seed,
-        paused=fetches.on,
-        other=lambda t: buffer * fetches.on(t),
-        other_in="anonymous_other",
-        file=lambda t: read * (1 - math.exp(-t / 900)),
-        load=diurnal(4, 14, 1900),
-    )
-
-
-def _unreachable_pictures(seed: int) -> Series:
-    """The host of the pictures does not answer. Requests wait for theirs and fail after a timeout,
-    while the engine has little to do."""
-    rng = random.Random(seed)
-    outages = Spells(rng, (300, 1100), (60, 400), HOUR)
-    timeout, rate = rng.uniform(10, 30), rng.uniform(3, 8)
-    each = rng.uniform(0.5, 1.7) * MIB
-
-    def waiting(t: float) -> float:
-        since = outages.since(t)
-        if outages.on(t):
-            return rate * min(since, timeout)
-        return rate * max(0.0, timeout - since) if since < t else 0.0
-
-    return short(
-        seed,
-        other=lambda t: each * waiting(t),
-        other_in="python_objects",
-        load=lambda t: 3 if outages.on(t) else 13,
+        other=lambda t: height * sampling(t),
+        load=flat(requests),
         counters={
-            "inflight": lambda t: waiting(t) + (3 if outages.on(t) else 13),
-            "errors_total": summed(lambda t: rate * outages.on(t)),
+            "generation_tokens_total": summed(
+                lambda t: 40 * requests * (1 + (answers - 1) * 0.2 * sampling(t))
+            )
         },
     )
 
 
-def _debug_logging(seed: int) -> Series:
-    """Someone turns the log level to debug for some minutes. Records queue, up to the queue's
-    bound, for the disk is slower than those who write them."""
+def _two_continents(seed: int) -> Series:
+    """One continent asks short questions, and the other, half a day later, has long documents read.
+    There are about as many requests at any hour, and each of the second kind holds some MiB
+    more."""
     rng = random.Random(seed)
-    turned = Spells(rng, (400, 1200), (60, 500), HOUR)
-    bound, rate = rng.uniform(120, 280) * MIB, rng.uniform(0.3, 2.5) * MIB
-    drains, queued = rng.uniform(0.5, 3) * MIB, 0.0
-    points = [(0.0, 0.0)]
-    for second in range(1, int(HOUR)):
-        change = rate if turned.on(float(second)) else -drains
-        queued = min(bound, max(0.0, queued + change))
-        points.append((float(second), queued))
-    return short(seed, other=path(points), other_in="python_objects", load=flat(12))
+    first, second = diurnal(2, rng.uniform(12, 18)), diurnal(1, rng.uniform(12, 20))
+    apart, phase = rng.uniform(8, 14) * HOUR, rng.uniform(0, DAY)
+    extra = rng.uniform(6, 11) * MIB
 
+    def documents(t: float) -> float:
+        return second(t + phase + apart)
 
-def _compressed_streams(seed: int) -> Series:
-    """Each answer is compressed by itself as it streams, with a window of eight megabytes. So
-    memory is as high as there are streams."""
-    rng = random.Random(seed)
-    rushes = Spells(rng, (60, 500), (30, 400), HOUR)
-    most, few = rng.uniform(25, 38), rng.uniform(3, 8)
-    return short(
+    return long(
         seed,
-        load=lambda t: most if rushes.on(t) else few,
-        per_request=rng.uniform(8, 9.5) * MIB,
+        other=lambda t: extra * documents(t),
+        load=lambda t: first(t + phase) + documents(t),
+        counters={"prompt_tokens_total": summed(lambda t: 400 + 900 * documents(t))},
     )
 
 
+def _many_frontends(seed: int) -> Series:
+    """A few frontends share a port, and each answers for what it has counted itself. So the totals
+    are those of another one at each look, and jump back and forth, while the engine is well."""
+    rng = random.Random(seed)
+    count, load = rng.randint(2, 6), diurnal(3, 24)
+    weights = [rng.uniform(0.5, 1.5) for _ in range(count)]
+    asked = [rng.choice(weights) / sum(weights) for _ in range(int(2 * DAY / 30) + 1)]
+    done = summed(lambda t: 5 * load(t) / 8)
+
+    def answered(t: float) -> float:
+        return asked[int(t / 30)] * done(t)
+
+    return long(
+        seed,
+        load=load,
+        per_request=rng.uniform(2.5, 4) * MIB,
+        counters={
+            "requests_total": answered,
+            "aborted_total": lambda t: 0.03 * answered(t),
+            "prompt_tokens_total": lambda t: 700 * answered(t),
+        },
+    )
+
+
+EVENTS = 100
+
+
+def _error_reports(seed: int) -> Series:
+    """Errors are reported with the local variables of each frame, which for a request with a
+    picture are a MiB or two. The client of the tracker keeps a hundred reports at most, and sends
+    one each twenty seconds or so."""
+    rng = random.Random(seed)
+    failing = Spells(rng, (1.5 * HOUR, 9 * HOUR), (300, 2 * HOUR))
+    each, rate = rng.uniform(0.9, 2.3) * MIB, rng.uniform(0.08, 0.5)
+    sends, waiting, points = 1 / rng.uniform(12, 40), 0.0, [(0.0, 0.0)]
+    for at in range(30, int(2 * DAY), 30):
+        came = rate if failing.on(float(at)) else 0.001
+        waiting = min(float(EVENTS), max(0.0, waiting + 30 * (came - sends)))
+        points.append((float(at), waiting))
+    reports = path(points)
+    return long(
+        seed,
+        other=lambda t: each * reports(t),
+        other_in="python_objects",
+        load=diurnal(4, 17),
+        counters={"errors_total": summed(lambda t: rate if failing.on(t) else 0.001)},
+    )
+
+
+BOXES = 4
+
+
+def _sandboxes(seed: int) -> Series:
+    """Programs that the model wrote are run beside it, each in a process with an interpreter and
+    what it imports, of 35 to 100 MiB. Most end within a minute, some only by a limit of fifteen,
+    and four run at a time."""
+    rng = random.Random(seed)
+    apart, day, at = rng.uniform(40, 240), diurnal(0.1, 1), 0.0
+    free, changes = [0.0] * BOXES, list[tuple[float, float]]()
+    while at < 2 * DAY:
+        at += rng.expovariate(1 / apart)
+        place = min(range(BOXES), key=free.__getitem__)
+        if rng.random() > day(at) or free[place] > at:
+            continue
+        free[place] = at + min(900.0, rng.lognormvariate(math.log(35), 1.3))
+        size = rng.uniform(35, 100) * MIB
+        changes += [(at, size), (free[place], -size)]
+    return long(
+        seed,
+        other=levels(changes),
+        other_in="anonymous_other",
+        load=lambda t: 14 * day(t),
+    )
+
+
+def _someones_shell(seed: int) -> Series:
+    """Someone opens a shell in the container and looks at a log or a dump with a script. The script
+    reads a part of it after another, some hundred MiB in all, and is left open over lunch."""
+    rng = random.Random(seed)
+    points = [(0.0, 0.0)]
+    while points[-1][0] < 2 * DAY:
+        at, size = points[-1][0] + rng.uniform(2, 11) * HOUR, rng.uniform(8, 20) * MIB
+        points += [(at, 0.0), (at + 5, size)]
+        total = rng.uniform(90, 380) * MIB
+        while size < total:
+            at += rng.uniform(10, 900)
+            more = min(total - size, rng.uniform(0.1, 0.6) * total) + 1
+            points += [(at + 5, size), (at + 15, size + more)]
+            at, size = at + 15, size + more
+        ends = at + rng.uniform(120, 5400)
+        points += [(ends, size), (ends + 1, 0.0)]
+    return long(seed, other=path(points), other_in="anonymous_other", load=diurnal(3, 14))
+
+
+def _held_in_flight(seed: int) -> Series:
+    """A trainer gives new weights while requests are in flight. These are held where they are, for
+    as long as the weights take, and go on with the new ones. A bucket of the weights is in shared
+    memory meanwhile."""
+    rng = random.Random(seed)
+    updates = Spells(rng, (60, 500), (4, 21), HOUR)
+    bucket = rng.uniform(128, 400) * MIB
+    return short(
+        seed,
+        paused=updates.on,
+        other=lambda t: bucket * updates.on(t),
+        other_in="shared",
+        load=diurnal(8, 24, 2100),
+    )
+
+
+def _cold_first_steps(seed: int) -> Series:
+    """A device that had nothing to do saves power, and its library lets go of its handles. The
+    first step after some idle minutes takes seconds, with requests waiting for it."""
+    rng = random.Random(seed)
+    works, takes = Spells(rng, (100, 700), (30, 400), HOUR), rng.uniform(3, 19)
+    most = rng.uniform(4, 14)
+    return short(
+        seed,
+        paused=lambda t: works.on(t) and works.since(t) < takes,
+        load=lambda t: most if works.on(t) else 0,
+        per_request=rng.uniform(2, 6) * MIB,
+    )
+
+
+def _remote_blocks(seed: int) -> Series:
+    """A decoder waits for blocks from a prefiller that is slow at times. Its requests wait then,
+    none is run, and no step is made for up to twenty seconds. Blocks that have come lie in pinned
+    buffers on the host."""
+    rng = random.Random(seed)
+    waits = Spells(rng, (40, 350), (3, 20), HOUR)
+    requests, staged = rng.randint(3, 14), rng.uniform(60, 220) * MIB
+    return short(
+        seed,
+        paused=waits.on,
+        other=lambda t: staged * min(1.0, waits.since(t) / 15) * waits.on(t),
+        other_in="anonymous_other",
+        load=flat(float(requests)),
+        counters={
+            "running": lambda t: 0 if waits.on(t) else requests,
+            "waiting": lambda t: requests if waits.on(t) else 0,
+            "inflight": flat(float(requests)),
+        },
+    )
+
+
+def _rebuilt_tables(seed: int) -> Series:
+    """A frontend reads its prices, quotas and routes anew each few minutes, and builds a second
+    table beside the first, which goes when nobody reads it any more. A million keys are 100 to 200
+    MiB in Python."""
+    rng = random.Random(seed)
+    times = list(accumulate(rng.uniform(200, 900) for _ in range(20)))
+    size, points = rng.uniform(90, 220) * MIB, [(0.0, 0.0)]
+    for at in times:
+        builds, grace = rng.uniform(8, 70), rng.uniform(2, 80)
+        points += [(at, 0.0), (at + builds, size), (at + builds + grace, size)]
+        points.append((at + builds + grace + 1, 0.0))
+    return short(seed, other=path(points), other_in="python_objects", load=diurnal(3, 16, 2300))
+
+
 FAMILIES: dict[str, Build] = {
-    "long recordings": _long_recordings,
-    "prefetched ahead": _prefetched_ahead,
-    "unpulled": _unpulled,
-    "reloaded checkpoint": _reloaded_checkpoint,
-    "estimated windows": _estimated_windows,
-    "limited strangers": _limited_strangers,
-    "two sets": _two_sets,
-    "waiting for tools": _waiting_for_tools,
-    "stepped clock": _stepped_clock,
-    "updated clients": _updated_clients,
-    "router index": _router_index,
-    "fetched experts": _fetched_experts,
-    "unreachable pictures": _unreachable_pictures,
-    "debug logging": _debug_logging,
-    "compressed streams": _compressed_streams,
+    "many samples": _many_samples,
+    "two continents": _two_continents,
+    "many frontends": _many_frontends,
+    "error reports": _error_reports,
+    "sandboxes": _sandboxes,
+    "someone's shell": _someones_shell,
+    "held in flight": _held_in_flight,
+    "cold first steps": _cold_first_steps,
+    "remote blocks": _remote_blocks,
+    "rebuilt tables": _rebuilt_tables,
 }
