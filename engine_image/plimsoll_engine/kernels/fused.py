@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 from plimsoll_engine.kernels import activation, argmax, norm, rotary
 from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
 from plimsoll_engine.kernels.prefill_attention import prefill_attention
 from plimsoll_engine.kernels.project import project
+from plimsoll_engine.kernels.quantized import Weight
+from plimsoll_engine.kernels.scaled_product import scaled_product
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 LIBRARY_ROWS = 1024
@@ -190,10 +192,19 @@ class FusedOps:
             first += count * rows
         return out
 
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
+
+        The library computes it, in either format.
+        """
+        if isinstance(weight, torch.Tensor):
+            return linear(x, weight, bias)
+        return scaled_product(x, weight, bias)
+
     def project(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None,
         norm: torch.Tensor | None = None,
         eps: float = 0.0,
@@ -202,7 +213,7 @@ class FusedOps:
     ) -> torch.Tensor:
         """Return one row ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
 
-        Norm and activation are in the same kernel.
+        Norm and activation are in the same kernel. The row is not quantized.
         """
         return project(x, weight, bias, norm, eps, silu, into)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
+from plimsoll_engine.kernels.quantized import Weight, product
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 
@@ -117,10 +118,14 @@ class ReferenceOps:
             parts.append(_prefill(query, plan, layer, number, scale, window))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size]."""
+        return product(x, weight, bias)
+
     def project(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None,
         norm: torch.Tensor | None = None,
         eps: float = 0.0,
@@ -131,7 +136,7 @@ class ReferenceOps:
 
         Step by step; added to ``into`` in place where given.
         """
-        out = linear(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
+        out = product(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
         if silu:
             out = self.silu_mul(out)
         if into is None:
