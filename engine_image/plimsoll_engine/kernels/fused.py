@@ -16,7 +16,8 @@ from plimsoll_engine.kernels.decode_attention import decode_attention
 from plimsoll_engine.kernels.prefill_attention import prefill_attention
 from plimsoll_engine.kernels.project import project
 from plimsoll_engine.kernels.quantized import Weight
-from plimsoll_engine.kernels.scaled_product import scaled_product
+from plimsoll_engine.kernels.reference import write_quantized
+from plimsoll_engine.kernels.scaled_product import quantize, scaled_product
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 LIBRARY_ROWS = 1024
@@ -139,7 +140,7 @@ class FusedOps:
         ``qkv`` is [tokens, (heads + 2 kv heads) * dim], the queries are [tokens, heads, dim] of its
         dtype.
         """
-        keys, values = plan.keys[layer], plan.values[layer]
+        keys, values = plan.of(layer)
         query, pairs = rotary.rotate_and_store(
             qkv, rotary_table, norms, eps, plan.write_slots, keys, values, _tail(plan)
         )
@@ -151,8 +152,15 @@ class FusedOps:
 
         They are also kept together for prompts that attend to nothing else.
         """
-        plan.keys[layer].index_copy_(0, plan.write_slots, key)
-        plan.values[layer].index_copy_(0, plan.write_slots, value)
+        for pages, rows in zip(plan.of(layer), (key, value), strict=True):
+            if pages.scales is None:
+                pages.rows.index_copy_(0, plan.write_slots, rows)
+            else:
+                narrow, scales = quantize(rows.flatten(0, 1))
+                shape = rows.shape[:2]
+                write_quantized(
+                    pages, plan.write_slots, narrow.unflatten(0, shape), scales.unflatten(0, shape)
+                )
         tail = _tail(plan)
         plan.derived = None if tail is None else Fresh(_with_tail(torch.stack((key, value)), tail))
 
@@ -163,7 +171,7 @@ class FusedOps:
 
         Decoding rows and prompts have kernels of their own.
         """
-        keys, values = plan.keys[layer], plan.values[layer]
+        keys, values = plan.of(layer)
         out = torch.empty_like(query)
         if plan.decodes:
             decode_attention(

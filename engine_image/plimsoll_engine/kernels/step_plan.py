@@ -13,6 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from plimsoll_engine.kernels.quantized import FP8
+
+SCALE_BYTES = 4
+"""Of the float32 scale that each token's keys of a head have in an FP8 pool, and its values too."""
+
 
 class KVShape(NamedTuple):
     """What one token's keys (and its values) are: ``layers`` x ``heads`` x ``dim`` elements."""
@@ -22,8 +27,19 @@ class KVShape(NamedTuple):
     dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Keys and values together."""
-        return 2 * self.layers * self.heads * self.dim * dtype.itemsize
+        """Keys and values together, and their scales where ``dtype`` is FP8."""
+        scale_bytes = SCALE_BYTES if dtype == FP8 else 0
+        return 2 * self.layers * self.heads * (self.dim * dtype.itemsize + scale_bytes)
+
+
+class Pages(NamedTuple):
+    """The keys, or the values, of one layer: ``rows`` [slots, kv heads, dim].
+
+    ``scales`` float32 [slots, kv heads] are what e4m3 rows are multiplied with, None for others.
+    """
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None = None
 
 
 class RowAdapters(Protocol):
@@ -51,7 +67,8 @@ class StepPlan:
     computes once a step, or has of a layer's rows until it attends to them. ``attended`` holds for
     each sequence what its rows attend to beside the pool, in models with an encoder for that;
     ``adapters`` are those of its requests, if any. ``context_limit`` is the most tokens that a
-    context of this engine may have, 0 where nobody has said.
+    context of this engine may have, 0 where nobody has said. ``scales`` float32 [2, layers, slots,
+    kv heads] are those of keys and values in an FP8 pool, else None.
     """
 
     keys: torch.Tensor
@@ -68,3 +85,9 @@ class StepPlan:
     attended: list[tuple[int, torch.Tensor]] | None = None
     adapters: RowAdapters | None = None
     context_limit: int = 0
+    scales: torch.Tensor | None = None
+
+    def of(self, layer: int) -> tuple[Pages, Pages]:
+        """Return the keys and the values of ``layer``."""
+        scales = (None, None) if self.scales is None else self.scales[:, layer].unbind()
+        return Pages(self.keys[layer], scales[0]), Pages(self.values[layer], scales[1])

@@ -1,6 +1,8 @@
-"""FP8 checkpoints served: the text of the exact weights, over restarts and by two ranks.
+"""FP8 checkpoints and an FP8 pool served: the same text over restarts and by two ranks.
 
-The tiny model's best token is ahead by some four of its logits' units, which e4m3 does not take.
+With weights in FP8 it is the text of the exact ones: the tiny model's best token is ahead by some
+four of its logits' units. Its keys are the more sensitive part: with the pool in FP8 as well the
+text is another one, and always the same.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ def fp8(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def weights(engine: Any) -> int:
-    (entry,) = (e for e in engine.status()["ledger"] if e["owner"] == "weights")
+def held(engine: Any, owner: str) -> int:
+    (entry,) = (e for e in engine.status()["ledger"] if e["owner"] == owner)
+    assert entry["bytes"] <= entry["bound"]
     return int(entry["bytes"])
 
 
@@ -39,23 +42,29 @@ def texts(engine: Any) -> list[str]:
         return [future.result(120).text for future in futures]
 
 
-def test_the_text_is_that_of_the_exact_weights_over_a_restart(
-    engine: Any, start_engine: Any, fp8: Path
-) -> None:
-    quantized = start_engine(model=fp8).wait_ready()
-    exact = texts(engine)
-    with quantized.streams(STREAMS, TOKENS, temperature=0.0) as futures:
-        quantized.begin("restart", "fp8-1")
-        operation = quantized.finish("fp8-1")
+FLAGS = ("--num-blocks", "500", "--block-size", "8")
+
+
+def test_the_text_is_the_same_over_a_restart(engine: Any, start_engine: Any, fp8: Path) -> None:
+    narrow = start_engine(*FLAGS, "--kv-cache-dtype", "fp8", model=fp8).wait_ready()
+    undisturbed = texts(narrow)
+    with narrow.streams(STREAMS, TOKENS, temperature=0.0) as futures:
+        narrow.begin("restart", "fp8-1")
+        operation = narrow.finish("fp8-1")
         found = [future.result(120).text for future in futures]
     assert operation["kv_handover"] == "handed_over"
     assert operation["carried_prefill_tokens"] == 0
-    assert found == exact
-    assert len(set(exact)) == STREAMS
+    assert found == undisturbed
+    assert len(set(found)) == STREAMS
     # Half of the tiny model is its embedding and its head, which stay as they are.
-    assert weights(quantized) < 0.55 * weights(engine)
-    quantized.clean()
-    assert texts(quantized) == exact
+    assert held(narrow, "weights") < 0.55 * held(engine, "weights")
+    # 4 layers, 2 heads, 16 dimensions and a scale.
+    assert held(narrow, "kv_pool") == 500 * 8 * 2 * 4 * 2 * (16 + 4)
+    narrow.clean()
+
+
+def test_weights_alone_leave_the_text_as_it_is(engine: Any, start_engine: Any, fp8: Path) -> None:
+    assert texts(start_engine(model=fp8).wait_ready()) == texts(engine)
 
 
 def run(engine: EngineCore) -> dict[str, list[int]]:
@@ -79,7 +88,7 @@ def test_two_ranks_make_the_tokens_of_one(fp8: Path, tmp_path: Path) -> None:
         config = WorkerConfig(
             str(fp8), str(tmp_path), "unused", "float32", "cpu", max_num_seqs=8,
             max_model_len=200, max_num_batched_tokens=24, block_size=4, num_blocks=100,
-            tensor_parallel_size=size,
+            tensor_parallel_size=size, kv_cache_dtype="fp8",
         )  # fmt: skip
         with started(config) as (lifecycle, _):
             assert lifecycle.engine is not None

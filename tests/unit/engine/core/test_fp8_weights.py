@@ -290,8 +290,8 @@ def test_logits_are_those_of_the_roundings(
     exact: Path, fp8: Path, helpers: Any, tmp_path: Path, record_property: Any
 ) -> None:
     """Random weights pass each rounding on. How much more is lost than by weights in bfloat16 is
-    what is asserted. A value of e4m3 is off by up to a sixteenth
-    of itself and one of bfloat16 by a 256th, and here both factors of each product are rounded."""
+    what is asserted. A value of e4m3 is off by up to a sixteenth of itself and one of bfloat16 by a
+    256th, and here both factors of each product are rounded."""
     narrow = tmp_path / "bfloat16"
     changed(exact, narrow, lambda t: t.update({name: x.bfloat16() for name, x in t.items()}))
     found, plain = logits_of(fp8, helpers), logits_of(exact, helpers)

@@ -1,31 +1,38 @@
 """The kernels of FP8 compute what their torch references compute, on inputs drawn anew.
 
-Tests ``kernels/scaled_product.py`` and ``kernels/project.py``.
+Tests ``kernels/scaled_product.py``, ``kernels/project.py``, ``kernels/rotary.py``,
+``kernels/decode_attention.py`` and ``kernels/prefill_attention.py``.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import linear
 
-from plimsoll_engine.kernels import quantized, scaled_product
+from plimsoll_engine.kernels import decode_attention, fused, quantized, scaled_product
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kernels.reference import ReferenceOps
+from plimsoll_engine.kernels.step_plan import StepPlan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FUSED: Ops = FusedOps()
 REFERENCE: Ops = ReferenceOps()
+PAGE = 16
+# The interpreter's dot product takes bfloat16 for integers.
+NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 
 
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(23)
     if DEVICE.type == "cpu":
+        monkeypatch.setattr(decode_attention, "PROGRAMS", 24)  # one runs after the other
         rounds_as_the_device(monkeypatch)
 
 
@@ -141,3 +148,145 @@ def test_the_library_is_given_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
     found = FUSED.linear(x, weight, shift)
     assert calls == [(FP8, FP8, 1, (9, 1))]
     assert error(found, REFERENCE.linear(x, weight, shift)) < 4e-3
+
+
+def plan_of(sequences: list[tuple[int, int]], kv_heads: int, dim: int, pad: int = 0) -> StepPlan:
+    """An FP8 pool and its plan for (context, new tokens) each, decodes first."""
+    pages = [-(-context // PAGE) for context, _ in sequences]
+    order = torch.randperm(sum(pages) + 2).tolist()
+    tables = [[order.pop() for _ in range(count)] for count in pages]
+    write = [
+        table[token // PAGE] * PAGE + token % PAGE
+        for table, (context, new) in zip(tables, sequences, strict=True)
+        for token in range(context - new, context)
+    ]
+    starts = [0]
+    for _, new in sequences:
+        starts.append(starts[-1] + new)
+
+    def ints(values: Any, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+    slots, width = (sum(pages) + 2) * PAGE, max(pages)
+    pairs, scales = quantized.quantize(draw(2, 2, slots, kv_heads, dim))
+    return StepPlan(
+        keys=pairs[0],
+        values=pairs[1],
+        block_size=PAGE,
+        write_slots=ints(write + [-1] * pad, torch.int64),
+        tables=ints([table + [0] * (width - len(table)) for table in tables] + [[0] * width] * pad),
+        contexts=ints([context for context, _ in sequences] + [0] * pad),
+        starts=ints(starts + [starts[-1]] * pad),
+        decodes=sum(new == 1 for _, new in sequences) + pad,
+        longest=max((new for _, new in sequences if new > 1), default=0),
+        scales=scales.squeeze(-1) * torch.rand(2, 2, slots, kv_heads, device=DEVICE),
+    )
+
+
+def pool_of(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the pool means, and its scales."""
+    assert plan.scales is not None
+    pairs = torch.stack([plan.keys.float(), plan.values.float()])
+    return pairs * plan.scales.unsqueeze(-1), plan.scales
+
+
+def copied(plan: StepPlan) -> StepPlan:
+    assert plan.scales is not None
+    return replace(
+        plan, keys=plan.keys.clone(), values=plan.values.clone(), scales=plan.scales.clone(),
+        derived=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (6, 3, 24)])
+def test_keys_and_values_are_stored_with_their_scales(
+    heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype
+) -> None:
+    """The kernel rounds the rotated key once and the reference twice in bfloat16, so that a value
+    on the brink may be one step of e4m3 apart, an eighth; most are the same."""
+    plan = plan_of([(9, 1), (40, 1), (20, 7)], kv_heads, dim)
+    tokens = len(plan.write_slots)
+    qkv = draw(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    rotary = REFERENCE.rotary(
+        torch.randint(0, 5000, (tokens,), device=DEVICE), draw(dim // 2).abs()
+    )
+    norms = (draw(dim, dtype=dtype), draw(dim, dtype=dtype)) if normed else None
+    steps, queries = [], []
+    for ops in (FUSED, REFERENCE):
+        steps.append(copied(plan))
+        queries.append(ops.rotate_and_store(qkv, rotary, norms, 1e-6, steps[-1], 1))
+    assert error(queries[0], queries[1]) < 8e-3
+    (ours, scales), (theirs, wanted) = (pool_of(step) for step in steps)
+    assert error(scales, wanted) < 8e-3
+    written = ours[:, 1, plan.write_slots], theirs[:, 1, plan.write_slots]
+    assert bool(((written[0] - written[1]).abs() <= written[1].abs() / 7 + 1e-2).all())
+    # Values are not rotated: theirs are the same to the bit.
+    assert torch.equal(written[0][1], written[1][1])
+    untouched = torch.ones(ours.shape[2], dtype=torch.bool, device=DEVICE)
+    untouched[plan.write_slots] = False
+    assert torch.equal(ours[:, 1, untouched], theirs[:, 1, untouched])
+    assert torch.equal(ours[:, 0], theirs[:, 0]), "another layer was written"
+
+
+def test_keys_of_other_models_are_stored_the_same() -> None:
+    """Without a kernel of their own, as models of transformers and Whisper do it."""
+    plan = plan_of([(9, 1), (20, 7)], 2, 16)
+    key, value = draw(8, 2, 16), draw(8, 2, 16)
+    steps = copied(plan), copied(plan)
+    FUSED.store(key, value, steps[0], 1)
+    REFERENCE.store(key, value, steps[1], 1)
+    for found, expected in zip(pool_of(steps[0]), pool_of(steps[1]), strict=True):
+        assert torch.equal(found, expected)
+
+
+BATCHES = {
+    "decodes": [(1, 1), (16, 1), (65, 1), (130, 1)],
+    "chunks": [(5, 5), (17, 6), (90, 33)],
+    "mixed": [(64, 1), (3, 1), (17, 6), (80, 80)],
+}
+
+
+@pytest.mark.parametrize("window", [None, 20], ids=["whole", "window"])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "dtype"), [(4, 2, 32, NARROW), (6, 2, 24, torch.float32)]
+)
+def test_attention_to_an_fp8_pool(
+    heads: int, kv_heads: int, dim: int, batch: list[tuple[int, int]], window: int | None,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    plan = plan_of(batch, kv_heads, dim, pad=2 if batch[-1][1] == 1 else 0)
+    query = draw(int(plan.starts[-1]) + (2 if batch[-1][1] == 1 else 0), heads, dim, dtype=dtype)
+    found = FUSED.attend(query, copied(plan), 1, 0.3, window)
+    real = len(batch) if batch[-1][1] == 1 else len(query)
+    shown = replace(
+        plan, tables=plan.tables[: len(batch)], contexts=plan.contexts[: len(batch)],
+        starts=plan.starts[: len(batch) + 1], decodes=sum(new == 1 for _, new in batch),
+    )  # fmt: skip
+    expected = REFERENCE.attend(query[:real].float(), shown, 1, 0.3, window)
+    assert error(found[:real], expected) < (1e-5 if dtype == torch.float32 else 8e-3)
+    assert not bool(found[real:].any())
+
+
+def test_a_whole_prompt_attends_to_what_it_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's attention reads the step's own keys and values, which are not rounded; what a
+    later step reads is. Both are stored from the same rows."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(fused, "LIBRARY_ROWS", 50)
+        monkeypatch.setattr(fused, "LIBRARY_STEP", 32)
+    rows = 60 if DEVICE.type == "cpu" else 1100
+    plan = plan_of([(9, 1), (rows, rows)], 2, 32)
+    plan.fresh = (rows,)
+    qkv = draw(rows + 1, 8 * 32, dtype=NARROW)
+    rotary = REFERENCE.rotary(torch.arange(rows + 1, device=DEVICE), draw(16).abs())
+    step = copied(plan)
+    query = FUSED.rotate_and_store(qkv, rotary, None, 0.0, step, 0)
+    assert step.derived.pairs.dtype == NARROW
+    found = FUSED.attend(query, step, 0, 0.3, None)
+    stored = copied(plan)
+    theirs = REFERENCE.rotate_and_store(qkv, rotary, None, 0.0, stored, 0)
+    expected = REFERENCE.attend(theirs.float(), stored, 0, 0.3, None)
+    assert 1e-3 < error(found[1:], expected[1:]) < 0.05
+    assert error(found[:1], expected[:1]) < 0.02
