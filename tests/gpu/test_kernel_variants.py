@@ -12,6 +12,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models.write_fp8 import write_fp8
 from plimsoll_faults.models.tiny import write_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -46,9 +47,16 @@ def play(engine: EngineCore, batches: tuple[int, ...]) -> None:
             assert not engine.step().dropped
 
 
-def test_no_step_meets_a_kernel_that_others_like_it_have_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fp8", [False, True], ids=["bfloat16", "fp8"])
+def test_no_step_meets_a_kernel_that_others_like_it_have_not(tmp_path: Path, fp8: bool) -> None:
     write_checkpoint(tmp_path)
-    config = WorkerConfig(str(tmp_path), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096)
+    if fp8:
+        write_fp8(tmp_path, tmp_path / "fp8")
+        tmp_path /= "fp8"
+    config = WorkerConfig(
+        str(tmp_path), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096,
+        kv_cache_dtype="fp8" if fp8 else "auto",
+    )  # fmt: skip
     lifecycle = CoreLifecycle(config)
     engine = lifecycle.start()
     engine.runner.graphs = None  # every step by its kernels
