@@ -52,6 +52,7 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Moves the bytes of ``x`` and half of them again.
     """
+    x = x.contiguous()
     rows, size = x.shape
     values = torch.empty(rows, size, dtype=FP8, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear
 
 from plimsoll_engine.kernels import decode_attention, fused, quantized, scaled_product
@@ -132,8 +133,24 @@ def test_product_of_rows(rows: int, columns: int, out: int, bias: bool) -> None:
     assert error(found, REFERENCE.linear(x, weight, shift)) < 8e-3
 
 
+def test_torch_takes_the_call_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own checks of shapes, strides and scales, which need no device."""
+    monkeypatch.setattr(scaled_product, "quantize", quantized.quantize)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="cuda")
+
+    with FakeTensorMode():
+        weight = Quantized(empty(48, 64, dtype=FP8), empty(48, 1, dtype=torch.float32))
+        found = scaled_product.scaled_product(empty(9, 64), weight, empty(48))
+        assert (found.shape, found.dtype) == ((9, 48), torch.bfloat16)
+        wrong = Quantized(weight.values, empty(47, 1, dtype=torch.float32))
+        with pytest.raises(RuntimeError, match="Invalid scaling configuration"):
+            scaled_product.scaled_product(empty(9, 64), wrong, None)
+
+
 def test_the_library_is_given_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its product in torch's own words: columns by columns, with scales of rows and of columns."""
+    """In place of its product, which no CPU has, what it is documented to compute."""
     calls = []
 
     def scaled_mm(a: Any, b: Any, **options: Any) -> torch.Tensor:
