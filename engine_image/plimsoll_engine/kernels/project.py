@@ -36,6 +36,10 @@ def _project(
         column = start + tl.arange(0, BLOCK)
         inside = column < COLUMNS
         at = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+        if SCALED:
+            # As many columns a thread as of x, which has 16 bits: otherwise each x goes from thread
+            # to thread through shared memory, and the barriers there hold the next loads back.
+            at = tl.max_contiguous(at, [1, 8])
         both = here[:, None] & inside[None, :]
         part = tl.load(weight + at, mask=both, other=0.0)
         if SILU:
