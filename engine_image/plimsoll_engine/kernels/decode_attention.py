@@ -107,7 +107,7 @@ def _decode_attention(
         k = tl.load(keys + at[:, None] + dims[None, :], mask=there, other=0.0).to(q.dtype)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if SCALED:
-            row_scale = slot * KV_HEADS + kv_head
+            row_scale = (page.to(tl.int64) * KV_HEADS + kv_head) * PAGE + token % PAGE
             score *= tl.load(key_scales + row_scale, mask=inside, other=0.0)[None, :]
         score = tl.where((inside & (token >= lowest))[None, :], score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1))

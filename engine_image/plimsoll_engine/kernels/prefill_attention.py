@@ -42,7 +42,7 @@ def _walk(
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SCALED:
             known = token < limit
-            row_scale = slot * KV_HEADS + kv_head
+            row_scale = (page.to(tl.int64) * KV_HEADS + kv_head) * PAGE + token % PAGE
             score *= tl.load(key_scales + row_scale, mask=known, other=0.0)[None, :]
         if MASKED:
             seen = (token[None, :] <= newest[:, None]) & (token[None, :] > newest[:, None] - window)

@@ -164,7 +164,8 @@ def write_quantized(
     assert pages.scales is not None
     # As bytes: torch copies no eight-bit floats by an index.
     pages.rows.view(torch.uint8).index_copy_(0, slots, values.view(torch.uint8))
-    pages.scales.index_copy_(0, slots, scales.squeeze(-1))
+    page, place = _places(pages.scales, slots)
+    pages.scales[page, :, place] = scales.squeeze(-1)
 
 
 def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -172,7 +173,13 @@ def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
     if pages.scales is None:
         return pages.rows[slots]
     rows = pages.rows.view(torch.uint8)[slots].view(pages.rows.dtype)
-    return dequantize(rows, pages.scales[slots].unsqueeze(-1)).to(dtype)
+    page, place = _places(pages.scales, slots)
+    return dequantize(rows, pages.scales[page, :, place].unsqueeze(-1)).to(dtype)
+
+
+def _places(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the block of each of ``slots``, and its place there."""
+    return slots // scales.shape[-1], slots % scales.shape[-1]
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:

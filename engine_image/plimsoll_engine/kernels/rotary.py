@@ -73,7 +73,8 @@ def _rotate_and_store(
     qkv, rotary, q_norm, k_norm, slots, query, keys, values, key_scales, value_scales, fresh_keys,
     fresh_values, tokens, eps, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr,
     KV_HEADS: tl.constexpr, KV_HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
-    NORM: tl.constexpr, FRESH: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr = False,
+    NORM: tl.constexpr, FRESH: tl.constexpr, SCALED: tl.constexpr, PAGE: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     dim: tl.constexpr = 2 * HALF
@@ -103,7 +104,7 @@ def _rotate_and_store(
         place = slot * KV_HEADS * dim + at
         if SCALED:
             head = tl.arange(0, KV_HEADS_PAD)
-            row_scale = slot * KV_HEADS + head
+            row_scale = (slot // PAGE * KV_HEADS + head) * PAGE + slot % PAGE
             _store_scaled(
                 keys + place, key_scales + row_scale, left, right, inside, head, KV_HEADS, HALF
             )
@@ -168,6 +169,8 @@ def rotate_and_store(
         HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads),
         KV_HEADS=kv_heads, KV_HEADS_PAD=triton.next_power_of_2(kv_heads),
         HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norms is not None,
-        FRESH=fresh is not None, SCALED=scaled, num_warps=4, **overlap(qkv.device),
+        FRESH=fresh is not None, SCALED=scaled,
+        PAGE=1 if keys.scales is None else keys.scales.shape[-1], num_warps=4,
+        **overlap(qkv.device),
     )  # fmt: skip
     return query, fresh

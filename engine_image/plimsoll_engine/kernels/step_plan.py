@@ -35,7 +35,8 @@ class KVShape(NamedTuple):
 class Pages(NamedTuple):
     """The keys, or the values, of one layer: ``rows`` [slots, kv heads, dim].
 
-    ``scales`` float32 [slots, kv heads] are what e4m3 rows are multiplied with, None for others.
+    ``scales`` float32 [blocks, kv heads, block size] are what e4m3 rows are multiplied with, None
+    for others. A head's scales of a block lie together, as attention reads them.
     """
 
     rows: torch.Tensor
@@ -68,7 +69,8 @@ class StepPlan:
     each sequence what its rows attend to beside the pool, in models with an encoder for that;
     ``adapters`` are those of its requests, if any. ``context_limit`` is the most tokens that a
     context of this engine may have, 0 where nobody has said. ``scales`` float32 [2, layers, slots,
-    kv heads] are those of keys and values in an FP8 pool, else None.
+    kv heads] are those of keys and values in an FP8 pool, else None: of each block together, in the
+    order of :class:`Pages`.
     """
 
     keys: torch.Tensor
@@ -89,5 +91,9 @@ class StepPlan:
 
     def of(self, layer: int) -> tuple[Pages, Pages]:
         """Return the keys and the values of ``layer``."""
-        scales = (None, None) if self.scales is None else self.scales[:, layer].unbind()
-        return Pages(self.keys[layer], scales[0]), Pages(self.values[layer], scales[1])
+        keys, values = self.keys[layer], self.values[layer]
+        if self.scales is None:
+            return Pages(keys), Pages(values)
+        shape = (-1, keys.shape[1], self.block_size)
+        of_keys, of_values = (scales.view(shape) for scales in self.scales[:, layer])
+        return Pages(keys, of_keys), Pages(values, of_values)

@@ -19,7 +19,8 @@ from plimsoll_engine.kvcache.block_sums import add_sums, block_sums
 class PoolTensors(NamedTuple):
     """``pairs`` [2, layers, slots, heads, dim], and ``scales`` float32 [2, layers, slots, heads].
 
-    ``scales`` are None where the pool is not FP8.
+    ``scales`` are None where the pool is not FP8. Those of a block lie together, in the order of
+    :class:`plimsoll_engine.kernels.step_plan.Pages`.
     """
 
     pairs: torch.Tensor

@@ -71,8 +71,11 @@ def filled() -> PoolTensors:
 
 
 def meant(pool: PoolTensors) -> PoolTensors:
+    """The pool in float32; in its own, a head's scales of a block lie together."""
     assert pool.scales is not None
-    return PoolTensors(dequantize(pool.pairs, pool.scales.unsqueeze(-1)), None)
+    scales = pool.scales.view(2, KV.layers, BLOCKS, KV.heads, BLOCK).transpose(-1, -2)
+    scales = scales.reshape(pool.scales.shape)
+    return PoolTensors(dequantize(pool.pairs, scales.unsqueeze(-1)), None)
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -201,10 +201,13 @@ def plan_of(sequences: list[tuple[int, int]], kv_heads: int, dim: int, pad: int 
 
 
 def pool_of(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the pool means, and its scales."""
+    """What the pool means, and its scales by slot."""
     assert plan.scales is not None
     pairs = torch.stack([plan.keys.float(), plan.values.float()])
-    return pairs * plan.scales.unsqueeze(-1), plan.scales
+    two, layers, _, heads, _ = pairs.shape
+    scales = plan.scales.view(two, layers, -1, heads, PAGE).transpose(-1, -2)
+    scales = scales.reshape(two, layers, -1, heads)
+    return pairs * scales.unsqueeze(-1), scales
 
 
 def copied(plan: StepPlan) -> StepPlan:
