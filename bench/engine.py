@@ -32,12 +32,16 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.warmup import warm_up
+from plimsoll_engine.kernels.quantized import dequantize
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.pool_memory import pool_tensors
 from plimsoll_engine.memory.core_lifecycle import GC_THRESHOLDS
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
+from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.decoder_parts import SCALE
 from plimsoll_engine.process.rules import frozen
 
 VOCABULARY = 10_000
@@ -152,16 +156,17 @@ class Bench:
     def check(self, requests: list[Request], outputs: dict[str, list[int]]) -> dict[str, float]:
         """Compare some outputs with the reference; SystemExit where one is wrong."""
         wide = Decoder(self.config, torch.float32)
-        wide.bind({name: t.float() for name, t in self.model.parameters_by_name().items()})
-        narrow = Decoder(self.config, self.dtype)
+        wide.bind(exact_tensors(self.model))
+        narrow = Decoder(self.config, self.dtype, quantization=loader.quantization_of(self.config))
         narrow.bind(self.model.parameters_by_name())
+        pool = None if self.runner.kv is None else self.runner.kv.dtype
         equal = total = 0
         worst_noise = worst_gap = 0.0
         for index in range(0, len(requests), max(1, len(requests) // CHECKED)):
             prompt, _ = requests[index]
             out = outputs[str(index)][:CHECKED_TOKENS]
             exact = reference_logits(wide, prompt, out)
-            rounded = reference_logits(narrow, prompt, out)
+            rounded = reference_logits(narrow, prompt, out, pool)
             noise = float((exact - rounded).abs().max())
             chosen = torch.tensor(out, device=self.device).unsqueeze(-1)
             gap = exact.max(dim=-1).values - exact.gather(-1, chosen).squeeze(-1)
@@ -176,15 +181,29 @@ class Bench:
         return {"checked": total, "equal": equal, "noise": worst_noise, "worst_gap": worst_gap}
 
 
-def reference_logits(model: Decoder, prompt: list[int], out: list[int]) -> torch.Tensor:
+def exact_tensors(model: Decoder) -> dict[str, torch.Tensor]:
+    """The weights in float32, quantized ones as what they mean."""
+    tensors = model.parameters_by_name()
+    return {
+        name: dequantize(tensor, tensors[name + SCALE])
+        if name + SCALE in tensors
+        else tensor.float()
+        for name, tensor in tensors.items()
+        if not name.endswith(SCALE)
+    }
+
+
+def reference_logits(
+    model: Decoder, prompt: list[int], out: list[int], pool: torch.dtype | None = None
+) -> torch.Tensor:
     """float32 [len(out), vocabulary]: the scores that each token of ``out`` was chosen from, with
-    all tokens before it given, by plain torch in one pass."""
+    all tokens before it given, by plain torch in one pass. ``pool`` is the dtype of keys and
+    values, None for the model's."""
     model._ops = ReferenceOps()
     ids = torch.tensor(prompt + out[:-1], device=model.device)
     count = len(ids)
     blocks = -(-count // BLOCK)
-    kv = torch.zeros(2, model.kv.layers, blocks * BLOCK, *model.kv[1:], dtype=model.dtype,
-                     device=model.device)  # fmt: skip
+    kv, scales = pool_tensors(model.kv, blocks * BLOCK, pool or model.dtype, model.device)
     positions = torch.arange(count, device=model.device)
 
     def ints(values: Any) -> torch.Tensor:
@@ -192,7 +211,7 @@ def reference_logits(model: Decoder, prompt: list[int], out: list[int]) -> torch
 
     step = StepPlan(
         kv[0], kv[1], BLOCK, positions, ints([list(range(blocks))]), ints([count]),
-        ints([0, count]), decodes=0, longest=count,
+        ints([0, count]), decodes=0, longest=count, scales=scales,
     )  # fmt: skip
     hidden = model.forward(ids, positions, step)
     return model.logits(hidden[len(prompt) - 1 :]).float()

@@ -38,7 +38,9 @@ EXIT_TIMEOUT_S = 60
 class RankedBench(Bench):
     """One model over ``size`` ranks, and the engine over it."""
 
-    def __init__(self, checkpoint: Path, size: int, device: str, budget: int) -> None:
+    def __init__(
+        self, checkpoint: Path, size: int, device: str, budget: int, kv_cache_dtype: str = "auto"
+    ) -> None:
         self.size = size
         self.folder = checkpoint
         self.run_dir = tempfile.TemporaryDirectory()
@@ -46,7 +48,7 @@ class RankedBench(Bench):
         config = WorkerConfig(
             str(checkpoint), self.run_dir.name, "unused", device=device, max_num_seqs=MAX_SEQS,
             max_model_len=MAX_LENGTH, max_num_batched_tokens=budget, block_size=BLOCK,
-            num_blocks=blocks, tensor_parallel_size=size,
+            num_blocks=blocks, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype,
         )  # fmt: skip
         self.leader = Leader(self.run_dir.name, 1, size) if size > 1 else None
         text = msgspec.json.encode(config).decode()

@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     admin_port: int = ADMIN_PORT
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_num_seqs: int | None = None
     max_model_len: int | None = None
@@ -105,6 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             tensor_parallel_size=self.tensor_parallel_size,
             max_loras=self.max_loras,
             max_lora_rank=self.max_lora_rank,
+            kv_cache_dtype=self.kv_cache_dtype,
         )
 
 
@@ -161,6 +163,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--port", default=8000, type=port, help="port of the serving API; 0 takes a free one")
     add("--admin-port", default=ADMIN_PORT, type=port, help="admin API, on 127.0.0.1 only")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    add("--kv-cache-dtype", default="auto", choices=("auto", "fp8", "fp8_e4m3"),
+        help="type of keys and values in the KV pool; default: the model's")  # fmt: skip
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
     add("--max-num-seqs", type=_positive, metavar="N", help="requests that run at once")
     add("--max-model-len", type=_positive, metavar="N", help="prompt and output tokens together")
@@ -235,6 +239,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         port=flags.port,
         admin_port=flags.admin_port,
         dtype=flags.dtype,
+        kv_cache_dtype=flags.kv_cache_dtype,
         device=flags.device,
         max_num_seqs=flags.max_num_seqs,
         max_model_len=flags.max_model_len,

@@ -13,6 +13,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models.write_fp8 import write_fp8
 from plimsoll_faults.models import tiny, tiny_moe
 
 pytestmark = pytest.mark.skipif(
@@ -47,14 +48,28 @@ def play(engine: EngineCore, batches: tuple[int, ...]) -> None:
             assert not engine.step().dropped
 
 
+def write_dense_fp8(path: Path) -> None:
+    tiny.write_checkpoint(path / "whole")
+    write_fp8(path / "whole", path)
+
+
 @pytest.mark.parametrize(
-    "write", [tiny.write_checkpoint, tiny_moe.write_checkpoint], ids=["dense", "experts"]
+    ("write", "kv_cache_dtype"),
+    [
+        (tiny.write_checkpoint, "auto"),
+        (tiny_moe.write_checkpoint, "auto"),
+        (write_dense_fp8, "fp8"),
+    ],
+    ids=["dense", "experts", "fp8"],
 )
 def test_no_step_meets_a_kernel_that_others_like_it_have_not(
-    tmp_path: Path, write: Callable[[Path], None]
+    tmp_path: Path, write: Callable[[Path], None], kv_cache_dtype: str
 ) -> None:
     write(tmp_path)
-    config = WorkerConfig(str(tmp_path), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096)
+    config = WorkerConfig(
+        str(tmp_path), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096,
+        kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
     lifecycle = CoreLifecycle(config)
     engine = lifecycle.start()
     engine.runner.graphs = None  # every step by its kernels

@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from plimsoll_engine.errors import SettingsError
+from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.kernels.step_plan import KVShape
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import decoder
@@ -16,6 +17,10 @@ BLOCK_SIZE = 16
 CUDA_KV_FRACTION = 0.8
 """Of the device memory that is free once the weights are there; the rest is for activations."""
 CPU_KV_BYTES = 64 << 20
+CACHE_DTYPES = {"fp8": FP8, "fp8_e4m3": FP8}
+"""By the names of vLLM."""
+FP8_CAPABILITY = (8, 9)
+"""Of the first GPUs that convert e4m3 (PTX ISA, ``cvt``)."""
 
 
 class EngineSizes(msgspec.Struct, frozen=True):
@@ -28,8 +33,25 @@ class EngineSizes(msgspec.Struct, frozen=True):
     num_blocks: int
 
     def kv_bytes(self, kv: KVShape, dtype: torch.dtype) -> int:
-        """Return the KV pool."""
+        """Return the bytes of a KV pool of ``dtype``."""
         return self.num_blocks * self.block_size * kv.bytes_per_token(dtype)
+
+
+def cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of the KV pool that ``--kv-cache-dtype`` asks for; ``auto`` is ``dtype``.
+
+    :class:`SettingsError` where it is not known, or the device cannot.
+    """
+    if name == "auto":
+        return dtype
+    if name not in CACHE_DTYPES:
+        raise SettingsError(f"--kv-cache-dtype {name}: expected auto, {', '.join(CACHE_DTYPES)}")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise SettingsError(
+            f"--kv-cache-dtype {name}: needs a GPU of compute capability 8.9 or higher; leave the"
+            " flag out"
+        )
+    return CACHE_DTYPES[name]
 
 
 def check_adapters(requested: WorkerConfig, config: Any) -> None:
@@ -70,7 +92,7 @@ def resolve(
     pool_bytes: int | None = None,
     free: int | None = None,
 ) -> EngineSizes:
-    """Fill in what was not asked for.
+    """Fill in what was not asked for. ``dtype`` is the KV pool's.
 
     Call it after the weights were loaded. ``positions`` is the model's longest context in tokens,
     ``pool_bytes`` the KV pool where there is one already, ``free`` the device memory that every

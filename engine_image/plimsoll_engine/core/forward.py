@@ -19,7 +19,7 @@ from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.step_plan import StepPlan
-from plimsoll_engine.kvcache.block_sums import block_sums
+from plimsoll_engine.kvcache.pool_memory import PoolTensors, pool_sums, pool_tensors
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.lora import StepAdapters
@@ -30,9 +30,17 @@ class Forward:
     """The model, the KV pool's tensors and the device they are on."""
 
     def __init__(
-        self, model: Model, num_blocks: int, block_size: int, memory: torch.Tensor | None = None
+        self,
+        model: Model,
+        num_blocks: int,
+        block_size: int,
+        memory: torch.Tensor | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """``memory`` uint8 [bytes] is the KV pool's where that is mapped; else it is made here."""
+        """``memory`` uint8 [bytes] is the KV pool's where that is mapped; else it is made here.
+
+        ``kv_dtype`` is the pool's dtype, None for the model's.
+        """
         self.model: Model | None = model
         self.group: Group = model.group if isinstance(model, Decoder) else ALONE
         self.outputs = EncoderOutputs(model) if isinstance(model, MediaModel) else None
@@ -42,28 +50,25 @@ class Forward:
         self.adapters: LoadedAdapters | None = None
         """None where the engine takes no LoRA adapters."""
         self._ops = ops_for(self.device)
-        layers, heads, dim = model.kv
-        shape = (2, layers, num_blocks * block_size, heads, dim)
-        self.kv: torch.Tensor | None
-        if memory is None:
-            self.kv = torch.empty(shape, dtype=model.dtype, device=self.device)
-            # Zeros are written, not only reserved: a pool that filled its pages while it serves
-            # would look like growth.
-            self.kv.zero_()
-        else:
-            self.kv = memory.view(model.dtype).view(shape)
+        slots = num_blocks * block_size
+        made = pool_tensors(model.kv, slots, kv_dtype or model.dtype, self.device, memory)
+        self.kv: torch.Tensor | None = made.pairs
+        self.kv_scales: torch.Tensor | None = made.scales
+        """Of an FP8 pool."""
         self.newest: torch.Tensor | None = None
         """The tokens that the last step sampled, on the device; a request knows its row."""
 
     @property
     def kv_bytes(self) -> int:
         """The KV pool's, of all ranks together: each has as much."""
-        return 0 if self.kv is None else self.kv.nbytes * self.group.shard.size
+        if self.kv is None:
+            return 0
+        return PoolTensors(self.kv, self.kv_scales).nbytes * self.group.shard.size
 
     def block_sums(self, blocks: Sequence[int]) -> list[int]:
         """Return a sum of what each of ``blocks`` holds on this rank."""
         assert self.kv is not None
-        return block_sums(self.kv, self.block_size, blocks)
+        return pool_sums(PoolTensors(self.kv, self.kv_scales), self.block_size, blocks)
 
     @property
     def graph_bytes(self) -> int:
@@ -78,7 +83,9 @@ class Forward:
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
         assert self.kv is not None
-        self.graphs = DecodeGraphs(self.model, self.kv, self.block_size, max_num_seqs, max_blocks)
+        self.graphs = DecodeGraphs(
+            self.model, self.kv, self.block_size, max_num_seqs, max_blocks, self.kv_scales
+        )
         if not later:
             self.graphs.capture_first()
 
@@ -145,6 +152,7 @@ class Forward:
             fresh=inputs.fresh,
             adapters=adapters,
             context_limit=0 if self.graphs is None else self.graphs.context_limit,
+            scales=self.kv_scales,
         )
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
@@ -160,7 +168,7 @@ class Forward:
             self.graphs.close()
             self.graphs = None
         self.model = None
-        self.kv = None
+        self.kv = self.kv_scales = None
         self.newest = None
         if self.outputs is not None:
             self.outputs.close()

@@ -45,10 +45,17 @@ class DecodeGraphs:
     """The captured decode steps of one model over one KV pool."""
 
     def __init__(
-        self, model: Decoder, kv: torch.Tensor, block_size: int, max_num_seqs: int, max_blocks: int
+        self,
+        model: Decoder,
+        kv: torch.Tensor,
+        block_size: int,
+        max_num_seqs: int,
+        max_blocks: int,
+        scales: torch.Tensor | None = None,
     ) -> None:
         self._model: Decoder | None = model
         self._kv: torch.Tensor | None = kv
+        self._scales = scales
         self._block_size = block_size
         self._width = max_blocks
         self._missing = spread(sizes_up_to(max_num_seqs))
@@ -98,6 +105,7 @@ class DecodeGraphs:
         step = StepPlan(
             keys, values, self._block_size, slots, tables.view(size, self._width), contexts,
             self._starts[: size + 1], decodes=size, context_limit=self.context_limit,
+            scales=self._scales,
         )  # fmt: skip
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,6 +167,6 @@ class DecodeGraphs:
         self._graphs.clear()
         self._missing.clear()
         # Whoever still holds this object holds neither the KV pool nor the model by it.
-        self._model = self._kv = None
+        self._model = self._kv = self._scales = None
         self._inputs = self._starts = self._newest = torch.empty(0)
         self.nbytes = 0

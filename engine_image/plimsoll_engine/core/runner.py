@@ -70,8 +70,9 @@ class Runner(Forward):
         block_size: int,
         memory: torch.Tensor | None = None,
         leader: Leader | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(model, num_blocks, block_size, memory)
+        super().__init__(model, num_blocks, block_size, memory, kv_dtype)
         self._leader = leader
         self.pools: list[rank_ipc.PoolMade] = []
         """Those of the other ranks."""

@@ -8,6 +8,8 @@ is taken.
 
 from __future__ import annotations
 
+import torch
+
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import Counters, EngineCore
 from plimsoll_engine.core.runner import Runner
@@ -25,12 +27,14 @@ class WarmUpError(RuntimeError):
     """The model cannot compute a throw-away request; the message is the model's."""
 
 
-def load_kernels(model: Model, leader: Leader | None = None) -> None:
+def load_kernels(
+    model: Model, leader: Leader | None = None, kv_dtype: torch.dtype | None = None
+) -> None:
     """Have ``model`` compute on a small pool of its own, on every rank.
 
-    Raises :class:`WarmUpError`.
+    ``kv_dtype`` is the pool's dtype, None for the model's. Raises :class:`WarmUpError`.
     """
-    runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE, None, leader)
+    runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE, None, leader, kv_dtype)
     tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE
     pool = BlockPool(SMALL_BLOCKS, SMALL_BLOCK_SIZE)
     cache = None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 from plimsoll_engine.kernels import activation, argmax, norm, rotary
 from plimsoll_engine.kernels import experts as mixture
@@ -16,6 +16,9 @@ from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
 from plimsoll_engine.kernels.prefill_attention import prefill_attention
 from plimsoll_engine.kernels.project import project
+from plimsoll_engine.kernels.quantized import Weight
+from plimsoll_engine.kernels.reference import write_quantized
+from plimsoll_engine.kernels.scaled_product import quantize, scaled_product
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 LIBRARY_ROWS = 1024
@@ -138,7 +141,7 @@ class FusedOps:
         ``qkv`` is [tokens, (heads + 2 kv heads) * dim], the queries are [tokens, heads, dim] of its
         dtype.
         """
-        keys, values = plan.keys[layer], plan.values[layer]
+        keys, values = plan.of(layer)
         query, pairs = rotary.rotate_and_store(
             qkv, rotary_table, norms, eps, plan.write_slots, keys, values, _tail(plan)
         )
@@ -150,8 +153,15 @@ class FusedOps:
 
         They are also kept together for prompts that attend to nothing else.
         """
-        plan.keys[layer].index_copy_(0, plan.write_slots, key)
-        plan.values[layer].index_copy_(0, plan.write_slots, value)
+        for pages, rows in zip(plan.of(layer), (key, value), strict=True):
+            if pages.scales is None:
+                pages.rows.index_copy_(0, plan.write_slots, rows)
+            else:
+                narrow, scales = quantize(rows.flatten(0, 1))
+                shape = rows.shape[:2]
+                write_quantized(
+                    pages, plan.write_slots, narrow.unflatten(0, shape), scales.unflatten(0, shape)
+                )
         tail = _tail(plan)
         plan.derived = None if tail is None else Fresh(_with_tail(torch.stack((key, value)), tail))
 
@@ -162,7 +172,7 @@ class FusedOps:
 
         Decoding rows and prompts have kernels of their own.
         """
-        keys, values = plan.keys[layer], plan.values[layer]
+        keys, values = plan.of(layer)
         out = torch.empty_like(query)
         if plan.decodes:
             decode_attention(
@@ -191,10 +201,19 @@ class FusedOps:
             first += count * rows
         return out
 
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
+
+        The library computes it, in either format.
+        """
+        if isinstance(weight, torch.Tensor):
+            return linear(x, weight, bias)
+        return scaled_product(x, weight, bias)
+
     def project(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None,
         norm: torch.Tensor | None = None,
         eps: float = 0.0,
@@ -203,7 +222,7 @@ class FusedOps:
     ) -> torch.Tensor:
         """Return one row ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
 
-        Norm and activation are in the same kernel.
+        Norm and activation are in the same kernel. The row is not quantized.
         """
         return project(x, weight, bias, norm, eps, silu, into)
 

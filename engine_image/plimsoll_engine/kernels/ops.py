@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from plimsoll_engine.kernels.quantized import Weight
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 
@@ -82,10 +83,17 @@ class Ops(Protocol):
         """
         ...
 
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
+
+        With a quantized weight the rows of ``x`` are quantized as well.
+        """
+        ...
+
     def project(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None,
         norm: torch.Tensor | None = None,
         eps: float = 0.0,
@@ -95,7 +103,8 @@ class Ops(Protocol):
         """Return one row ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
 
         With ``norm`` it is times :meth:`rms_norm` of the row; with ``silu`` :meth:`silu_mul`
-        follows. Added to ``into`` in place where given.
+        follows. Added to ``into`` in place where given. A quantized weight may leave the row as it
+        is.
         """
         ...
 

@@ -12,13 +12,15 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.decode_attention import LOG2_E, NO_WINDOW
+from plimsoll_engine.kernels.step_plan import Pages
 
 
 @triton.jit
 def _walk(
-    q, best, total, weighted, keys, values, table, begin, end, limit, newest, scale, window,
-    kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    PAGE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    q, best, total, weighted, keys, values, key_scales, value_scales, table, begin, end, limit,
+    newest, scale, window, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+    SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     dims = tl.arange(0, DIM_PAD)
     for start in range(begin, end, TILE):
@@ -36,7 +38,12 @@ def _walk(
         else:
             k = tl.load(keys + at[:, None] + dims[None, :])
             v = tl.load(values + at[:, None] + dims[None, :])
+        k, v = k.to(q.dtype), v.to(q.dtype)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if SCALED:
+            known = token < limit
+            row_scale = (page.to(tl.int64) * KV_HEADS + kv_head) * PAGE + token % PAGE
+            score *= tl.load(key_scales + row_scale, mask=known, other=0.0)[None, :]
         if MASKED:
             seen = (token[None, :] <= newest[:, None]) & (token[None, :] > newest[:, None] - window)
             score = tl.where(seen, score, float("-inf"))
@@ -45,6 +52,8 @@ def _walk(
         share = tl.exp2(score * scale - base[:, None])
         kept = tl.exp2(best - base)
         total = total * kept + tl.sum(share, axis=1)
+        if SCALED:
+            share *= tl.load(value_scales + row_scale, mask=known, other=0.0)[None, :]
         weighted = weighted * kept[:, None]
         weighted = tl.dot(share.to(v.dtype), v, weighted, input_precision=PRECISION)
         best = higher
@@ -53,12 +62,13 @@ def _walk(
 
 @triton.jit(
     do_not_specialize=["first", "width"],
-    do_not_specialize_on_alignment=["tables", "contexts", "starts"],
+    do_not_specialize_on_alignment=["tables", "contexts", "starts", "key_scales", "value_scales"],
 )
 def _prefill_attention(
-    query, keys, values, tables, contexts, starts, out, scale, window, first, width,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    PAGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    query, keys, values, key_scales, value_scales, tables, contexts, starts, out, scale, window,
+    first, width, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # The last tiles have the longest way: they begin first.
     tile = tl.num_programs(2) - 1 - tl.program_id(2)
@@ -87,16 +97,19 @@ def _prefill_attention(
     full = tl.maximum((oldest + 1) // TILE * TILE, low)
     clear = tl.minimum(clear, full)
     best, total, weighted = _walk(
-        q, best, total, weighted, keys, values, table, low, clear, context, newest, scale, window,
-        kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, True, PRECISION,
+        q, best, total, weighted, keys, values, key_scales, value_scales, table, low, clear,
+        context, newest, scale, window, kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, True,
+        SCALED, PRECISION,
     )  # fmt: skip
     best, total, weighted = _walk(
-        q, best, total, weighted, keys, values, table, clear, full, context, newest, scale, window,
-        kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, False, PRECISION,
+        q, best, total, weighted, keys, values, key_scales, value_scales, table, clear, full,
+        context, newest, scale, window, kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, False,
+        SCALED, PRECISION,
     )  # fmt: skip
     best, total, weighted = _walk(
-        q, best, total, weighted, keys, values, table, full, end, context, newest, scale, window,
-        kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, True, PRECISION,
+        q, best, total, weighted, keys, values, key_scales, value_scales, table, full, end,
+        context, newest, scale, window, kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, True,
+        SCALED, PRECISION,
     )  # fmt: skip
     result = weighted / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=here)
@@ -104,8 +117,8 @@ def _prefill_attention(
 
 def prefill_attention(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: Pages,
+    values: Pages,
     tables: torch.Tensor,
     contexts: torch.Tensor,
     starts: torch.Tensor,
@@ -123,14 +136,15 @@ def prefill_attention(
     token ``contexts[s] - (starts[s + 1] - starts[s]) + i`` of sequence s.
     """
     heads, dim = query.shape[1:]
-    kv_heads = keys.shape[1]
+    kv_heads, scaled = keys.rows.shape[1], keys.scales is not None
     wide = query.dtype == torch.float32
     rows = 32 if wide else 128 if longest > 64 else 64
     _prefill_attention[(heads, len(contexts) - first, triton.cdiv(longest, rows))](
-        query, keys, values, tables, contexts, starts, out, scale * LOG2_E,
+        query, keys.rows, values.rows, keys.scales if scaled else out,
+        values.scales if scaled else out, tables, contexts, starts, out, scale * LOG2_E,
         NO_WINDOW if window is None else window, first, tables.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim,
         DIM_PAD=max(16, triton.next_power_of_2(dim)), PAGE=page, ROWS=rows,
-        TILE=32 if wide else 64, PRECISION="ieee" if wide else "tf32",
+        TILE=32 if wide else 64, SCALED=scaled, PRECISION="ieee" if wide else "tf32",
         num_warps=8 if rows == 128 else 4, num_stages=2 if wide else 3,
     )  # fmt: skip

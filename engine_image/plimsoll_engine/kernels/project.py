@@ -3,6 +3,9 @@
 At one row a product reads its whole matrix for two operations an element: memory-bound, and short
 enough that a launch of its own for each norm, activation and addition would double the time. So the
 norm of the input, silu(gate) x up and the addition to the residual stream happen here.
+
+A quantized matrix is read as it is, and its scales are applied to the sums. The row stays as it is:
+to quantize it would save nothing, since the bytes are the matrix's.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.quantized import Quantized, Weight
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _project(
-    x, norm, weight, bias, out, rows, eps,
+    x, norm, weight, scales, bias, out, rows, eps,
     COLUMNS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
+    ADD: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     let_next(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -31,6 +36,10 @@ def _project(
         column = start + tl.arange(0, BLOCK)
         inside = column < COLUMNS
         at = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+        if SCALED:
+            # As many columns a thread as of x, which has 16 bits: otherwise each x goes from thread
+            # to thread through shared memory, and the barriers there hold the next loads back.
+            at = tl.max_contiguous(at, [1, 8])
         both = here[:, None] & inside[None, :]
         part = tl.load(weight + at, mask=both, other=0.0)
         if SILU:
@@ -48,10 +57,14 @@ def _project(
     if NORM:
         inverse = tl.rsqrt(tl.sum(squares, axis=0) / COLUMNS + eps)
     result = tl.sum(total, axis=1) * inverse
+    if SCALED:
+        result *= tl.load(scales + row, mask=here, other=0.0)
     if BIAS:
         result += tl.load(bias + row, mask=here, other=0.0).to(tl.float32)
     if SILU:
         gated = tl.sum(second, axis=1) * inverse
+        if SCALED:
+            gated *= tl.load(scales + rows + row, mask=here, other=0.0)
         if BIAS:
             gated += tl.load(bias + rows + row, mask=here, other=0.0).to(tl.float32)
         result = result / (1.0 + tl.exp(-result)) * gated
@@ -62,7 +75,7 @@ def _project(
 
 def project(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -75,13 +88,16 @@ def project(
     is added to ``into`` [1, rows] in place where that is given. Moves the bytes of ``weight``.
     """
     columns = x.shape[1]
-    rows = weight.shape[0] // 2 if silu else weight.shape[0]
+    scaled = isinstance(weight, Quantized)
+    matrix, scales = weight if isinstance(weight, Quantized) else (weight, x)
+    rows = matrix.shape[0] // 2 if silu else matrix.shape[0]
     out = x.new_empty(1, rows) if into is None else into
     block = min(4096, triton.next_power_of_2(columns))
     at_once = max(1, (4096 if silu or rows <= 2048 else 8192) // block)
     _project[(triton.cdiv(rows, at_once),)](
-        x, x if norm is None else norm, weight, x if bias is None else bias, out, rows, eps,
+        x, x if norm is None else norm, matrix, scales, x if bias is None else bias, out, rows, eps,
         COLUMNS=columns, NORM=norm is not None, BIAS=bias is not None, SILU=silu,
-        ADD=into is not None, ROWS=at_once, BLOCK=block, num_warps=4, **overlap(x.device),
+        ADD=into is not None, SCALED=scaled, ROWS=at_once, BLOCK=block, num_warps=4,
+        **overlap(x.device),
     )  # fmt: skip
     return out

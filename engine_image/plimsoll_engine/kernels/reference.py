@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 from plimsoll_engine.kernels import experts_reference
-from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.kernels.quantized import Weight, dequantize, product, quantize
+from plimsoll_engine.kernels.step_plan import Pages, StepPlan
 
 
 @dataclass(slots=True)
@@ -99,8 +100,11 @@ class ReferenceOps:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``."""
-        plan.keys[layer].index_copy_(0, plan.write_slots, key)
-        plan.values[layer].index_copy_(0, plan.write_slots, value)
+        for pages, rows in zip(plan.of(layer), (key, value), strict=True):
+            if pages.scales is None:
+                pages.rows.index_copy_(0, plan.write_slots, rows)
+            else:
+                write_quantized(pages, plan.write_slots, *quantize(rows))
 
     def attend(
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
@@ -118,10 +122,14 @@ class ReferenceOps:
             parts.append(_prefill(query, plan, layer, number, scale, window))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size]."""
+        return product(x, weight, bias)
+
     def project(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None,
         norm: torch.Tensor | None = None,
         eps: float = 0.0,
@@ -132,7 +140,7 @@ class ReferenceOps:
 
         Step by step; added to ``into`` in place where given.
         """
-        out = linear(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
+        out = product(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
         if silu:
             out = self.silu_mul(out)
         if into is None:
@@ -163,6 +171,31 @@ class ReferenceOps:
         """[rows, size] of ``gate_up`` [rows, 2 * size], in its dtype."""
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
+
+
+def write_quantized(
+    pages: Pages, slots: torch.Tensor, values: torch.Tensor, scales: torch.Tensor
+) -> None:
+    """Write ``values`` e4m3 [tokens, heads, dim] and their ``scales`` [tokens, heads, 1]."""
+    assert pages.scales is not None
+    # As bytes: torch copies no eight-bit floats by an index.
+    pages.rows.view(torch.uint8).index_copy_(0, slots, values.view(torch.uint8))
+    page, place = _places(pages.scales, slots)
+    pages.scales[page, :, place] = scales.squeeze(-1)
+
+
+def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[..., heads, dim] of ``dtype`` at ``slots`` [...]."""
+    if pages.scales is None:
+        return pages.rows[slots]
+    rows = pages.rows.view(torch.uint8)[slots].view(pages.rows.dtype)
+    page, place = _places(pages.scales, slots)
+    return dequantize(rows, pages.scales[page, :, place].unsqueeze(-1)).to(dtype)
+
+
+def _places(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the block of each of ``slots``, and its place there."""
+    return slots // scales.shape[-1], slots % scales.shape[-1]
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
@@ -208,14 +241,14 @@ def _decode(
 ) -> torch.Tensor:
     rows, heads, dim = query.shape
     slots = plan.derived.decode_slots
-    keys, values = plan.keys[layer], plan.values[layer]
-    kv_heads = keys.shape[1]
+    keys, values = (_read(pages, slots, query.dtype) for pages in plan.of(layer))
+    kv_heads = keys.shape[2]
     mask = _mask(plan, -1, plan.contexts[: plan.decodes] - 1, slots.shape[1], window)
     # The query heads that share a kv head become query rows of it: no key is copied per head.
     out = scaled_dot_product_attention(
         query.reshape(rows, kv_heads, heads // kv_heads, dim),
-        keys[slots].transpose(1, 2),
-        values[slots].transpose(1, 2),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
         attn_mask=mask[:, None, None, :],
         scale=scale,
     )
@@ -226,14 +259,14 @@ def _prefill(
     query: torch.Tensor, plan: StepPlan, layer: int, number: int, scale: float, window: int | None
 ) -> torch.Tensor:
     prefill: Prefill = plan.derived.prefills[number]
-    keys, values = plan.keys[layer], plan.values[layer]
+    keys, values = (_read(pages, prefill.slots, query.dtype) for pages in plan.of(layer))
     groups = query.shape[1] // keys.shape[1]
     length, new = len(prefill.slots), prefill.stop - prefill.start
     newest = torch.arange(length - new, length, device=query.device)
     out = scaled_dot_product_attention(
         query[prefill.start : prefill.stop].transpose(0, 1).unsqueeze(0),
-        keys[prefill.slots].transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
-        values[prefill.slots].transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
+        keys.transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
+        values.transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
         attn_mask=_mask(plan, number, newest, length, window),
         scale=scale,
     )

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.scaled_product import scale_for, to_fp8
+from plimsoll_engine.kernels.step_plan import Pages
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])
@@ -51,12 +53,28 @@ def _rotated(
     return left * cos - right * sin, right * cos + left * sin, at, inside
 
 
-@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
+@triton.jit
+def _store_scaled(
+    target, scales, left, right, inside, head, COUNT: tl.constexpr, HALF: tl.constexpr
+):  # fmt: skip
+    """Store both halves of COUNT heads as e4m3, and the scale of each."""
+    largest = tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
+    scale = scale_for(largest)
+    tl.store(target, to_fp8(left, scale[:, None]), mask=inside)
+    tl.store(target + HALF, to_fp8(right, scale[:, None]), mask=inside)
+    tl.store(scales, scale, mask=head < COUNT)
+
+
+@triton.jit(
+    do_not_specialize=["tokens"],
+    do_not_specialize_on_alignment=["slots", "key_scales", "value_scales"],
+)
 def _rotate_and_store(
-    qkv, rotary, q_norm, k_norm, slots, query, keys, values, fresh_keys, fresh_values, tokens,
-    eps, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, KV_HEADS: tl.constexpr,
-    KV_HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
-    FRESH: tl.constexpr, OVERLAP: tl.constexpr = False,
+    qkv, rotary, q_norm, k_norm, slots, query, keys, values, key_scales, value_scales, fresh_keys,
+    fresh_values, tokens, eps, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr, KV_HEADS_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+    NORM: tl.constexpr, FRESH: tl.constexpr, SCALED: tl.constexpr, PAGE: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     dim: tl.constexpr = 2 * HALF
@@ -78,21 +96,31 @@ def _rotate_and_store(
     left, right, at, inside = _rotated(
         source, k_norm, cos, sin, eps, limit, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
     )
-    left, right = left.to(keys.dtype.element_ty), right.to(keys.dtype.element_ty)
     source += KV_HEADS * dim
     known = inside & (column < limit)
     first = tl.load(source + at, mask=known, other=0.0)
     last = tl.load(source + at + HALF, mask=known, other=0.0)
     if (slot >= 0) & (token < tokens):
         place = slot * KV_HEADS * dim + at
-        tl.store(keys + place, left, mask=inside)
-        tl.store(keys + place + HALF, right, mask=inside)
-        tl.store(values + place, first, mask=inside)
-        tl.store(values + place + HALF, last, mask=inside)
+        if SCALED:
+            head = tl.arange(0, KV_HEADS_PAD)
+            row_scale = (slot // PAGE * KV_HEADS + head) * PAGE + slot % PAGE
+            _store_scaled(
+                keys + place, key_scales + row_scale, left, right, inside, head, KV_HEADS, HALF
+            )
+            _store_scaled(
+                values + place, value_scales + row_scale, first.to(tl.float32),
+                last.to(tl.float32), inside, head, KV_HEADS, HALF,
+            )  # fmt: skip
+        else:
+            tl.store(keys + place, left.to(keys.dtype.element_ty), mask=inside)
+            tl.store(keys + place + HALF, right.to(keys.dtype.element_ty), mask=inside)
+            tl.store(values + place, first, mask=inside)
+            tl.store(values + place + HALF, last, mask=inside)
     if FRESH:
         own = token * KV_HEADS * dim + at
-        tl.store(fresh_keys + own, left, mask=inside)
-        tl.store(fresh_keys + own + HALF, right, mask=inside)
+        tl.store(fresh_keys + own, left.to(fresh_keys.dtype.element_ty), mask=inside)
+        tl.store(fresh_keys + own + HALF, right.to(fresh_keys.dtype.element_ty), mask=inside)
         tl.store(fresh_values + own, first, mask=inside)
         tl.store(fresh_values + own + HALF, last, mask=inside)
 
@@ -114,31 +142,35 @@ def rotate_and_store(
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
     slots: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: Pages,
+    values: Pages,
     tail: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the queries [tokens + tail, heads, dim] of ``qkv``; store its keys and values.
 
-    ``keys`` and ``values`` [slots, kv heads, dim] are written at ``slots`` [tokens], where not
-    negative. Moves twice the bytes of ``qkv``.
+    ``keys`` and ``values`` are written at ``slots`` [tokens], where not negative; with scales they
+    are quantized. Moves twice the bytes of ``qkv``.
 
     With ``tail`` also the step's own keys and values [2, tokens + tail, kv heads, dim], in the
     order of the tokens. The rows of the tail are zeros.
     """
-    kv_heads, dim = keys.shape[1:]
+    kv_heads, dim = keys.rows.shape[1:]
+    scaled = keys.scales is not None
     tokens = len(qkv)
     heads = qkv.shape[1] // dim - 2 * kv_heads
     rows = tokens + (tail or 0)
     query = qkv.new_empty(rows, heads, dim)
-    fresh = None if tail is None else keys.new_empty(2, rows, kv_heads, dim)
+    fresh = None if tail is None else qkv.new_empty(2, rows, kv_heads, dim)
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
     _rotate_and_store[(rows,)](
-        qkv, rotary, q_norm, k_norm, slots, query, keys, values,
-        *((keys, values) if fresh is None else fresh), tokens, eps,
+        qkv, rotary, q_norm, k_norm, slots, query, keys.rows, values.rows,
+        keys.scales if scaled else rotary, values.scales if scaled else rotary,
+        *((qkv, qkv) if fresh is None else fresh), tokens, eps,
         HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads),
         KV_HEADS=kv_heads, KV_HEADS_PAD=triton.next_power_of_2(kv_heads),
         HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norms is not None,
-        FRESH=fresh is not None, num_warps=4, **overlap(qkv.device),
+        FRESH=fresh is not None, SCALED=scaled,
+        PAGE=1 if keys.scales is None else keys.scales.shape[-1], num_warps=4,
+        **overlap(qkv.device),
     )  # fmt: skip
     return query, fresh

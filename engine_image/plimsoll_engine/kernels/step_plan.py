@@ -13,6 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from plimsoll_engine.kernels.quantized import FP8
+
+SCALE_BYTES = 4
+"""Of the float32 scale that each token's keys of a head have in an FP8 pool, and its values too."""
+
 
 class KVShape(NamedTuple):
     """What one token's keys (and its values) are: ``layers`` x ``heads`` x ``dim`` elements."""
@@ -22,8 +27,20 @@ class KVShape(NamedTuple):
     dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Keys and values together."""
-        return 2 * self.layers * self.heads * self.dim * dtype.itemsize
+        """Keys and values together, and their scales where ``dtype`` is FP8."""
+        scale_bytes = SCALE_BYTES if dtype == FP8 else 0
+        return 2 * self.layers * self.heads * (self.dim * dtype.itemsize + scale_bytes)
+
+
+class Pages(NamedTuple):
+    """The keys, or the values, of one layer: ``rows`` [slots, kv heads, dim].
+
+    ``scales`` float32 [blocks, kv heads, block size] are what e4m3 rows are multiplied with, None
+    for others. A head's scales of a block lie together, as attention reads them.
+    """
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None = None
 
 
 class RowAdapters(Protocol):
@@ -51,7 +68,9 @@ class StepPlan:
     computes once a step, or has of a layer's rows until it attends to them. ``attended`` holds for
     each sequence what its rows attend to beside the pool, in models with an encoder for that;
     ``adapters`` are those of its requests, if any. ``context_limit`` is the most tokens that a
-    context of this engine may have, 0 where nobody has said.
+    context of this engine may have, 0 where nobody has said. ``scales`` float32 [2, layers, slots,
+    kv heads] are those of keys and values in an FP8 pool, else None: of each block together, in the
+    order of :class:`Pages`.
     """
 
     keys: torch.Tensor
@@ -68,3 +87,13 @@ class StepPlan:
     attended: list[tuple[int, torch.Tensor]] | None = None
     adapters: RowAdapters | None = None
     context_limit: int = 0
+    scales: torch.Tensor | None = None
+
+    def of(self, layer: int) -> tuple[Pages, Pages]:
+        """Return the keys and the values of ``layer``."""
+        keys, values = self.keys[layer], self.values[layer]
+        if self.scales is None:
+            return Pages(keys), Pages(values)
+        shape = (-1, keys.shape[1], self.block_size)
+        of_keys, of_values = (scales.view(shape) for scales in self.scales[:, layer])
+        return Pages(keys, of_keys), Pages(values, of_values)

@@ -46,25 +46,24 @@ class _Recorded:
 class Copies:
     """Copies of blocks between the pool on the device and a buffer on the host.
 
-    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]; the buffer holds ``slots``
-    blocks, [slots, 2, layers, block_size, heads, dim], of the same dtype.
+    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim], and ``scales`` [2, layers,
+    blocks * block_size, heads] those of an FP8 pool. The buffer holds ``slots`` blocks, [slots, 2,
+    layers, block_size, ...], of the same dtype, and as many of the scales.
     """
 
-    def __init__(self, kv: torch.Tensor, block_size: int, slots: int) -> None:
-        two, layers, _, heads, dim = kv.shape
-        self._kv: torch.Tensor | None = kv
+    def __init__(
+        self, kv: torch.Tensor, block_size: int, slots: int, scales: torch.Tensor | None = None
+    ) -> None:
+        self._device = [kv] if scales is None else [kv, scales]
         self._block_size = block_size
         cuda: Any = torch.cuda
         self._stream = cuda.Stream(kv.device) if kv.is_cuda else None
-        shape = (slots, two, layers, block_size, heads, dim)
-        # Zeros are written, so that the buffer does not grow while it is filled.
-        self._host: torch.Tensor | None = torch.empty(shape, dtype=kv.dtype, pin_memory=kv.is_cuda)
-        self._host.zero_()
+        self._host = [_buffer(tensor, block_size, slots) for tensor in self._device]
 
     @property
     def nbytes(self) -> int:
         """Bytes of host memory for the blocks; zero after it was closed."""
-        return 0 if self._host is None else self._host.nbytes
+        return sum(buffer.nbytes for buffer in self._host)
 
     def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
         """Begin to copy each (block, slot) to the host."""
@@ -88,23 +87,32 @@ class Copies:
 
     @torch.inference_mode()
     def _copy(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
-        assert self._kv is not None
-        assert self._host is not None
+        assert self._device, "closed"
         for block, slot in pairs:
             start = block * self._block_size
-            on_device = self._kv[:, :, start : start + self._block_size]
-            source, target = on_device, self._host[slot]
-            if not to_host:
-                source, target = target, source
-            target.copy_(source, non_blocking=True)
+            for pool, buffer in zip(self._device, self._host, strict=True):
+                source, target = pool[:, :, start : start + self._block_size], buffer[slot]
+                if not to_host:
+                    source, target = target, source
+                target.copy_(source, non_blocking=True)
 
     def close(self) -> None:
         """Wait for what is under way and let go of both. Again does nothing more."""
         if self._stream is not None:
             self._stream.synchronize()
             self._stream = None
-        self._kv = None
-        self._host = None
+        self._device = []
+        self._host = []
+
+
+def _buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
+    """Return host memory for ``slots`` blocks of ``pool`` [2, layers, slots, ...].
+
+    Zeros are written, so that it does not grow while it is filled.
+    """
+    two, layers, _, *rest = pool.shape
+    shape = (slots, two, layers, block_size, *rest)
+    return torch.empty(shape, dtype=pool.dtype, pin_memory=pool.is_cuda).zero_()
 
 
 def wait_for(done: Callable[[], bool], timeout_s: float) -> bool:

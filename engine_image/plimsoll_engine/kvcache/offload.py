@@ -22,6 +22,7 @@ import torch
 from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.kvcache.block_copies import Copies, Ticket, wait_for
 from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
 AHEAD, MAX_AHEAD = 4, 256
 """The oldest cached blocks are copied out: the pool's AHEAD-th part, MAX_AHEAD at most, since
@@ -64,17 +65,23 @@ class Offload:
         self._free = list(range(slots - 1, -1, -1))
 
     @classmethod
-    def of_bytes(cls, pool: BlockPool, kv: torch.Tensor, size_bytes: int) -> Offload:
+    def of_bytes(
+        cls,
+        pool: BlockPool,
+        kv: torch.Tensor,
+        size_bytes: int,
+        scales: torch.Tensor | None = None,
+    ) -> Offload:
         """Return one with as many host blocks of ``kv``, the runner's pool, as ``size_bytes`` hold.
 
-        ``kv`` is [2, layers, blocks * block_size, heads, dim] of any dtype. ValueError where the
-        bytes hold no block.
+        ``kv`` is [2, layers, blocks * block_size, heads, dim] of any dtype, ``scales`` those of an
+        FP8 pool. ValueError where the bytes hold no block.
         """
-        block_bytes = kv.nbytes // pool.num_blocks
+        block_bytes = PoolTensors(kv, scales).nbytes // pool.num_blocks
         slots = size_bytes // block_bytes
         if slots < 1:
             raise ValueError(f"{size_bytes} bytes hold no KV block; one takes {block_bytes}")
-        return cls(pool, Copies(kv, pool.block_size, slots), slots)
+        return cls(pool, Copies(kv, pool.block_size, slots, scales), slots)
 
     def poll(self, idle: bool = False) -> None:
         """Take in the transfers that are done and begin those that are due.

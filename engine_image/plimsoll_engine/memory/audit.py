@@ -119,14 +119,14 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
     A registry or a stored frame that refers to it as well would keep it beyond the engine's
     shutdown.
     """
-    kv, unknown_to_others = engine.runner.kv, object()
     parts = (engine.runner.graphs, engine.scheduler.offload)
     owners = 1 + sum(part is not None for part in parts)
-    # Both have a name here; the pool has its owners on top.
-    others = sys.getrefcount(kv) - sys.getrefcount(unknown_to_others) - owners
-    return (
-        [f"{others} references to the KV pool have no holder"] if kv is not None and others else []
-    )
+    kv, scales, unknown_to_others = engine.runner.kv, engine.runner.kv_scales, object()
+    # Each has a name here; the pool has its owners on top.
+    known = owners + sys.getrefcount(unknown_to_others)
+    others = 0 if kv is None else sys.getrefcount(kv) - known
+    others += 0 if scales is None else sys.getrefcount(scales) - known
+    return [f"{others} references to the KV pool have no holder"] if others else []
 
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:

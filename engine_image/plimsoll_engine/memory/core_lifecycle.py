@@ -87,6 +87,7 @@ class CoreLifecycle:
         self.stages_s: dict[str, float] = {}
         """How long each stage of the start took, in seconds."""
         self._model_config: Any = None
+        self._kv_dtype: torch.dtype | None = None
         self._model: Model | None = None
         self._mapping: WeightMapping | None = None
         self._pool: torch.Tensor | None = None
@@ -121,6 +122,8 @@ class CoreLifecycle:
                 if not self.member.alone and self.device.type == "cuda":
                     torch.cuda.set_device(self.device)
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, self.device)
+                asked = self.config.kv_cache_dtype
+                self._kv_dtype = sizes.cache_dtype(asked, dtype, self.device)
                 # First, so that the weight server loads while this process makes its context.
                 shared = self._ask_for_weights(folder, dtype)
             with self._stage("context"):
@@ -148,7 +151,7 @@ class CoreLifecycle:
                 with self._stage("ranks_loaded"):
                     self.member.leader.loaded()
             with self._stage("kernels"):
-                load_kernels(self._model, self.member.leader)
+                load_kernels(self._model, self.member.leader, self.kv_dtype)
 
     def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
         """Make the KV pool and the rest, warm.
@@ -170,18 +173,19 @@ class CoreLifecycle:
                     self.config,
                     self._model.kv,
                     loader.positions(self._model_config),
-                    self._model.dtype,
+                    self.kv_dtype,
                     self.device,
                     None if self._pool is None else self._pool.nbytes,
                     free,
                 )
-                self.map_pool(self.settings.kv_bytes(self._model.kv, self._model.dtype))
+                self.map_pool(self.settings.kv_bytes(self._model.kv, self.kv_dtype))
                 self._runner = Runner(
                     self._model,
                     self.settings.num_blocks,
                     self.settings.block_size,
                     self._pool,
                     self.member.leader,
+                    self.kv_dtype,
                 )
                 self._runner.adapters = adapters
                 self._claim = self.claim_pool()
@@ -280,7 +284,7 @@ class CoreLifecycle:
         return Layout(
             b"".join(claim.weights for claim in self._claims()),
             b"".join(claim.memory for claim in self._claims()),
-            str(self._model.dtype),
+            str(self.kv_dtype),
             (self._model.kv.layers, self._model.kv.heads, self._model.kv.dim),
             self.settings.block_size,
             self.settings.num_blocks,
@@ -299,6 +303,12 @@ class CoreLifecycle:
         """After :meth:`prepare`."""
         assert self._model is not None
         return self._model
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The dtype of the KV pool, after :meth:`prepare`."""
+        assert self._kv_dtype is not None
+        return self._kv_dtype
 
     def device_free(self) -> int | None:
         """Bytes free on the device; None on a CPU."""
@@ -352,10 +362,12 @@ class CoreLifecycle:
         assert self.engine is not None
         if not self.config.kv_offload_bytes:
             return
-        kv = self.engine.runner.kv
-        assert kv is not None
+        runner = self.engine.runner
+        assert runner.kv is not None
         try:
-            offload = Offload.of_bytes(self.engine.pool, kv, self.config.kv_offload_bytes)
+            offload = Offload.of_bytes(
+                self.engine.pool, runner.kv, self.config.kv_offload_bytes, runner.kv_scales
+            )
         except ValueError as error:
             raise SettingsError(f"--kv-offload-bytes: {error}") from None
         self.engine.scheduler.offload = offload

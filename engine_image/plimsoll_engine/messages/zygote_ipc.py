@@ -36,7 +36,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     Null leaves a size to the worker. ``socket`` is the path of the frontend's Unix server socket;
     ``inject`` is the text of ``PLIMSOLL_INJECT``, empty without faults. ``weights`` is the path of
     the socket at which the weight server shares them; empty, each worker loads its own.
-    ``max_loras`` 0: no adapters.
+    ``max_loras`` 0: no adapters. ``kv_cache_dtype`` is ``auto``, the model's, or ``fp8``.
     """
 
     model: str
@@ -57,6 +57,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     tensor_parallel_size: int = 1
     max_loras: int = 0
     max_lora_rank: int = 0
+    kv_cache_dtype: str = "auto"
 
 
 def meeting_place(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:

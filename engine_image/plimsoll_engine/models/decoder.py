@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import linear
 
 from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, Shard
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.ops import Ops
+from plimsoll_engine.kernels.quantized import Quantized, Weight
 from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 from plimsoll_engine.models import lora, mixture, rope
-from plimsoll_engine.models.decoder_parts import SUMMED, Spec, parts
+from plimsoll_engine.models.decoder_parts import SCALE, SUMMED, Spec, parts
+from plimsoll_engine.models.quantization import Quantization
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3", *mixture.FAMILY)
 
@@ -41,11 +42,11 @@ class Layer:
     """
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
-    out: torch.Tensor
+    qkv: Weight
+    out: Weight
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Weight
+    down: Weight
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     qkv_bias: torch.Tensor | None = None
@@ -73,11 +74,17 @@ class Decoder:
     twice a layer.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -> None:
+    def __init__(
+        self,
+        config: Any,
+        dtype: torch.dtype,
+        shard: Shard = WHOLE,
+        quantization: Quantization | None = None,
+    ) -> None:
         self.spec = spec = Spec.of(config).part(shard)
         self.shard = shard
         self.group: Group = ALONE
-        self.parts = parts(spec, shard)
+        self.parts = parts(spec, shard, quantization)
         self.kv = KVShape(spec.layers, spec.kv_heads, spec.dim)
         self._inverse = rope.inverse_frequencies(config, spec.dim)
         self._tensors: dict[str, torch.Tensor] = {}
@@ -85,7 +92,7 @@ class Decoder:
         self._ops: Ops = ops_for(torch.device("meta"))
         self.bind(
             {
-                name: torch.empty(part.shape, dtype=dtype, device="meta")
+                name: torch.empty(part.shape, dtype=part.dtype or dtype, device="meta")
                 for name, part in self.parts.items()
             }
         )
@@ -107,7 +114,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
+        """The dtype of activations, and of weights that are not quantized."""
         return self._tensors["embed"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
@@ -115,7 +122,7 @@ class Decoder:
         return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Compute with ``tensors``, one for each name, of the same shape and one dtype and device.
+        """Compute with ``tensors``, one for each name, of its shape and dtype on one device.
 
         ValueError names the first that does not fit.
         """
@@ -127,7 +134,8 @@ class Decoder:
                 raise ValueError(
                     f"tensor {name}: is {list(tensor.shape)}, must be {self.parts[name].shape}"
                 )
-            if (tensor.dtype, tensor.device) != (embed.dtype, embed.device):
+            dtype = self.parts[name].dtype or embed.dtype
+            if (tensor.dtype, tensor.device) != (dtype, embed.device):
                 raise ValueError(f"tensor {name}: is {tensor.dtype} on {tensor.device}")
         self._tensors = dict(tensors)
         if self.spec.tied:
@@ -139,7 +147,10 @@ class Decoder:
             if self.shard.rank:
                 for name in SUMMED:
                     own.pop(f"{name}_bias", None)
-            self._layers.append(Layer(**own))
+            fields: dict[str, Any] = dict(own)
+            for name in [name for name in own if name + SCALE in own]:
+                fields[name] = Quantized(own[name], fields.pop(name + SCALE))
+            self._layers.append(Layer(**fields))
         self._ops = ops_for(embed.device)
         if embed.device.type != "meta":
             self._inverse = self._inverse.to(embed.device)
@@ -150,7 +161,8 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, vocabulary] of ``hidden`` [rows, hidden]; each rank computes its columns."""
-        return self.group.all_gather(linear(hidden, self._tensors["head"]))
+        head = self._tensors["head"]
+        return self.group.all_gather(self._ops.linear(hidden, head, None))
 
     def forward(
         self,
@@ -165,6 +177,7 @@ class Decoder:
         ids'. The dtype is the model's.
         """
         ops, spec, group, adapters = self._ops, self.spec, self.group, plan.adapters
+        product = ops.linear
         if len(ids) == 1 and ops.projects and adapters is None:
             return self._forward_one(ids, positions, plan, embeds)
         scale = spec.dim**-0.5
@@ -173,18 +186,19 @@ class Decoder:
         x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
         norms = [layer.attention_norm for layer in self._layers[1:]] + [self._tensors["norm"]]
         for index, layer in enumerate(self._layers):
-            qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv")
+            qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", product)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
             x = ops.attend(query, plan, index, scale, spec.windows[index]).flatten(1)
-            x = lora.linear(x, layer.out, layer.out_bias, adapters, index, "out")
+            x = lora.linear(x, layer.out, layer.out_bias, adapters, index, "out", product)
             x = group.all_reduce(x)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, spec.eps)
             if layer.router is not None:
                 x = self._experts(x, layer, layer.router)
             else:
-                x = lora.linear(x, layer.gate_up, layer.gate_up_bias, adapters, index, "gate_up")
+                bias = layer.gate_up_bias
+                x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", product)
                 x = ops.silu_mul(x)
-                x = lora.linear(x, layer.down, layer.down_bias, adapters, index, "down")
+                x = lora.linear(x, layer.down, layer.down_bias, adapters, index, "down", product)
             x = group.all_reduce(x)
             x = ops.add_rms_norm(x, residual, norms[index], spec.eps)
         return x
@@ -216,17 +230,17 @@ class Decoder:
 
     def _experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of what the experts of ``layer`` make of ``x``."""
-        experts = self.spec.mixture
+        experts, gate_up, down = self.spec.mixture, layer.gate_up, layer.down
         assert experts is not None
-        return self._ops.experts(
-            x, router, layer.gate_up, layer.down, experts.chosen, experts.normalised
-        )
+        assert not isinstance(gate_up, Quantized)
+        assert not isinstance(down, Quantized)
+        return self._ops.experts(x, router, gate_up, down, experts.chosen, experts.normalised)
 
     def _add_to(
         self,
         stream: torch.Tensor,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None,
     ) -> None:
         if self.group is ALONE:

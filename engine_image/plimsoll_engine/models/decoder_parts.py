@@ -10,8 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from plimsoll_engine.distributed.group import FLAG, WHOLE, Shard
+from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.models.mixture import Mixture, Sources
+from plimsoll_engine.models.quantization import Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,8 @@ class Part:
     shape: tuple[int, ...]
     split: int | None = None
     shard: Shard = WHOLE
+    dtype: torch.dtype | None = None
+    """None where it is the model's."""
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a source in the checkpoint of which ``shape`` is here."""
@@ -130,12 +136,19 @@ class Part:
         )
 
 
+SCALE = "_scale"
+"""After the name of a quantized matrix: the scales of its rows."""
 SUMMED = ("out", "down")
 """The matrices whose product is a sum over all heads or all inner columns."""
 
 
-def parts(spec: Spec, shard: Shard = WHOLE) -> dict[str, Part]:
-    """Every tensor of the model by its name here. ``spec`` is the part of ``shard``."""
+def parts(
+    spec: Spec, shard: Shard = WHOLE, quantization: Quantization | None = None
+) -> dict[str, Part]:
+    """Every tensor of the model by its name here. ``spec`` is the part of ``shard``.
+
+    ValueError where ``quantization`` covers half a matrix, or experts.
+    """
 
     def whole(source: str, *shape: int) -> Part:
         return Part(((source, shape[0]),), shape)
@@ -167,8 +180,11 @@ def parts(spec: Spec, shard: Shard = WHOLE) -> dict[str, Part]:
         theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
         own = matrices
         if mixture is not None and layer in mixture.layers:
-            router = f"{theirs}mlp.gate.weight"
-            found[f"{ours}router"] = whole(router, mixture.experts, spec.hidden)
+            router = f"{theirs}mlp.gate"
+            found[f"{ours}router"] = whole(f"{router}.weight", mixture.experts, spec.hidden)
+            inner = [theirs + source for source, _ in (*mixture.gate_up(), *mixture.down(1))]
+            if quantization is not None:
+                quantization.must_ignore([router, *inner], "routers and experts")
             own = matrices | {
                 "gate_up": (mixture.gate_up(), spec.hidden, False),
                 "down": (mixture.down(spec.hidden), mixture.width, False),
@@ -180,13 +196,22 @@ def parts(spec: Spec, shard: Shard = WHOLE) -> dict[str, Part]:
             for name in ("q_norm", "k_norm"):
                 found[ours + name] = whole(f"{theirs}self_attn.{name}.weight", spec.dim)
         for name, (sources, columns, bias) in own.items():
+            paths = tuple((theirs + source, count) for source, count in sources)
             rows = sum(count for _, count in sources)
-            for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
-                if kind == "weight" or bias:
-                    named = tuple((f"{theirs}{source}.{kind}", count) for source, count in sources)
-                    # What is summed over the ranks is split by columns; its bias is added once.
-                    summed = name in SUMMED
-                    split = 0 if not summed else (1 if kind == "weight" else None)
-                    suffix = "_bias" if kind == "bias" else ""
-                    found[ours + name + suffix] = Part(named, shape, split, shard)
+            scaled = quantization is not None and quantization.covers([path for path, _ in paths])
+            # What is summed over the ranks is split by columns: its bias is added once, and each
+            # rank has the scales of all rows.
+            summed = name in SUMMED
+            by_row = None if summed else 0
+            matrix = Part(_of(paths, "weight"), (rows, columns), 1 if summed else 0, shard)
+            found[ours + name] = replace(matrix, dtype=FP8) if scaled else matrix
+            if scaled:
+                scales = _of(paths, "weight_scale")
+                found[ours + name + SCALE] = Part(scales, (rows, 1), by_row, shard, torch.float32)
+            if bias:
+                found[ours + name + "_bias"] = Part(_of(paths, "bias"), (rows,), by_row, shard)
     return found
+
+
+def _of(paths: tuple[tuple[str, int], ...], kind: str) -> tuple[tuple[str, int], ...]:
+    return tuple((f"{path}.{kind}", rows) for path, rows in paths)

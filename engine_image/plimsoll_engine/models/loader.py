@@ -17,11 +17,15 @@ from transformers import AutoConfig
 
 from plimsoll_engine.distributed.group import FLAG, WHOLE, Shard
 from plimsoll_engine.errors import LoadError
-from plimsoll_engine.models import decoder, rope
+from plimsoll_engine.kernels.quantized import FP8
+from plimsoll_engine.models import decoder, quantization, rope
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.decoder_parts import Part
+from plimsoll_engine.models.decoder_parts import SCALE, Part
 from plimsoll_engine.models.model import Model
+from plimsoll_engine.models.quantization import Quantization
 from plimsoll_engine.models.safetensors_files import (
+    EIGHT_BITS,
+    FLOATS,
     INDEX,
     complain,
     opened,
@@ -107,10 +111,17 @@ def load_config(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise LoadError(f"{path}: {error}") from None
-    if getattr(config, "quantization_config", None) is not None:
+    try:
+        quantized = quantization_of(config)
+    except ValueError as error:
         raise LoadError(
-            f"{path}: field quantization_config: quantized weights are not supported; give a "
-            "checkpoint in bfloat16, float16 or float32"
+            f"{path}: {error}; give a checkpoint in FP8 by compressed-tensors, bfloat16, float16"
+            " or float32"
+        ) from None
+    if quantized is not None and not decoder.supports(config):
+        raise LoadError(
+            f"{path}: field {quantization.FIELD}: quantized weights of model_type"
+            f" {config.model_type} are not supported, only of {', '.join(decoder.FAMILY)}"
         )
     if config.model_type == "whisper":
         return config
@@ -121,6 +132,15 @@ def load_config(folder: Path) -> Any:
     if (kind := rope.rope_type(text)) in LENGTH_DEPENDENT:
         raise LoadError(f"{path}: field rope_parameters.rope_type: {kind} is not supported")
     return config
+
+
+def quantization_of(config: Any) -> Quantization | None:
+    """Return how a config's weights are quantized, None where they are not.
+
+    ValueError names a field that is not supported.
+    """
+    value = getattr(config, quantization.FIELD, None)
+    return quantization.read(value, bool(getattr(config, "tie_word_embeddings", False)))
 
 
 def text_config(config: Any) -> Any:
@@ -171,7 +191,7 @@ def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -
             from plimsoll_engine.models.llava import LlavaModel
 
             return LlavaModel(config, dtype)
-        return Decoder(config, dtype, shard)
+        return Decoder(config, dtype, shard, quantization_of(config))
     except (ValueError, TypeError, AttributeError) as error:
         raise LoadError(f"{folder / 'config.json'}: {error}") from None
 
@@ -211,12 +231,18 @@ def fill(model: OwnModel, folder: Path) -> None:
                 target, part = targets[ours]
                 found = file.get_slice(name)
                 expected = part.whole(tuple(target.shape))
-                if why := unfit(f"{name} in {path.name}", found, expected):
+                where = f"{name} in {path.name}"
+                if why := unfit(
+                    where, found, expected, EIGHT_BITS if part.dtype == FP8 else FLOATS
+                ):
                     mismatched.append(why)
-                elif part.split is None or part.shard == WHOLE:
+                    continue
+                if part.split is None or part.shard == WHOLE:
                     target.copy_(file.get_tensor(name))
                 else:
                     target.copy_(found[part.cut(tuple(target.shape))])
+                if ours.endswith(SCALE) and not bool((target.isfinite() & (target >= 0)).all()):
+                    mismatched.append(f"{where} has a scale that is negative or not finite")
     places = {model.canonical(name): file for name, file in placed(folder).items()}
     complain(
         folder,

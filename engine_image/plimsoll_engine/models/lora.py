@@ -7,7 +7,7 @@ rows of a step may belong to several adapters, or to none.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +17,12 @@ import torch
 from torch.nn import functional
 
 from plimsoll_engine.errors import LoadError
+from plimsoll_engine.kernels.quantized import Weight, product
 from plimsoll_engine.kernels.step_plan import RowAdapters
-from plimsoll_engine.models.decoder_parts import Part
+from plimsoll_engine.models.decoder_parts import SCALE, Part
 from plimsoll_engine.models.safetensors_files import complain, opened, unfit
+
+Product = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -53,7 +56,7 @@ def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
     """
     found = {}
     for name, part in parts.items():
-        if not name.startswith("layers.") or len(part.shape) != 2:
+        if not name.startswith("layers.") or len(part.shape) != 2 or name.endswith(SCALE):
             continue
         if ".experts." in part.sources[0][0] or name.endswith(".router"):
             continue  # rows choose their experts one by one: no product that an adapter adds to
@@ -113,17 +116,18 @@ class StepAdapters:
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     adapters: RowAdapters | None,
     layer: int,
     matrix: str,
+    product: Product = product,
 ) -> torch.Tensor:
     """Return ``x`` [tokens, in] times a layer's matrix as the step's adapters change it.
 
-    The result is [tokens, out] of the same dtype.
+    The result is [tokens, out] of the same dtype. ``product`` computes what is the matrix's own.
     """
-    y = functional.linear(x, weight, bias)
+    y = product(x, weight, bias)
     if adapters is not None:
         adapters.add(x, y, layer, matrix)
     return y

@@ -21,6 +21,8 @@ INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "BF16", "F16", "F64")
 """Types of a checkpoint's tensors, by safetensors' names, that are converted to the model's. Whole
 numbers and 8-bit floats mean something only with scales that a plain model has not."""
+EIGHT_BITS = ("F8_E4M3",)
+"""The type of a quantized matrix, which has scales beside it."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -78,15 +80,17 @@ def complain(folder: Path, **wrong: Collection[str]) -> None:
             raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
 
 
-def unfit(name: str, found: Any, expected: tuple[int, ...]) -> str | None:
+def unfit(
+    name: str, found: Any, expected: tuple[int, ...], types: Sequence[str] = FLOATS
+) -> str | None:
     """Return what is wrong with a tensor ``found`` in a file, a slice of safetensors.
 
-    None where it can be copied to one of ``expected`` shape.
+    None where it can be copied to one of ``expected`` shape, whose type may come from ``types``.
     """
     if tuple(found.get_shape()) != expected:
         return shapes(name, found.get_shape(), expected)
-    if found.get_dtype() not in FLOATS:
-        return f"{name} is {found.get_dtype()}, none of {', '.join(FLOATS)}"
+    if found.get_dtype() not in types:
+        return f"{name} is {found.get_dtype()}, none of {', '.join(types)}"
     return None
 
 

@@ -61,9 +61,10 @@ class Follower:
             case rank_ipc.Pool(num_blocks, block_size, shared):
                 self._drop()
                 model = self._lifecycle.model
-                nbytes = num_blocks * block_size * model.kv.bytes_per_token(model.dtype)
+                kv_dtype = self._lifecycle.kv_dtype
+                nbytes = num_blocks * block_size * model.kv.bytes_per_token(kv_dtype)
                 memory = self._lifecycle.map_pool(nbytes) if shared else None
-                self._forward = Forward(model, num_blocks, block_size, memory)
+                self._forward = Forward(model, num_blocks, block_size, memory, kv_dtype)
                 return self._lifecycle.claim_pool() if shared else rank_ipc.PoolMade()
             case rank_ipc.SumBlocks(blocks):
                 return rank_ipc.BlockSums(self._pool.block_sums(blocks))

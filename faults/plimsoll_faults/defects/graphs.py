@@ -92,7 +92,9 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
         model: Any = ShortOfMemory(runner.model)
         rows = self.engine.scheduler.max_num_seqs
         try:
-            DecodeGraphs(model, runner.kv, runner.block_size, rows, self.blocks).capture_next()
+            DecodeGraphs(
+                model, runner.kv, runner.block_size, rows, self.blocks, runner.kv_scales
+            ).capture_next()
         except torch.OutOfMemoryError as error:
             self.kept.append(error)  # the defect: its frames hold the graph
 

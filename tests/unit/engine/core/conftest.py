@@ -56,8 +56,9 @@ def make_engine(tiny_model: Any) -> Iterator[MakeEngine]:
         budget: int = 64,
         length: int = 256,
         grammars: Grammars | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> EngineCore:
-        runner = Runner(tiny_model, num_blocks, block_size)
+        runner = Runner(tiny_model, num_blocks, block_size, kv_dtype=kv_dtype)
         pool = BlockPool(num_blocks, block_size)
         engine = EngineCore(runner, Scheduler(pool, seqs, budget, length), grammars)
         engines.append(engine)

@@ -18,8 +18,11 @@ from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.write_fp8 import write_fp8
 
 CPU = torch.device("cpu")
+SCALES = ("out_scale", "down_scale")
+"""Of sums over the ranks: each rank's part has all rows."""
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8,
@@ -54,8 +57,12 @@ def load(folder: Path, shard: Shard) -> Decoder:
 
 
 @pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
 @pytest.mark.parametrize("checkpoint", MODELS, indirect=True)
-def test_the_parts_of_all_ranks_are_the_whole(checkpoint: Path, size: int) -> None:
+def test_the_parts_of_all_ranks_are_the_whole(checkpoint: Path, fp8: bool, size: int) -> None:
+    if fp8:
+        write_fp8(checkpoint, checkpoint / "fp8")
+        checkpoint /= "fp8"
     whole = load(checkpoint, Shard())
     ranks = [load(checkpoint, Shard(rank, size)) for rank in range(size)]
     for name, tensor in whole.parameters_by_name().items():
@@ -63,6 +70,9 @@ def test_the_parts_of_all_ranks_are_the_whole(checkpoint: Path, size: int) -> No
         part = ranks[0].parts[name]
         if part.split is None:
             assert all(torch.equal(one, tensor) for one in theirs), name
+            assert name.endswith(("norm", "embed", "out_bias", "down_bias", "router", *SCALES)), (
+                name
+            )
             continue
         # Source by source: query, key and value are one matrix here, each split by itself.
         counts = [rows for _, rows in part.sources]
@@ -70,7 +80,7 @@ def test_the_parts_of_all_ranks_are_the_whole(checkpoint: Path, size: int) -> No
             torch.cat(pieces, dim=part.split)
             for pieces in zip(*(torch.split(one, counts) for one in theirs), strict=True)
         ]
-        assert torch.equal(torch.cat(found), tensor), name
+        assert torch.equal(torch.cat(found).float(), tensor.float()), name
     assert {rank.kv for rank in ranks} == {(2, 4 // size, 8)}
     split = sum(t.nbytes for t in ranks[0].parameters_by_name().values())
     assert split < sum(t.nbytes for t in whole.parameters_by_name().values())

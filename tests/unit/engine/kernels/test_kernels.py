@@ -238,7 +238,7 @@ def test_parts_of_a_context_are_joined(cut: tuple[int, int]) -> None:
     query = draw(3, 4, 16)
     found = torch.full_like(query, float("nan"))
     decode_attention.decode_attention(
-        query, plan.keys[0], plan.values[0], plan.tables, plan.contexts, PAGE, 0.3, None, found,
+        query, *plan.of(0), plan.tables, plan.contexts, PAGE, 0.3, None, found,
         cut=decode_attention.Cut(*cut),
     )  # fmt: skip
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5

@@ -1,0 +1,79 @@
+"""Products of two quantized matrices on CUDA: rows are quantized by a kernel, then multiplied.
+
+The product is the library's, by torch: it applies the scales of rows and columns to the sums. It
+takes sizes that are multiples of 16 and gives bfloat16; all others are computed as their meaning.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from plimsoll_engine.kernels import quantized
+from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.quantized import FP8, Quantized
+
+FP8_MAX = tl.constexpr(quantized.FP8_MAX)
+SMALLEST = tl.constexpr(quantized.SMALLEST)
+ALIGNED = 16
+"""Elements of a row, and rows of a weight, come in multiples of it."""
+
+
+@triton.jit
+def scale_for(largest):
+    """Return the scale of a row whose largest absolute value is ``largest``."""
+    return tl.div_rn(tl.maximum(largest, SMALLEST), FP8_MAX)
+
+
+@triton.jit
+def to_fp8(x, scale):
+    """Return ``x`` float32 over its ``scale`` as e4m3, rounded to the nearest."""
+    return tl.div_rn(x, scale).to(tl.float8e4nv)
+
+
+@triton.jit
+def _quantize(
+    x, values, scales, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < size
+    let_next(OVERLAP)
+    after_last(OVERLAP)
+    value = tl.load(x + row * size + column, mask=inside, other=0.0).to(tl.float32)
+    scale = scale_for(tl.max(tl.abs(value), axis=0))
+    tl.store(values + row * size + column, to_fp8(value, scale), mask=inside)
+    tl.store(scales + row, scale)
+
+
+def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``x`` [rows, size] as e4m3, and the scales float32 [rows, 1], by one kernel.
+
+    Moves the bytes of ``x`` and half of them again.
+    """
+    x = x.contiguous()
+    rows, size = x.shape
+    values = torch.empty(rows, size, dtype=FP8, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(size)
+    _quantize[(rows,)](
+        x, values, scales, size, BLOCK=block, num_warps=8 if block > 2048 else 4,
+        **overlap(x.device),
+    )  # fmt: skip
+    return values, scales
+
+
+def scaled_product(x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return ``x`` [rows, in] times ``weight`` [out, in], plus ``bias``; [rows, out] of its dtype.
+
+    See :func:`plimsoll_engine.kernels.quantized.product`, which it computes.
+    """
+    if x.dtype != torch.bfloat16 or any(size % ALIGNED for size in weight.values.shape):
+        return quantized.product(x, weight, bias)
+    values, scales = quantize(x)
+    out: torch.Tensor = torch._scaled_mm(
+        values, weight.values.t(), scale_a=scales, scale_b=weight.scales.t(), bias=bias,
+        out_dtype=x.dtype, use_fast_accum=True,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,196 @@
+"""What a config's ``quantization_config`` says of the weights: FP8 as compressed-tensors writes it.
+
+One form is read, the one that vLLM and LLM Compressor call FP8 dynamic: weights e4m3 with a scale
+for each output channel, and activations that are quantized token by token as they come. A field
+that says anything else is named in the error, so that no checkpoint is computed as another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FIELD = "quantization_config"
+METHOD, FORMAT = "compressed-tensors", "float-quantized"
+HEAD = "lm_head"
+PATTERN = "re:"
+MAX_IGNORED, MAX_PATTERN = 4096, 256
+MAX_STARS = 4
+"""Of one pattern: each multiplies the time to match it by the length of a name."""
+SIMPLE = re.compile(r"[\w^$\-]|\.\*?|\\[.d]\+?")
+"""What a pattern may be made of: names, dots, ``.*`` and ``\\d+``."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "num_bits": 8, "type": "int", "symmetric": True, "strategy": None, "dynamic": False,
+    "group_size": None, "block_structure": None, "actorder": None,
+}  # fmt: skip
+"""Of compressed-tensors, where a field is left out."""
+WEIGHTS = {**DEFAULTS, "type": "float", "strategy": "channel"}
+ACTIVATIONS = {**DEFAULTS, "type": "float", "strategy": "token", "dynamic": True}
+WITHOUT_EFFECT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+"""How the scales were found, and how they are stored, which each tensor says itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Which linear layers have FP8 weights: all whose paths no entry of ``ignore`` means."""
+
+    ignore: tuple[str, ...] = ()
+
+    def covers(self, paths: Sequence[str]) -> bool:
+        """Whether the matrix that the layers at ``paths`` are here together is quantized.
+
+        ValueError where some of them are and some are not.
+        """
+        kept = [path for path in paths if self._ignores(path)]
+        if kept and len(kept) < len(paths):
+            other = next(path for path in paths if path not in kept)
+            raise ValueError(
+                f"field {FIELD}.ignore: means {kept[0]} and not {other}, which are one matrix"
+                " here; it must mean both or none"
+            )
+        return not kept
+
+    def must_ignore(self, paths: Sequence[str], what: str) -> None:
+        """ValueError where a layer at ``paths`` is quantized; ``what`` names them together."""
+        for path in paths:
+            if not self._ignores(path):
+                raise ValueError(
+                    f"field {FIELD}.ignore: must mean {path}; FP8 weights of {what} are not"
+                    " supported"
+                )
+
+    def _ignores(self, path: str) -> bool:
+        return any(
+            re.match(entry.removeprefix(PATTERN), path) is not None
+            if entry.startswith(PATTERN)
+            else entry == path
+            for entry in self.ignore
+        )
+
+
+def read(value: Any, tied: bool = False) -> Quantization | None:
+    """Return what the field ``quantization_config`` says, None where there is none.
+
+    ``tied`` says that the output head is the embedding, which is never quantized. ValueError names
+    a field that is not supported.
+    """
+    if value is None:
+        return None
+    config = _object(value, FIELD)
+    _must(config, FIELD, "quant_method", METHOD)
+    _must(config, FIELD, "format", FORMAT)
+    _must(config, FIELD, "quantization_status", "compressed", default="compressed")
+    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        if config.get(name):
+            raise ValueError(f"field {FIELD}.{name}: {_said(config[name])} is not supported")
+    groups = _object(config.get("config_groups"), f"{FIELD}.config_groups")
+    if len(groups) != 1:
+        raise ValueError(f"field {FIELD}.config_groups: {len(groups)} groups, must be one")
+    for name, group in groups.items():
+        _check_group(_object(group, f"{FIELD}.config_groups.{name}"), name)
+    known = {
+        "quant_method", "format", "quantization_status", "kv_cache_scheme", "sparsity_config",
+        "transform_config", "config_groups", "ignore", "version", "global_compression_ratio",
+    }  # fmt: skip
+    _no_others(config, known, FIELD)
+    found = Quantization(_ignore(config.get("ignore")))
+    if not tied and found.covers([HEAD]):
+        raise ValueError(
+            f"field {FIELD}.ignore: must name {HEAD}; a quantized output head is not supported"
+        )
+    return found
+
+
+WHOLE = (HEAD, r"re:.*\.mlp\.gate$", r"re:.*\.mlp\.experts\..*")
+"""Layers that are never quantized here: the output head, and routers and experts."""
+
+
+def config_of(ignore: Sequence[str] = WHOLE) -> dict[str, Any]:
+    """Return the field of a checkpoint whose linear layers but ``ignore`` are quantized."""
+
+    def arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {**fields, "observer": None, "observer_kwargs": {}}
+
+    group = {
+        "targets": ["Linear"],
+        "weights": arguments(WEIGHTS),
+        "input_activations": arguments(ACTIVATIONS),
+        "output_activations": None,
+    }
+    return {
+        "quant_method": METHOD,
+        "format": FORMAT,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+    }
+
+
+def _check_group(group: Mapping[str, Any], name: str) -> None:
+    where = f"{FIELD}.config_groups.{name}"
+    _must(group, where, "targets", ["Linear"])
+    _must(group, where, "format", FORMAT, default=FORMAT)
+    _must(group, where, "output_activations", None)
+    for field, expected in (("weights", WEIGHTS), ("input_activations", ACTIVATIONS)):
+        inner = f"{where}.{field}"
+        arguments = _object(group.get(field), inner)
+        for key, wanted in expected.items():
+            _must(arguments, inner, key, wanted, default=DEFAULTS[key])
+        _no_others(arguments, {*expected, *WITHOUT_EFFECT}, inner)
+    _no_others(
+        group, {"targets", "format", "output_activations", "weights", "input_activations"}, where
+    )
+
+
+def _ignore(value: Any) -> tuple[str, ...]:
+    where = f"{FIELD}.ignore"
+    entries = [] if value is None else value
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise ValueError(f"field {where}: {_said(value)} is no list of names")
+    if len(entries) > MAX_IGNORED:
+        raise ValueError(f"field {where}: {len(entries)} entries, at most {MAX_IGNORED} are read")
+    for entry in entries:
+        pattern = entry.removeprefix(PATTERN)
+        if pattern != entry and (
+            len(pattern) > MAX_PATTERN
+            or pattern.count("*") + pattern.count("+") > MAX_STARS
+            or SIMPLE.sub("", pattern)
+        ):
+            raise ValueError(
+                rf"field {where}: pattern {_said(pattern)} is not supported: only names, dots, .*"
+                rf" and \d+, at most {MAX_STARS} of these two, in {MAX_PATTERN} characters"
+            )
+    return tuple(entries)
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"field {where}: {_said(value)} is no object")
+    return value
+
+
+def _must(
+    config: Mapping[str, Any], where: str, field: str, wanted: Any, default: Any = None
+) -> None:
+    """ValueError where ``field``, ``default`` if null, is not ``wanted``; True is not 1 here."""
+    found = config.get(field)
+    found = default if found is None else found
+    if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
+        raise ValueError(
+            f"field {where}.{field}: {_said(found)} is not supported, only {_said(wanted)}"
+        )
+
+
+def _no_others(config: Mapping[str, Any], known: set[str], where: str) -> None:
+    for field, value in config.items():
+        if field not in known and value not in (None, {}, [], False):
+            raise ValueError(f"field {where}.{field}: {_said(value)} is not supported")
+
+
+def _said(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,98 @@
+"""A checkpoint with FP8 weights from one in bfloat16, float16 or float32.
+
+    python -m plimsoll_engine.models.write_fp8 CHECKPOINT OUT
+
+The result has the form that :mod:`plimsoll_engine.models.quantization` reads, and vLLM as well: the
+matrices of all layers in e4m3 with a scale for each output channel, the rest as it was, and so are
+routers and experts. Nothing is
+calibrated: activations are quantized as they come. One file of the checkpoint is in memory at a
+time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from plimsoll_engine.errors import LoadError
+from plimsoll_engine.kernels.quantized import quantize
+from plimsoll_engine.models import decoder, loader, quantization
+from plimsoll_engine.models.decoder_parts import Spec, parts
+from plimsoll_engine.models.safetensors_files import INDEX, opened, weight_files
+
+WEIGHT = ".weight"
+QUANTIZED_SCALE = ".weight_scale"
+
+
+def write_fp8(source: Path, target: Path) -> None:
+    """Write the checkpoint ``source`` into the new folder ``target`` with FP8 weights.
+
+    LoadError names what cannot be quantized, FileExistsError a folder that is there already.
+    """
+    config = loader.load_config(source)
+    if not decoder.supports(config) or loader.quantization_of(config) is not None:
+        raise LoadError(
+            f"{source}: only text models of {', '.join(decoder.FAMILY)} that are not quantized yet"
+            " can be"
+        )
+    kept = quantization.Quantization(quantization.WHOLE)
+    matrices = {
+        path
+        for name, part in parts(Spec.of(config)).items()
+        if name.startswith("layers.") and len(part.shape) == 2
+        for path, _ in part.sources
+        if kept.covers([path.removesuffix(WEIGHT)])
+    }
+    target.mkdir(parents=True)
+    files = weight_files(source)
+    weight_map: dict[str, str] = {}
+    size = 0
+    for file in files:
+        tensors = _quantized(file, matrices)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+        weight_map |= dict.fromkeys(tensors, file.name)
+        save_file(tensors, target / file.name, metadata={"format": "pt"})
+    if (source / INDEX).is_file():
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    raw: dict[str, Any] = json.loads((source / "config.json").read_bytes())
+    raw[quantization.FIELD] = quantization.config_of()
+    (target / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
+    for file in source.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and not (target / file.name).exists():
+            shutil.copyfile(file, target / file.name)
+
+
+def _quantized(file: Path, matrices: set[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file; each of ``matrices`` with its scales beside it."""
+    tensors: dict[str, torch.Tensor] = {}
+    with opened(file) as found:
+        for name in found.keys():  # noqa: SIM118 - not a dictionary
+            tensor = found.get_tensor(name)
+            if name in matrices:
+                tensor, scales = quantize(tensor)
+                tensors[name.removesuffix(WEIGHT) + QUANTIZED_SCALE] = scales
+            tensors[name] = tensor
+    return tensors
+
+
+def main() -> None:
+    """Read the flags and write the checkpoint."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("source", type=Path, metavar="CHECKPOINT")
+    parser.add_argument("target", type=Path, metavar="OUT", help="a folder that is not there yet")
+    flags = parser.parse_args()
+    try:
+        write_fp8(flags.source, flags.target)
+    except (LoadError, OSError) as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()
