@@ -17,6 +17,8 @@ from plimsoll_engine.download import source
 from plimsoll_engine.errors import SettingsError, UsageError
 from plimsoll_engine.http import flags as http_settings
 from plimsoll_engine.http.flags import HttpSettings
+from plimsoll_engine.messages import speculative
+from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
@@ -66,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int = 0
     max_lora_rank: int = 0
     standby_worker: str = "never"
+    speculative: Speculative | None = None
     lora_modules: dict[str, Path] = {}
     http: HttpSettings = HttpSettings()
 
@@ -105,6 +108,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             tensor_parallel_size=self.tensor_parallel_size,
             max_loras=self.max_loras,
             max_lora_rank=self.max_lora_rank,
+            speculative=self.speculative,
         )
 
 
@@ -183,6 +187,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="adapters that are there from the start")  # fmt: skip
     add("--standby-worker", default="never", choices=("never", "always"),
         help="keep a prepared worker for the next restart; default: never")  # fmt: skip
+    add("--speculative-config", metavar="JSON",
+        help='verify drafts of next tokens: {"method": "ngram", "num_speculative_tokens": 4}')  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
     add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
         help="priorities that requests may have; default: 0:2147483647")  # fmt: skip
@@ -256,6 +262,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,
         standby_worker=_standby(flags),
+        speculative=_speculative(flags),
         http=http_settings.from_flags(flags),
     )
 
@@ -267,6 +274,15 @@ def _standby(flags: argparse.Namespace) -> str:
             f" --tensor-parallel-size {flags.tensor_parallel_size}"
         )
     return str(flags.standby_worker)
+
+
+def _speculative(flags: argparse.Namespace) -> Speculative | None:
+    if flags.speculative_config is None:
+        return None
+    try:
+        return speculative.parse(flags.speculative_config)
+    except ValueError as error:
+        raise UsageError(f"--speculative-config: {error}") from None
 
 
 def _priority_keys(flags: argparse.Namespace) -> list[int] | None:

@@ -22,7 +22,7 @@ import torch
 
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core import inheritance
+from plimsoll_engine.core import inheritance, speculation
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import Grammars, Vocabulary
 from plimsoll_engine.core.grammar_trial import TrialServer
@@ -203,6 +203,7 @@ class CoreLifecycle:
                     scheduler,
                     Grammars(self.vocabulary, trials=self.trials),
                     self.config.media_cache_bytes,
+                    speculation.of_settings(self.config.speculative, self.settings.max_num_seqs),
                 )
                 if handover is not None and self.refusal is None:
                     self.engine.inheritance = Inheritance(tables, pool)
@@ -213,7 +214,7 @@ class CoreLifecycle:
                     warm_up(self.engine)
             with self._stage("graphs"):
                 blocks = self.engine.pool.blocks_for(self.settings.max_model_len)
-                self._runner.capture_graphs(self.settings.max_num_seqs, blocks, later=quick)
+                self._runner.capture_graphs(self.engine.max_rows, blocks, later=quick)
             with self._stage("freeze"):
                 self.freeze()
                 self.member.frozen()
