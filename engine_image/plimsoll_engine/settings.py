@@ -188,7 +188,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--standby-worker", default="never", choices=("never", "always"),
         help="keep a prepared worker for the next restart; default: never")  # fmt: skip
     add("--speculative-config", metavar="JSON",
-        help='verify drafts of next tokens: {"method": "ngram", "num_speculative_tokens": 4}')  # fmt: skip
+        help="guess next tokens, as vLLM's flag of this name; default: no")  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
     add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
         help="priorities that requests may have; default: 0:2147483647")  # fmt: skip

@@ -39,7 +39,8 @@ class Proposer(Protocol):
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """Return at most so many next tokens for each request, none for no idea.
 
-        All tokens of the requests are known, and each has its :class:`Drafting`.
+        All tokens of the requests are known, and each has its :class:`Drafting` and the blocks for
+        so many drafts.
         """
         ...
 
@@ -83,8 +84,8 @@ class Speculation:
         self.counters = Drafted()
 
     def begin(self, request: Request, max_model_len: int) -> None:
-        """Let ``request`` have drafts, unless a grammar decides on each of its tokens."""
-        if request.sampling.grammar is None:
+        """Let ``request`` have drafts: not where a grammar or media decide on its tokens too."""
+        if request.sampling.grammar is None and not request.media:
             request.drafting = Drafting(min(request.max_length, max_model_len))
 
     def add(self, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
@@ -100,13 +101,15 @@ class Speculation:
         if not wanted:
             return
         share = max(1, room // len(wanted))
-        asked = [(chunk.request, min(most, share)) for chunk, most in wanted]
+        asked = []
+        for chunk, most in wanted:
+            fitting = scheduler.reserve_drafts(chunk.request, min(most, share, room))
+            asked.append((chunk.request, fitting))
+            room -= fitting
         for (chunk, _), drafts in zip(wanted, self.proposer.propose(asked), strict=True):
+            chunk.drafts = drafts
             if not drafts:
                 _missed(chunk.request)
-            fitting = scheduler.reserve_drafts(chunk.request, min(len(drafts), room))
-            chunk.drafts = drafts[:fitting]
-            room -= fitting
 
     def _wanted(self, chunk: Chunk) -> int:
         """Return how many drafts ``chunk`` may have."""

@@ -16,9 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.core import speculation as core
+from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.sampling import Row, plan, sample
+from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.speculation import NgramProposer, Speculation, taken
+from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import (
     audit,
     kv_blocks_add_up,
@@ -107,14 +111,16 @@ def prompts() -> dict[str, list[int]]:
     return dict(zip(KINDS, found, strict=True))
 
 
-@pytest.fixture
-def expected(prompts: dict[str, list[int]], make_engine: Any, helpers: Any) -> list[Token]:
+@pytest.fixture(scope="module")
+def expected(prompts: dict[str, list[int]], tiny_model: Any, helpers: Any) -> list[Token]:
     """The tokens without drafts, each request alone."""
-    engine = make_engine(num_blocks=400)
+    scheduler = Scheduler(BlockPool(400, 4), 8, 64, 256)
+    engine = EngineCore(Runner(tiny_model, 400, 4), scheduler)
     tokens: list[Token] = []
     for name, kind in KINDS.items():
         engine.submit(helpers.submit(name, prompts[name], NEW_TOKENS, **kind))
         tokens += play(engine)
+    engine.close()
     return tokens
 
 
