@@ -262,7 +262,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,
         standby_worker=_standby(flags),
-        speculative=_speculative(flags),
+        speculative=_speculative(flags, model),
         http=http_settings.from_flags(flags),
     )
 
@@ -276,13 +276,44 @@ def _standby(flags: argparse.Namespace) -> str:
     return str(flags.standby_worker)
 
 
-def _speculative(flags: argparse.Namespace) -> Speculative | None:
+def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
+    """Return what the flag asks for, the path of a draft model resolved."""
     if flags.speculative_config is None:
         return None
     try:
-        return speculative.parse(flags.speculative_config)
+        found = speculative.parse(flags.speculative_config)
     except ValueError as error:
         raise UsageError(f"--speculative-config: {error}") from None
+    if found.model is None:
+        return found
+    where = f"--speculative-config: field model: {found.model}"
+    if flags.tensor_parallel_size > 1:
+        raise UsageError(
+            f"{where}: a draft model is computed by one GPU alone; use method ngram, or leave"
+            f" --tensor-parallel-size {flags.tensor_parallel_size} out"
+        )
+    try:
+        draft = source.folder(found.model).resolve()
+        _check_checkpoint(draft)
+    except (source.SourceError, UsageError) as error:
+        raise UsageError(f"{where}: {error}") from None
+    try:
+        same = _tokens(draft) == _tokens(model)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    if not same:
+        raise UsageError(f"{where}: its tokenizer.json has other tokens than that of --model")
+    return msgspec.structs.replace(found, model=str(draft))
+
+
+def _tokens(checkpoint: Path) -> tuple[object, object]:
+    """Return the parts of tokenizer.json that give each token its number."""
+    file = checkpoint / "tokenizer.json"
+    try:
+        content = json.loads(file.read_bytes())
+        return content.get("model"), content.get("added_tokens")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from None
 
 
 def _priority_keys(flags: argparse.Namespace) -> list[int] | None:

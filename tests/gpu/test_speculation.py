@@ -67,7 +67,7 @@ def test_drafts_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return replay(graphs, inputs, newest)
 
     monkeypatch.setattr(DecodeGraphs, "replay", counted)
-    found = []
+    found: list[dict[str, list[int]]] = []
     for speculative in (None, Speculative("ngram", DRAFTS, 4, 2)):
         config = WorkerConfig(
             str(tmp_path), "/tmp", "unused", "float32", "cuda", num_blocks=2048,

@@ -10,6 +10,7 @@ the one that fails alone is dropped. An error that leaves the device unusable en
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from plimsoll_engine.distributed.leader import RanksLost
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Dropped, Logprobs, MediaMissing, Submit, Token
 from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES
+
+log = logging.getLogger(__name__)
 
 COMPILE_WAIT_S = 0.01
 """How long a step with nothing else to do waits for a grammar: a message may come meanwhile."""
@@ -264,7 +267,7 @@ class EngineCore:
         suspect = self._next_suspect()
         chunks = self.scheduler.schedule(suspect)
         if self.speculation is not None and suspect is None:
-            self.speculation.add(chunks, self.scheduler)
+            self._draft(self.speculation, chunks)
         if not chunks:
             if self._flight is None and not output.tokens:
                 self._settle(output, COMPILE_WAIT_S)
@@ -286,6 +289,25 @@ class EngineCore:
         self._land(output)
         self._failed(chunks, message, output)
         return output
+
+    def _draft(self, speculation: Speculation, chunks: list[Chunk]) -> None:
+        """Give drafts to ``chunks``. Where that fails they do without, their requests for good."""
+        try:
+            speculation.add(chunks, self.scheduler)
+        except Exception as error:  # noqa: BLE001 - a guess may fail, and the step goes on
+            message = f"no drafts: {type(error).__name__}: {error}"
+            self._check_device(message)
+            log.warning(message)
+            for chunk in chunks:
+                chunk.drafts = ()
+                chunk.request.drafting = None
+
+    def capture_more(self) -> bool:
+        """Capture one more graph, of the model or of a draft model. False where none is missing."""
+        if self.runner.capture_more():
+            return True
+        draft = None if self.speculation is None else self.speculation.draft_model
+        return draft is not None and draft.forward.capture_more()
 
     def _launched(self, chunks: list[Chunk]) -> None:
         """Count what the step computes as computed: the device works in order."""
@@ -457,6 +479,8 @@ class EngineCore:
         self._flight = None
         self.receiver.clear()
         self.pool.reset_prefix_cache()
+        if self.speculation is not None:
+            self.speculation.close()
         self.runner.close()
 
 

@@ -61,6 +61,17 @@ def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
     )
 
 
+def place(chunk: Chunk) -> tuple[int, int]:
+    """Return where each chunk's rows are.
+
+    Decode rows come first, the longest context first, since it takes the device longest; then
+    prompts that go on; then whole ones, the shortest first.
+    """
+    if chunk.count == 1:
+        return 0, -chunk.request.computed
+    return (1, 0) if chunk.request.computed else (2, chunk.count)
+
+
 def to_device(values: Array, device: torch.device) -> torch.Tensor:
     """Return ``values``, int32 of any length, as int32 [values] on ``device``.
 

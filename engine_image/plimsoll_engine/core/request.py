@@ -27,13 +27,16 @@ class Drafting:
     """What speculation knows of one request, which has at most ``length`` tokens.
 
     ``misses`` counts the looks since one brought an accepted draft; ``pause`` the steps until the
-    next look.
+    next look. A draft model has ``computed`` of its tokens, and their first ``filled`` blocks are
+    known to be full.
     """
 
     length: int
     index: NgramIndex | None = None
     misses: int = 0
     pause: int = 0
+    computed: int = 0
+    filled: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -110,19 +113,20 @@ class Request:
         if self.counts is not None:
             self.counts.add(token_id)
 
-    def rows(self, drafts: Sequence[int] = ()) -> list[Row]:
-        """Return what the next token's row of logits is to be sampled by, and one row a draft.
+    def row(self, drafts: Sequence[int] = ()) -> Row:
+        """Return what the next token's row of logits is to be sampled by.
 
-        Row i + 1 is sampled as if the first i drafts were the request's own tokens.
+        That after ``drafts``, as if they were the request's own tokens.
         """
         allowed = None if self.matcher is None else self.matcher.mask
-        position, counts = self.num_outputs + self.pending, self.counts
-        rows = [Row(self.sampling, position, counts, allowed)]
-        for number in range(1, len(drafts) + 1):
-            if counts is not None:
-                counts = self.counts.with_outputs(drafts[:number])
-            rows.append(Row(self.sampling, position + number, counts))
-        return rows
+        counts = self.counts
+        if counts is not None and drafts:
+            counts = counts.with_outputs(drafts)
+        return Row(self.sampling, self.num_outputs + self.pending + len(drafts), counts, allowed)
+
+    def rows(self, drafts: Sequence[int]) -> list[Row]:
+        """Return the rows of the next token and of the one after each draft."""
+        return [self.row(drafts[:number]) for number in range(len(drafts) + 1)]
 
     @property
     def looks_back(self) -> bool:
@@ -180,6 +184,8 @@ class Request:
         pool.release(self.block_ids)
         self.block_ids = []
         self.registered = self.computed = 0
+        if self.drafting is not None:
+            self.drafting.computed = self.drafting.filled = 0
 
     def release(self, pool: BlockPool) -> None:
         """End the request, whatever its outcome; a second call does nothing."""

@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 
 from plimsoll_engine.core.forward import Forward
-from plimsoll_engine.core.inputs import collect
+from plimsoll_engine.core.inputs import collect, place
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.sampling import Plan, Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
@@ -131,7 +131,7 @@ class Runner(Forward):
         Raises :class:`plimsoll_engine.distributed.leader.RanksLost` where several ranks are at work
         on the step and it fails; whatever else it raises concerns this step alone.
         """
-        chunks = sorted(chunks, key=_place)
+        chunks = sorted(chunks, key=place)
         ending = [chunk for chunk in chunks if chunk.ends]
         made = plan([row for chunk in ending for row in chunk.request.rows(chunk.drafts)])
         inputs = collect(chunks, self.block_size)
@@ -180,14 +180,3 @@ class Runner(Forward):
         super().close()
         if leader is not None:
             leader.drop()
-
-
-def _place(chunk: Chunk) -> tuple[int, int]:
-    """Return where each chunk's rows are.
-
-    Decode rows come first, the longest context first, since it takes the device longest; then
-    prompts that go on; then whole ones, the shortest first.
-    """
-    if chunk.count == 1:
-        return 0, -chunk.request.computed
-    return (1, 0) if chunk.request.computed else (2, chunk.count)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from plimsoll_engine.core.draft_model import DraftModel
 from plimsoll_engine.core.ngram import NgramIndex
 from plimsoll_engine.core.request import Drafting, Request
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
@@ -61,7 +62,10 @@ class NgramProposer:
             if drafting.index is None:
                 drafting.index = NgramIndex(self.shortest, drafting.length)
             budget -= drafting.index.extend(request.token_ids, budget)
-            found.append(drafting.index.propose(request.token_ids, self.longest, most))
+            drafts = drafting.index.propose(request.token_ids, self.longest, most)
+            if not drafts:
+                _missed(request)
+            found.append(drafts)
         return found
 
 
@@ -82,6 +86,16 @@ class Speculation:
         self.most = most
         self.rows = rows
         self.counters = Drafted()
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """The model that guesses, if one does."""
+        return self.proposer if isinstance(self.proposer, DraftModel) else None
+
+    def close(self) -> None:
+        """Let go of the draft model. Again does nothing more."""
+        if self.draft_model is not None:
+            self.draft_model.close()
 
     def begin(self, request: Request, max_model_len: int) -> None:
         """Let ``request`` have drafts: not where a grammar or media decide on its tokens too."""
@@ -108,8 +122,6 @@ class Speculation:
             room -= fitting
         for (chunk, _), drafts in zip(wanted, self.proposer.propose(asked), strict=True):
             chunk.drafts = drafts
-            if not drafts:
-                _missed(chunk.request)
 
     def _wanted(self, chunk: Chunk) -> int:
         """Return how many drafts ``chunk`` may have."""
@@ -131,19 +143,23 @@ class Speculation:
         self.counters.accepted_tokens += accepted
         if request.drafting is None:
             return
+        if request.drafting.computed:  # the last draft is not among what a draft model computes
+            request.drafting.computed += min(accepted, drafts - 1)
         if accepted:
             request.drafting.misses = 0
         else:
             _missed(request)
 
 
-def of_settings(settings: Speculative | None, max_num_seqs: int) -> Speculation | None:
-    """Return the speculation that ``settings`` ask for, if any."""
+def of_settings(
+    settings: Speculative | None, max_num_seqs: int, draft_model: DraftModel | None = None
+) -> Speculation | None:
+    """Return what ``settings`` ask for, if anything; ``draft_model`` is of that method."""
     if settings is None:
         return None
     most = settings.num_speculative_tokens
-    shortest, longest = settings.lookup
-    return Speculation(NgramProposer(shortest, longest), most, rows(max_num_seqs, most))
+    proposer = draft_model or NgramProposer(*settings.lookup)
+    return Speculation(proposer, most, rows(max_num_seqs, most))
 
 
 def rows(max_num_seqs: int, drafts: int) -> int:

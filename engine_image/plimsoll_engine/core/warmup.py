@@ -64,6 +64,9 @@ def warm_up(engine: EngineCore) -> None:
         proposer, speculation.proposer = speculation.proposer, _Zeros()
         _round(engine, [1] * width, 1.0, needed, 2 + speculation.most)
         speculation.proposer = proposer
+        if speculation.draft_model is not None:
+            _round(engine, [max(1, longest - 1)], 0.0, media, 3)
+            _round(engine, [1] * width, 1.0, needed, 2 + speculation.most)
         speculation.counters = Drafted()
     engine.pool.reset_prefix_cache()
     engine.counters = Counters()

@@ -18,13 +18,14 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Each step verifies up to ``num_speculative_tokens`` drafts of a request.
 
     ``ngram`` takes them from the request's own text, by its last ``prompt_lookup_min`` to
-    ``prompt_lookup_max`` tokens.
+    ``prompt_lookup_max`` tokens; ``draft_model`` from the smaller ``model``.
     """
 
-    method: Literal["ngram"]
+    method: Literal["ngram", "draft_model"]
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
     prompt_lookup_max: Lookup | None = None
     prompt_lookup_min: Lookup | None = None
+    model: str | None = None
 
     @property
     def lookup(self) -> tuple[int, int]:
@@ -39,6 +40,14 @@ def parse(text: str) -> Speculative:
         found = msgspec.json.decode(text, type=Speculative)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
+    if found.method == "draft_model":
+        if not found.model:
+            raise ValueError("field model: missing; method draft_model needs a checkpoint")
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            if getattr(found, name) is not None:
+                raise ValueError(f"field {name}: is of method ngram; leave it out")
+    elif found.model is not None:
+        raise ValueError("field model: is of method draft_model; leave it out")
     shortest, longest = found.lookup
     if shortest > longest:
         raise ValueError(

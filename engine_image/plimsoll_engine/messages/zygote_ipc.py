@@ -60,6 +60,11 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_lora_rank: int = 0
     speculative: Speculative | None = None
 
+    @property
+    def draft_model(self) -> str | None:
+        """The folder of the draft model, where one guesses tokens."""
+        return None if self.speculative is None else self.speculative.model
+
 
 def meeting_place(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
     """Return where the ranks of an epoch meet: rank 0's socket, and the group's store.

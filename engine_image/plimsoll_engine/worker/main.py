@@ -232,7 +232,7 @@ class Worker:
         """
         now = time.monotonic()
         if now >= self._next_capture:
-            missing = self.engine.runner.capture_more()
+            missing = self.engine.capture_more()
             pause_s = CAPTURE_INTERVAL_S if missing else math.inf
             self._next_capture = now + (pause_s if self.engine.has_work else pause_s / 10)
 

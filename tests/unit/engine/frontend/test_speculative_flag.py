@@ -5,6 +5,7 @@ Tests ``messages/speculative.py`` and ``plimsoll_engine/settings.py``.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.settings import Settings, from_flags
 
 
-def settings(tmp_path: Path, *flags: str) -> Settings:
-    model = tmp_path / "model"
-    model.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (model / name).write_text("{}")
+def checkpoint(folder: Path, tokenizer: str = "{}") -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(tokenizer)
+    return folder
+
+
+def settings(tmp_path: Path, *flags: str, tokenizer: str = "{}") -> Settings:
+    model = checkpoint(tmp_path / "model", tokenizer)
     serve = ["serve", "--model", str(model), "--run-dir", str(tmp_path / "run")]
     return from_flags(_parser().parse_args([*serve, *flags]), {})
 
@@ -46,6 +51,42 @@ def test_prompt_lookup_reaches_the_worker(
     assert (found.num_speculative_tokens, found.lookup) == (4, lookup)
 
 
+TOKENS = '{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}'
+
+
+def drafts(model: Path) -> str:
+    return json.dumps({"method": "draft_model", "model": str(model), "num_speculative_tokens": 3})
+
+
+def test_a_draft_model_reaches_the_worker(tmp_path: Path) -> None:
+    """Its tokenizer.json may say other things that number no token."""
+    draft = checkpoint(tmp_path / "draft", TOKENS.replace("}, ", '}, "version": "1.0", ', 1))
+    found = settings(tmp_path, "--speculative-config", drafts(draft), tokenizer=TOKENS)
+    config = found.worker_config()
+    assert config.draft_model == str(draft)
+    assert config.speculative == Speculative("draft_model", 3, model=str(draft))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "flags", "message"),
+    [
+        (TOKENS.replace('"b"', '"c"'), (), "field model: .*other tokens than that of --model"),
+        ("[", (), "field model: .*tokenizer.json: cannot be read"),
+        ("[]", (), "field model: .*tokenizer.json: cannot be read"),
+        (TOKENS, ("--tensor-parallel-size", "2"), "field model: .*one GPU alone"),
+        (None, (), "field model: .*config.json is missing"),
+    ],
+)
+def test_a_wrong_draft_model_is_refused(
+    tmp_path: Path, tokenizer: str | None, flags: tuple[str, ...], message: str
+) -> None:
+    draft = tmp_path / "draft"
+    if tokenizer is not None:
+        checkpoint(draft, tokenizer)
+    with pytest.raises(UsageError, match="--speculative-config: " + message):
+        settings(tmp_path, "--speculative-config", drafts(draft), *flags, tokenizer=TOKENS)
+
+
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, '
 
 
@@ -63,6 +104,13 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, '
         (NGRAM + '"prompt_lookup_min": 0}', r"\$\.prompt_lookup_min"),
         (NGRAM + '"prompt_lookup_max": 1e9}', r"\$\.prompt_lookup_max"),
         (NGRAM + '"prompt_lookup_min": 5, "prompt_lookup_max": 4}', "field prompt_lookup_min: 5"),
+        (NGRAM + '"model": "m"}', "field model: is of method draft_model"),
+        ('{"method": "draft_model", "num_speculative_tokens": 4}', "field model: missing"),
+        (
+            '{"method": "draft_model", "model": "m", "num_speculative_tokens": 4,'
+            ' "prompt_lookup_max": 4}',
+            "field prompt_lookup_max: is of method ngram",
+        ),
         (NGRAM + '"quantization": "fp8"}', "unknown field `quantization`"),
         ("[" * 100_000, "."),
     ],
