@@ -6,15 +6,15 @@ Tests ``core/speculation.py`` from outside.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.draft_checkpoint import write_draft_checkpoint
+
 STREAMS = 4
 TOKENS = 120
-CONFIG = {
-    "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
-}  # fmt: skip
 KINDS: list[dict[str, Any]] = [
     {},
     {"logit_bias": {"40": 60, "41": 59}},  # greedy a loop, sampled two tokens in turn
@@ -28,17 +28,23 @@ def counted(engine: Any, name: str) -> float:
     return sum(float(line.removeprefix(series)) for line in lines if line.startswith(series))
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize(("method", "kind"), [("ngram", 0), ("ngram", 1), ("draft_model", 2)])
 def test_texts_over_a_restart_are_those_without_drafts(
-    kind: int, engine: Any, speculating: Any
+    method: str, kind: int, engine: Any, tiny: Path, start_engine: Any, tmp_path: Path
 ) -> None:
     fields = KINDS[kind]
     with engine.streams(STREAMS, TOKENS, **fields) as futures:
         expected = [future.result(120) for future in futures]
-    before = counted(speculating, "accepted_tokens")
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method == "ngram":
+        config |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    else:
+        write_draft_checkpoint(tiny, tmp_path / "draft")
+        config["model"] = str(tmp_path / "draft")
+    speculating = start_engine("--speculative-config", json.dumps(config)).wait_ready()
     with speculating.streams(STREAMS, TOKENS, **fields) as futures:
-        speculating.begin("restart", f"restart-{kind}")
-        operation = speculating.finish(f"restart-{kind}")
+        speculating.begin("restart", "r")
+        operation = speculating.finish("r")
         found = [future.result(120) for future in futures]
     assert operation["state"] == "succeeded", operation
     assert operation["kv_handover"] == "handed_over"
@@ -48,20 +54,14 @@ def test_texts_over_a_restart_are_those_without_drafts(
         assert one.finish_reason == other.finish_reason
         assert one.usage.completion_tokens == other.usage.completion_tokens
     speculating.clean()
-    if "logit_bias" in fields:
-        speculating.until(
-            lambda: counted(speculating, "accepted_tokens") > before + TOKENS / 2, "accepted drafts"
-        )
-        assert counted(speculating, "draft_tokens") > counted(speculating, "drafts") > 0
-
-
-@pytest.fixture(scope="module")
-def speculating(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from tests.integration.engine.conftest import Engine
-
-    folder = tmp_path_factory.mktemp("speculating")
-    one = Engine(tiny, folder, "--speculative-config", json.dumps(CONFIG), warm=True)
-    try:
-        yield one.wait_ready()
-    finally:
-        one.end()
+    speculating.until(lambda: counted(speculating, "draft_tokens") > 20, "drafts in the metrics")
+    assert 0 < counted(speculating, "drafts") < counted(speculating, "draft_tokens")
+    if kind:
+        assert counted(speculating, "accepted_tokens") > TOKENS / 2
+    owners = {entry["owner"]: entry for entry in speculating.status()["ledger"]}
+    if method == "draft_model":
+        assert owners["draft_kv_pool"]["bytes"] == owners["kv_pool"]["bytes"]
+        assert owners["draft_weights"]["bytes"] > 0
+        assert {owners[name]["process"] for name in ("draft_kv_pool", "draft_weights")} == {
+            "weight_server"
+        }

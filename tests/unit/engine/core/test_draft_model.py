@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from plimsoll_engine.core import speculation as core
 from plimsoll_engine.core.draft_model import DraftModel
@@ -33,6 +32,7 @@ from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import draft as draft_models
+from tests.draft_checkpoint import write_draft_checkpoint
 
 NEW_TOKENS, DRAFTS, BLOCK = 40, 4, 4
 KINDS: dict[str, dict[str, Any]] = {
@@ -65,19 +65,7 @@ def expected(prompts: dict[str, list[int]], tiny_model: Any, helpers: Any) -> di
 def worse(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model, whose head says something else now and then, and that knows more tokens."""
     folder = tmp_path_factory.mktemp("worse") / "model"
-    shutil.copytree(tiny_checkpoint, folder)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    noise = torch.Generator().manual_seed(4)
-    head = tensors["lm_head.weight"]
-    head += 0.5 * head.std() * torch.randn(head.shape, generator=noise)
-    more = 24
-    for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        tensors[name] = torch.cat([tensors[name], 9.0 * tensors[name][:more]])
-    save_file(tensors, file, {"format": "pt"})
-    config = json.loads((folder / "config.json").read_bytes())
-    config["vocab_size"] += more
-    (folder / "config.json").write_text(json.dumps(config))
+    write_draft_checkpoint(tiny_checkpoint, folder)
     return folder
 
 
