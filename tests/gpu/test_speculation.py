@@ -17,6 +17,7 @@ from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_faults.models.tiny import write_checkpoint
+from tests.draft_checkpoint import write_draft_checkpoint
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -58,7 +59,9 @@ def texts(engine: EngineCore) -> dict[str, list[int]]:
 
 
 def test_drafts_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_checkpoint(tmp_path)
+    large, small = tmp_path / "large", tmp_path / "small"
+    write_checkpoint(large)
+    write_draft_checkpoint(large, small)
     replays: list[int] = []
     replay = DecodeGraphs.replay
 
@@ -68,14 +71,16 @@ def test_drafts_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(DecodeGraphs, "replay", counted)
     found: list[dict[str, list[int]]] = []
-    for speculative in (None, Speculative("ngram", DRAFTS, 4, 2)):
+    lookup = Speculative("ngram", DRAFTS, 4, 2)
+    model = Speculative("draft_model", DRAFTS, model=str(small))
+    for speculative in (None, lookup, model):
         config = WorkerConfig(
-            str(tmp_path), "/tmp", "unused", "float32", "cuda", num_blocks=2048,
+            str(large), "/tmp", "unused", "float32", "cuda", num_blocks=2048,
             max_num_seqs=REQUESTS, max_num_batched_tokens=256, speculative=speculative,
         )  # fmt: skip
         lifecycle = CoreLifecycle(config)
         engine = lifecycle.start()
-        if engine.speculation is not None:
+        if engine.speculation is not None and speculative is lookup:
             engine.speculation.proposer = Oracle(found[0])
         replays.clear()
         steps = engine.counters.steps
@@ -89,4 +94,4 @@ def test_drafts_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         lifecycle.shutdown()
         allocated, baseline = lifecycle.left()
         assert allocated == baseline
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]

@@ -254,6 +254,10 @@ def test_its_memory_is_in_the_ledger_and_comes_back(config: WorkerConfig, helper
     assert owners["draft_kv_pool"].bytes == draft.forward.kv.nbytes == owners["kv_pool"].bytes
     _, _, findings = audit(engine, lifecycle.ledger)
     assert not findings
+    kept = draft.forward.kv
+    _, _, (finding,) = audit(engine, lifecycle.ledger)
+    assert "1 references to the draft model's KV pool have no holder" in finding.detail
+    del kept
     alive = [weakref.ref(tensor) for tensor in [*tensors, draft.forward.kv]]
     del tensors, engine
     lifecycle.shutdown()  # without the collector's help, while somebody holds the draft model
