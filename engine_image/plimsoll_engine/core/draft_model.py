@@ -78,9 +78,9 @@ class DraftModel:
         self._filled = array("Q", [0]) * pool.num_blocks
         """Of which contents of each block this model has all: the pool's ``taken`` at the time."""
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """As the protocol; nothing for a request of which too many tokens are still unseen."""
-        found: list[list[int]] = [[] for _ in wanted]
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
+        """As the protocol; None for a request of which too many tokens are still unseen."""
+        found: list[list[int] | None] = [None for _ in wanted]
         steps = self._guess(wanted)
         if not steps:
             return found
@@ -88,7 +88,7 @@ class DraftModel:
         ends = np.cumsum([0, *(len(step.numbers) for step in steps)]).tolist()
         for step, (begin, end) in zip(steps, pairwise(ends), strict=True):
             for number, token in zip(step.numbers, tokens[begin:end], strict=True):
-                found[number].append(token)
+                found[number] = [*(found[number] or ()), token]
         return found
 
     @torch.inference_mode()

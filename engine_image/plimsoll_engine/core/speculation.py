@@ -37,8 +37,8 @@ GRAPH_ROWS = 256
 class Proposer(Protocol):
     """Guesses. A wrong one costs time alone."""
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Return at most so many next tokens for each request, none for no idea.
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
+        """Return at most so many next tokens for each request: [] for no idea, None for not yet.
 
         All tokens of the requests are known, and each has its :class:`Drafting` and the blocks for
         so many drafts.
@@ -62,10 +62,7 @@ class NgramProposer:
             if drafting.index is None:
                 drafting.index = NgramIndex(self.shortest, drafting.length)
             budget -= drafting.index.extend(request.token_ids, budget)
-            drafts = drafting.index.propose(request.token_ids, self.longest, most)
-            if not drafts:
-                _missed(request)
-            found.append(drafts)
+            found.append(drafting.index.propose(request.token_ids, self.longest, most))
         return found
 
 
@@ -86,6 +83,7 @@ class Speculation:
         self.most = most
         self.rows = rows
         self.counters = Drafted()
+        self._steps = 0
 
     @property
     def draft_model(self) -> DraftModel | None:
@@ -104,13 +102,14 @@ class Speculation:
 
     def add(self, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
         """Give drafts to the decode rows among ``chunks``, the whole of a step."""
+        self._steps += 1
         room = scheduler.max_num_batched_tokens - sum(chunk.count for chunk in chunks)
         room = min(room, self.rows - len(chunks))
         found = [(chunk, self._wanted(chunk)) for chunk in chunks]
         wanted = [(chunk, most) for chunk, most in found if most > 0]
         if room < 1:
             for chunk, _ in wanted:
-                _missed(chunk.request)
+                self._missed(chunk.request)
             return
         if not wanted:
             return
@@ -121,7 +120,9 @@ class Speculation:
             asked.append((chunk.request, fitting))
             room -= fitting
         for (chunk, _), drafts in zip(wanted, self.proposer.propose(asked), strict=True):
-            chunk.drafts = drafts
+            chunk.drafts = drafts or ()
+            if drafts == []:
+                self._missed(chunk.request)
 
     def _wanted(self, chunk: Chunk) -> int:
         """Return how many drafts ``chunk`` may have."""
@@ -148,7 +149,16 @@ class Speculation:
         if accepted:
             request.drafting.misses = 0
         else:
-            _missed(request)
+            self._missed(request)
+
+    def _missed(self, request: Request) -> None:
+        drafting = request.drafting
+        assert drafting is not None
+        drafting.misses += 1
+        if drafting.misses >= PATIENCE:
+            # All pauses of a length end in one step: each look makes the whole batch wait for it.
+            length = min(LONGEST_PAUSE, 1 << (drafting.misses - PATIENCE + 1))
+            drafting.pause = length - self._steps % length
 
 
 def of_settings(
@@ -176,11 +186,3 @@ def taken(drafts: Sequence[int], tokens: Sequence[int]) -> int:
         if draft != token:
             return number + 1
     return len(tokens)
-
-
-def _missed(request: Request) -> None:
-    drafting = request.drafting
-    assert drafting is not None
-    drafting.misses += 1
-    if drafting.misses >= PATIENCE:
-        drafting.pause = min(LONGEST_PAUSE, 1 << (drafting.misses - PATIENCE + 1))

@@ -53,6 +53,10 @@ def test_texts_over_a_restart_are_those_without_drafts(
         assert one.text == other.text
         assert one.finish_reason == other.finish_reason
         assert one.usage.completion_tokens == other.usage.completion_tokens
+    text = expected[0].text
+    stop = text[len(text) // 2 :][:8]
+    stopped = speculating.stream(0, TOKENS, False, **{**fields, "stop": [stop]})
+    assert (stopped.text, stopped.finish_reason) == (text[: text.find(stop)], "stop")
     speculating.clean()
     speculating.until(lambda: counted(speculating, "draft_tokens") > 20, "drafts in the metrics")
     assert 0 < counted(speculating, "drafts") < counted(speculating, "draft_tokens")

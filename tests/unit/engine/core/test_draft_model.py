@@ -130,7 +130,7 @@ class Blurred:
         self.looks = 0
         self.wrong = 0
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
         found = self.draft.propose(wanted)
         for drafts in found:
             self.looks += 1
@@ -176,7 +176,7 @@ class Watched:
 
         draft.forward.compute = watched  # type: ignore[method-assign,assignment]
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
         return self.draft.propose(wanted)
 
 
