@@ -121,11 +121,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=1, help="of a CPU")
     parser.add_argument("--sets", type=int, default=5)
     parser.add_argument("--name", default="speculation-cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    torch.set_num_threads(arguments.threads)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = small() if arguments.shape == "14m" else SHAPES[arguments.shape]()
     model = random_decoder(config, dtype, device, 0)

@@ -289,7 +289,7 @@ def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
     where = f"--speculative-config: field model: {found.model}"
     if flags.tensor_parallel_size > 1:
         raise UsageError(
-            f"{where}: a draft model is computed by one GPU alone; use method ngram, or leave"
+            f"{where}: a draft model is computed by one GPU alone; use prompt lookup, or leave"
             f" --tensor-parallel-size {flags.tensor_parallel_size} out"
         )
     try:

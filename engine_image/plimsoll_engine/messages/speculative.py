@@ -45,9 +45,9 @@ def parse(text: str) -> Speculative:
             raise ValueError("field model: missing; method draft_model needs a checkpoint")
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(found, name) is not None:
-                raise ValueError(f"field {name}: is of method ngram; leave it out")
+                raise ValueError(f"field {name}: a draft model has none; leave it out")
     elif found.model is not None:
-        raise ValueError("field model: is of method draft_model; leave it out")
+        raise ValueError("field model: prompt lookup has none; leave it out")
     shortest, longest = found.lookup
     if shortest > longest:
         raise ValueError(
