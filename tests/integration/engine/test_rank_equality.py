@@ -1,7 +1,7 @@
 """Greedy text of two ranks, token for token that of one, on every detour that an engine takes.
 
-With prompt lookup, too. Rank 0 is in this process, rank 1 in one of its own; gloo carries the sums. In float32, where the
-best token is ahead of the second by more than the order of a sum can move.
+Also with prompt lookup. Rank 0 is in this process, rank 1 in one of its own; gloo carries the sums.
+In float32, where the best token is ahead of the second by more than the order of a sum can move.
 """
 
 from __future__ import annotations
