@@ -77,6 +77,10 @@ def engine() -> Dashboard:
         .with_panel(lines("Worker starts", COUNT, "At the start, on request, and after a crash.",
                           (f"sum by (reason) (plimsoll_engine_worker_starts_total{{{AT}}})",
                            "{{reason}}"), width=THIRD))
+        .with_panel(lines("Drafts accepted", SHARE, "Share of the drafts that were right.",
+                          (f"{_rate('spec_decode_num_accepted_tokens_total')} / "
+                           f"({_rate('spec_decode_num_draft_tokens_total')} > 0)", "accepted"),
+                          width=THIRD))
     )  # fmt: skip
 
 

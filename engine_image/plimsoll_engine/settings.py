@@ -17,6 +17,8 @@ from plimsoll_engine.download import source
 from plimsoll_engine.errors import SettingsError, UsageError
 from plimsoll_engine.http import flags as http_settings
 from plimsoll_engine.http.flags import HttpSettings
+from plimsoll_engine.messages import speculative
+from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
@@ -67,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int = 0
     max_lora_rank: int = 0
     standby_worker: str = "never"
+    speculative: Speculative | None = None
     lora_modules: dict[str, Path] = {}
     http: HttpSettings = HttpSettings()
 
@@ -107,6 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             max_loras=self.max_loras,
             max_lora_rank=self.max_lora_rank,
             kv_cache_dtype=self.kv_cache_dtype,
+            speculative=self.speculative,
         )
 
 
@@ -187,6 +191,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="adapters that are there from the start")  # fmt: skip
     add("--standby-worker", default="never", choices=("never", "always"),
         help="keep a prepared worker for the next restart; default: never")  # fmt: skip
+    add("--speculative-config", metavar="JSON",
+        help="guess next tokens, as vLLM's flag of this name; default: no")  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
     add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
         help="priorities that requests may have; default: 0:2147483647")  # fmt: skip
@@ -261,6 +267,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,
         standby_worker=_standby(flags),
+        speculative=_speculative(flags, model),
         http=http_settings.from_flags(flags),
     )
 
@@ -272,6 +279,46 @@ def _standby(flags: argparse.Namespace) -> str:
             f" --tensor-parallel-size {flags.tensor_parallel_size}"
         )
     return str(flags.standby_worker)
+
+
+def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
+    """Return what the flag asks for, the path of a draft model resolved."""
+    if flags.speculative_config is None:
+        return None
+    try:
+        found = speculative.parse(flags.speculative_config)
+    except ValueError as error:
+        raise UsageError(f"--speculative-config: {error}") from None
+    if found.model is None:
+        return found
+    where = f"--speculative-config: field model: {found.model}"
+    if flags.tensor_parallel_size > 1:
+        raise UsageError(
+            f"{where}: a draft model is computed by one GPU alone; use prompt lookup, or leave"
+            f" --tensor-parallel-size {flags.tensor_parallel_size} out"
+        )
+    try:
+        draft = source.folder(found.model).resolve()
+        _check_checkpoint(draft)
+    except (source.SourceError, UsageError) as error:
+        raise UsageError(f"{where}: {error}") from None
+    try:
+        same = _tokens(draft) == _tokens(model)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    if not same:
+        raise UsageError(f"{where}: its tokenizer.json has other tokens than that of --model")
+    return msgspec.structs.replace(found, model=str(draft))
+
+
+def _tokens(checkpoint: Path) -> tuple[object, object]:
+    """Return the parts of tokenizer.json that give each token its number."""
+    file = checkpoint / "tokenizer.json"
+    try:
+        content = json.loads(file.read_bytes())
+        return content.get("model"), content.get("added_tokens")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from None
 
 
 def _priority_keys(flags: argparse.Namespace) -> list[int] | None:

@@ -55,7 +55,7 @@ class EncoderOutputs:
         self._encode([media for chunk in chunks for media in chunk.encode])
         if self._model.lifelong:
             step.attended = [
-                (chunk.count, self._tensors[chunk.request.media[0].key]) for chunk in chunks
+                (chunk.rows, self._tensors[chunk.request.media[0].key]) for chunk in chunks
             ]
             return None
         return self._embeds(self._model, chunks, ids)
@@ -85,7 +85,7 @@ class EncoderOutputs:
                     found = model.embed(ids)
                 output = self._tensors[media.key][first - media.start : last - media.start]
                 found[row + first - start : row + last - start] = output
-            row += chunk.count
+            row += chunk.rows
         return found
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ the one that fails alone is dropped. An error that leaves the device unusable en
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,12 +25,15 @@ from plimsoll_engine.core.inheritance import Inheritance
 from plimsoll_engine.core.logit_edits import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.matcher import GRACE_S
 from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.runner import Flight, Runner
+from plimsoll_engine.core.runner import Flight, NextToken, Runner
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
+from plimsoll_engine.core.speculation import Speculation
 from plimsoll_engine.distributed.leader import RanksLost
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Dropped, Logprobs, MediaMissing, Submit, Token
 from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES
+
+log = logging.getLogger(__name__)
 
 COMPILE_WAIT_S = 0.01
 """How long a step with nothing else to do waits for a grammar: a message may come meanwhile."""
@@ -81,8 +85,10 @@ class EngineCore:
         scheduler: Scheduler,
         grammars: Grammars | None = None,
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
+        speculation: Speculation | None = None,
     ) -> None:
         self.runner = runner
+        self.speculation = speculation
         self.receiver = Receiver(media_cache_bytes)
         self.scheduler = scheduler
         self.grammars = Grammars(None) if grammars is None else grammars
@@ -108,6 +114,13 @@ class EngineCore:
     def pool(self) -> BlockPool:
         """The scheduler's blocks of the KV cache."""
         return self.scheduler.pool
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows of a step that computes no prompt."""
+        if self.speculation is None:
+            return self.scheduler.max_num_seqs
+        return self.speculation.rows
 
     @property
     def has_work(self) -> bool:
@@ -154,6 +167,8 @@ class EngineCore:
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
         self.live.add(request)
+        if self.speculation is not None:
+            self.speculation.begin(request, self.scheduler.max_model_len)
         if self.inheritance is not None:
             self.inheritance.claim(request)
         if (grammar := request.sampling.grammar) is None:
@@ -249,7 +264,10 @@ class EngineCore:
             self._land(output)
         self._settle(output, GRACE_S)
         self._free_outputs()
-        chunks = self.scheduler.schedule(self._next_suspect())
+        suspect = self._next_suspect()
+        chunks = self.scheduler.schedule(suspect)
+        if self.speculation is not None and suspect is None:
+            self._draft(self.speculation, chunks)
         if not chunks:
             if self._flight is None and not output.tokens:
                 self._settle(output, COMPILE_WAIT_S)
@@ -272,6 +290,25 @@ class EngineCore:
         self._failed(chunks, message, output)
         return output
 
+    def _draft(self, speculation: Speculation, chunks: list[Chunk]) -> None:
+        """Give drafts to ``chunks``. Where that fails they do without, their requests for good."""
+        try:
+            speculation.add(chunks, self.scheduler)
+        except Exception as error:  # noqa: BLE001 - a guess may fail, and the step goes on
+            message = f"no drafts: {type(error).__name__}: {error}"
+            self._check_device(message)
+            log.warning(message)
+            for chunk in chunks:
+                chunk.drafts = ()
+                chunk.request.drafting = None
+
+    def capture_more(self) -> bool:
+        """Capture one more graph, of the model or of a draft model. False where none is missing."""
+        if self.runner.capture_more():
+            return True
+        draft = None if self.speculation is None else self.speculation.draft_model
+        return draft is not None and draft.forward.capture_more()
+
     def _launched(self, chunks: list[Chunk]) -> None:
         """Count what the step computes as computed: the device works in order."""
         for chunk in chunks:
@@ -290,13 +327,31 @@ class EngineCore:
         except RuntimeError as error:
             raise DeviceLostError(f"the device is lost: {error}") from None
         self.waited_s += time.perf_counter() - begun
-        for request, (token_id, logprobs) in landed:
+        for request, tokens, drafts in landed:
+            token_id, logprobs = tokens[0]
             if request.matcher is None:
                 self._take_in(request, token_id, logprobs, output)
+                if drafts:
+                    self._take_in_drafts(request, tokens[1:], drafts, output)
             else:
                 request.held = token_id, logprobs
                 self._held.append(request)
                 self.grammars.masks.advance(request.matcher, token_id)
+
+    def _take_in_drafts(
+        self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
+    ) -> None:
+        """Take in the tokens after the first one, each of which says that a draft was right.
+
+        So many were verified.
+        """
+        assert self.speculation is not None
+        self.speculation.verified(request, drafts, len(tokens))
+        for token_id, logprobs in tokens:
+            if request.released:
+                break
+            self.scheduler.accepted(request)
+            self._take_in(request, token_id, logprobs, output)
 
     def _take_in(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
@@ -406,6 +461,7 @@ class EngineCore:
             TOKEN_BYTES * len(request.token_ids)
             + (0 if request.counts is None else COUNT_BYTES * len(request.counts))
             + (0 if request.matcher is None else request.matcher.bytes)
+            + (0 if request.drafting is None else request.drafting.nbytes)
             for request in self.requests.values()
         )
 
@@ -423,6 +479,8 @@ class EngineCore:
         self._flight = None
         self.receiver.clear()
         self.pool.reset_prefix_cache()
+        if self.speculation is not None:
+            self.speculation.close()
         self.runner.close()
 
 

@@ -32,9 +32,14 @@ class EngineSizes(msgspec.Struct, frozen=True):
     block_size: int
     num_blocks: int
 
-    def kv_bytes(self, kv: KVShape, dtype: torch.dtype) -> int:
-        """Return the bytes of a KV pool of ``dtype``."""
-        return self.num_blocks * self.block_size * kv.bytes_per_token(dtype)
+    def kv_bytes(self, kv: KVShape, dtype: torch.dtype, draft: KVShape | None = None) -> int:
+        """Return the KV pool of ``dtype``, with that of a draft model where there is one."""
+        return self.num_blocks * self.block_size * token_bytes(kv, dtype, draft)
+
+
+def token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:
+    """Return what one token takes in the pools of a model and of its draft model, if any."""
+    return kv.bytes_per_token(dtype) + (0 if draft is None else draft.bytes_per_token(dtype))
 
 
 def cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -91,12 +96,13 @@ def resolve(
     device: torch.device,
     pool_bytes: int | None = None,
     free: int | None = None,
+    draft: KVShape | None = None,
 ) -> EngineSizes:
     """Fill in what was not asked for. ``dtype`` is the KV pool's.
 
     Call it after the weights were loaded. ``positions`` is the model's longest context in tokens,
     ``pool_bytes`` the KV pool where there is one already, ``free`` the device memory that every
-    rank has at least, None on a CPU.
+    rank has at least, None on a CPU. ``draft`` is of a draft model, whose pool is a part of it.
     """
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
@@ -117,11 +123,12 @@ def resolve(
     # be millions of blocks that nobody can fill, each with its entry in host memory.
     useful = 2 * max_num_seqs * -(-max_model_len // block_size)
     num_blocks = requested.num_blocks
+    per_token = token_bytes(kv, dtype, draft)
     if pool_bytes is not None:
-        num_blocks = pool_bytes // (kv.bytes_per_token(dtype) * block_size)
+        num_blocks = pool_bytes // (per_token * block_size)
     elif num_blocks is None:
         room = CPU_KV_BYTES if free is None else int(free * CUDA_KV_FRACTION)
-        num_blocks = min(room // (kv.bytes_per_token(dtype) * block_size), useful)
+        num_blocks = min(room // (per_token * block_size), useful)
     if num_blocks * block_size < max_model_len:
         if requested.max_model_len is not None and requested.num_blocks is None:
             raise SettingsError(

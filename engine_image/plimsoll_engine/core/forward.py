@@ -114,7 +114,7 @@ class Forward:
         """
         adapters = None
         if self.adapters is not None:
-            adapters = in_step(chunks, inputs.starts, self.device)
+            adapters = in_step(chunks, self.device)
         if (
             adapters is None
             and self.graphs is not None

@@ -12,14 +12,18 @@ from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
 def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
-    """Return the inputs of a step, decode rows first."""
+    """Return the inputs of a step, decode rows first.
+
+    Each draft is a decode row of its own, over the blocks of its request: a layer stores the keys
+    and values of all rows before any row attends to them.
+    """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
-    starts = np.zeros(len(chunks) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
     width = max(len(chunk.request.block_ids) for chunk in chunks)
     tables = np.zeros((len(chunks), width), np.int32)
-    sources = np.full(starts[-1], -1, np.int32)
+    ends = np.fromiter((chunk.ends for chunk in chunks), np.bool_, len(chunks))
+    drafts = sum(len(chunk.drafts) for chunk in chunks)
+    sources = np.full(counts.sum() + drafts, -1, np.int32)
     ids: list[int] = []
     for row, chunk in enumerate(chunks):
         request = chunk.request
@@ -28,10 +32,20 @@ def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
         if request.pending and chunk.ends:
             ids.append(0)
             sources[len(ids) - 1] = request.sampled_row
-    sequence = np.repeat(np.arange(len(chunks)), counts)
+        ids += chunk.drafts
+    if drafts:
+        copies = np.fromiter((1 + len(chunk.drafts) for chunk in chunks), np.int32, len(chunks))
+        first = np.repeat(np.cumsum(copies) - copies, copies)
+        counts, computed = np.repeat(counts, copies), np.repeat(computed, copies)
+        computed += np.arange(len(computed), dtype=np.int32) - first.astype(np.int32)
+        tables, ends = np.repeat(tables, copies, axis=0), np.repeat(ends, copies)
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    sequence = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[sequence]
     slots = tables[sequence, positions // block_size] * block_size + positions % block_size
-    decodes = sum(1 for chunk in chunks if chunk.count == 1)
+    decoding = [chunk for chunk in chunks if chunk.count == 1]
+    decodes = len(decoding) + drafts
     return Inputs(
         ids=np.array(ids, np.int32),
         sources=sources,
@@ -40,11 +54,22 @@ def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
         contexts=computed + counts,
         starts=starts,
         tables=tables,
-        last=(starts[1:] - 1)[[chunk.ends for chunk in chunks]],
+        last=(starts[1:] - 1)[ends],
         decodes=decodes,
-        longest=max((chunk.count for chunk in chunks[decodes:]), default=0),
-        fresh=tuple(c.count for c in chunks[decodes:] if not c.request.computed),
+        longest=max((chunk.count for chunk in chunks[len(decoding) :]), default=0),
+        fresh=tuple(c.count for c in chunks[len(decoding) :] if not c.request.computed),
     )
+
+
+def place(chunk: Chunk) -> tuple[int, int]:
+    """Return where each chunk's rows are.
+
+    Decode rows come first, the longest context first, since it takes the device longest; then
+    prompts that go on; then whole ones, the shortest first.
+    """
+    if chunk.count == 1:
+        return 0, -chunk.request.computed
+    return (1, 0) if chunk.request.computed else (2, chunk.count)
 
 
 def to_device(values: Array, device: torch.device) -> torch.Tensor:

@@ -73,13 +73,14 @@ class LoadedAdapters:
         self._loaded.clear()
 
 
-def in_step(chunks: Sequence[Chunk], starts: Array, device: torch.device) -> StepAdapters | None:
-    """Return the adapters of ``chunks``, whose first rows are ``starts``; None without one."""
+def in_step(chunks: Sequence[Chunk], device: torch.device) -> StepAdapters | None:
+    """Return the adapters of ``chunks``, which are in the order of their rows; None without one."""
     rows: dict[Adapter, list[Array]] = {}
-    for index, chunk in enumerate(chunks):
+    row = 0
+    for chunk in chunks:
         if (adapter := chunk.request.adapter) is not None:
-            own = np.arange(starts[index], starts[index + 1], dtype=np.int32)
-            rows.setdefault(adapter, []).append(own)
+            rows.setdefault(adapter, []).append(np.arange(row, row + chunk.rows, dtype=np.int32))
+        row += chunk.rows
     if not rows:
         return None
     return StepAdapters(

@@ -8,6 +8,7 @@ them that could be lost, leaked or be wrong after a preemption.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,19 @@ class TokenCounts:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
+        """Return what the counts would be after ``tokens``; for one row, which adds none to it."""
+        made = TokenCounts((), ())
+        made.tokens, made.outputs = self.tokens[:], self.outputs[:]
+        for token, times in Counter(tokens).items():
+            place = self._places.get(token)
+            if place is None:
+                made.tokens.append(token)
+                made.outputs.append(times)
+            else:
+                made.outputs[place] += times
+        return made
 
     def add(self, token: int) -> None:
         """Count ``token`` once more in the output."""

@@ -7,17 +7,41 @@ function that is handed the request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from plimsoll_engine.core.logit_edits import TokenCounts
 from plimsoll_engine.core.matcher import Matcher
+from plimsoll_engine.core.ngram import NgramIndex
 from plimsoll_engine.core.sampling import Row
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
 if TYPE_CHECKING:
     from plimsoll_engine.kvcache.block_pool import BlockPool
     from plimsoll_engine.models.lora import Adapter
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What speculation knows of one request, which has at most ``length`` tokens.
+
+    ``misses`` counts the looks since one brought an accepted draft; ``pause`` the steps until the
+    next look. A draft model has ``computed`` of its tokens, and their first ``filled`` blocks are
+    known to be full.
+    """
+
+    length: int
+    index: NgramIndex | None = None
+    misses: int = 0
+    pause: int = 0
+    computed: int = 0
+    filled: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory of the index."""
+        return 0 if self.index is None else self.index.nbytes
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -31,7 +55,7 @@ class Request:
     counts the tokens that are sampled and not yet in ``token_ids``, at most 1 when a step is
     scheduled: the device alone knows it, at ``sampled_row`` of the last step's. ``held`` is such a
     token once it is known, until the grammar has taken it in: no step may have the request
-    meanwhile.
+    meanwhile. ``drafting`` is None where no drafts are wanted.
     """
 
     request_id: str
@@ -40,6 +64,7 @@ class Request:
     sampling: Sampling
     counts: TokenCounts | None = None
     matcher: Matcher | None = None
+    drafting: Drafting | None = None
     priority: int = 0
     tenant: str = ""
     order: int = 0
@@ -88,17 +113,29 @@ class Request:
         if self.counts is not None:
             self.counts.add(token_id)
 
-    def row(self) -> Row:
-        """Return what the next token's row of logits is to be sampled by."""
+    def row(self, drafts: Sequence[int] = ()) -> Row:
+        """Return what the next token's row of logits is to be sampled by.
+
+        That after ``drafts``, as if they were the request's own tokens.
+        """
         allowed = None if self.matcher is None else self.matcher.mask
-        return Row(self.sampling, self.num_outputs + self.pending, self.counts, allowed)
+        counts = self.counts
+        if counts is not None and drafts:
+            counts = counts.with_outputs(drafts)
+        return Row(self.sampling, self.num_outputs + self.pending + len(drafts), counts, allowed)
+
+    def rows(self, drafts: Sequence[int]) -> list[Row]:
+        """Return the rows of the next token and of the one after each draft."""
+        return [self.row(drafts[:number]) for number in range(len(drafts) + 1)]
 
     @property
     def looks_back(self) -> bool:
         """Whether the next token depends on more than keys and values of those before it.
 
-        Then none may be pending when it is sampled.
+        Then none may be pending when it is sampled. Nor when drafts are to follow it.
         """
+        if self.drafting is not None and not self.drafting.pause:
+            return True
         return self.counts is not None or self.matcher is not None
 
     @property
@@ -147,6 +184,8 @@ class Request:
         pool.release(self.block_ids)
         self.block_ids = []
         self.registered = self.computed = 0
+        if self.drafting is not None:
+            self.drafting.computed = self.drafting.filled = 0
 
     def release(self, pool: BlockPool) -> None:
         """End the request, whatever its outcome; a second call does nothing."""
@@ -155,5 +194,6 @@ class Request:
         self.released = True
         self.drop_blocks(pool)
         self.block_hashes = []
+        self.drafting = None
         self.media = []
         self.adapter = None

@@ -16,10 +16,11 @@ from weakref import ref
 import torch
 
 from plimsoll_engine.core.forward import Forward
-from plimsoll_engine.core.inputs import collect
+from plimsoll_engine.core.inputs import collect, place
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.sampling import Plan, Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.core.speculation import taken
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.kvcache.block_sums import add_sums
 from plimsoll_engine.messages import rank_ipc
@@ -35,17 +36,32 @@ class NextToken(NamedTuple):
     logprobs: Logprobs | None
 
 
+class Landed(NamedTuple):
+    """The next tokens of a request: one, and one more for each of its first drafts that was right.
+
+    ``drafts`` is how many it had.
+    """
+
+    request: Request
+    tokens: list[NextToken]
+    drafts: int
+
+
 @dataclass(slots=True)
 class Flight:
-    """A launched step. It holds no request: one that ends before it lands is gone."""
+    """A launched step. It holds no request: one that ends before it lands is gone.
+
+    A request has a row of ``sampled`` for its next token and one for each of its ``drafts``.
+    """
 
     requests: list[ref[Request]]
+    drafts: list[Sequence[int]]
     sampled: Sampled | None
     landed: Any
     """The CUDA event after the copy of the tokens; None on a CPU."""
 
-    def land(self) -> list[tuple[Request, NextToken]]:
-        """Wait for the step; the next token of each request that is still there."""
+    def land(self) -> list[Landed]:
+        """Wait for the step; the next tokens of each request that is still there."""
         if self.sampled is None:
             return []
         if self.landed is not None:
@@ -53,10 +69,14 @@ class Flight:
         logprobs = self.sampled.logprobs()
         tokens = self.sampled.tokens.tolist()
         found = []
-        for row, (reference, token_id) in enumerate(zip(self.requests, tokens, strict=True)):
-            request = reference()
+        row = 0
+        for reference, drafts in zip(self.requests, self.drafts, strict=True):
+            request, first = reference(), row
+            row += 1 + len(drafts)
             if request is not None and not request.released:
-                found.append((request, NextToken(token_id, logprobs.get(row))))
+                own = first + taken(drafts, tokens[first:row])
+                new = [NextToken(tokens[one], logprobs.get(one)) for one in range(first, own)]
+                found.append(Landed(request, new, len(drafts)))
         return found
 
 
@@ -112,16 +132,18 @@ class Runner(Forward):
         Raises :class:`plimsoll_engine.distributed.leader.RanksLost` where several ranks are at work
         on the step and it fails; whatever else it raises concerns this step alone.
         """
-        chunks = sorted(chunks, key=_place)
-        ending = [chunk.request for chunk in chunks if chunk.ends]
-        made = plan([request.row() for request in ending])
+        chunks = sorted(chunks, key=place)
+        ending = [chunk for chunk in chunks if chunk.ends]
+        made = plan([row for chunk in ending for row in chunk.request.rows(chunk.drafts)])
         inputs = collect(chunks, self.block_size)
         with self._together(rank_ipc.Step(inputs)):
             sampled = self._next_tokens(inputs, chunks, made)
         if sampled is None:
-            return Flight([], None, None)
-        for row, request in enumerate(ending):
-            request.sampled_row = row
+            return Flight([], [], None, None)
+        row = 0
+        for chunk in ending:
+            chunk.request.sampled_row = row
+            row += 1 + len(chunk.drafts)
         return self._take_off(ending, sampled)
 
     def _next_tokens(self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan) -> Sampled | None:
@@ -133,13 +155,14 @@ class Runner(Forward):
         self.newest = self.group.broadcast(sampled.tokens)
         return sampled
 
-    def _take_off(self, ending: list[Request], sampled: Sampled) -> Flight:
+    def _take_off(self, ending: list[Chunk], sampled: Sampled) -> Flight:
         landed = None
         if self.device.type == "cuda":
             sampled = sampled.to_host()
             landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             landed.record()
-        return Flight([ref(request) for request in ending], sampled, landed)
+        requests, drafts = [ref(chunk.request) for chunk in ending], [c.drafts for c in ending]
+        return Flight(requests, drafts, sampled, landed)
 
     @property
     def needs_media(self) -> bool:
@@ -158,14 +181,3 @@ class Runner(Forward):
         super().close()
         if leader is not None:
             leader.drop()
-
-
-def _place(chunk: Chunk) -> tuple[int, int]:
-    """Return where each chunk's rows are.
-
-    Decode rows come first, the longest context first, since it takes the device longest; then
-    prompts that go on; then whole ones, the shortest first.
-    """
-    if chunk.count == 1:
-        return 0, -chunk.request.computed
-    return (1, 0) if chunk.request.computed else (2, chunk.count)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -40,12 +41,18 @@ class Chunk:
     """``count`` tokens of ``request`` from position ``request.computed`` on.
 
     They come after the media that are to be encoded for them. No tokens: the encoder cache has no
-    room now.
+    room now. ``drafts`` are guesses of the tokens that follow, computed as rows of their own.
     """
 
     request: Request
     count: int
     encode: list[Media] = field(default_factory=list)
+    drafts: Sequence[int] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the step."""
+        return self.count + len(self.drafts)
 
     @property
     def ends(self) -> bool:
@@ -330,6 +337,22 @@ class Scheduler:
         request.block_ids += blocks
         return True
 
+    def reserve_drafts(self, request: Request, count: int) -> int:
+        """Return how many of ``count`` drafts after the newest token have room in blocks.
+
+        Blocks that nobody uses are taken for them, and no request gives any up.
+        """
+        missing = self.pool.blocks_for(request.computed + 1 + count) - len(request.block_ids)
+        if count > 0 and missing > 0:
+            request.block_ids += self.pool.allocate(min(missing, self.pool.available)) or []
+        room = len(request.block_ids) * self.pool.block_size - request.computed - 1
+        return max(0, min(count, room))
+
+    def accepted(self, request: Request) -> None:
+        """Note that a draft was right: its keys and values are those of the request's token."""
+        self.waiting.charge(request, 1)
+        self._add_computed(request, 1)
+
     def preempt(self, request: Request) -> None:
         """Stop a running request; it waits, and keeps its place."""
         self.running.remove(request)
@@ -339,8 +362,10 @@ class Scheduler:
 
     def computed(self, chunk: Chunk) -> None:
         """Note that the chunk's keys and values are in the pool; offer its full blocks."""
-        request = chunk.request
-        request.computed += chunk.count
+        self._add_computed(chunk.request, chunk.count)
+
+    def _add_computed(self, request: Request, count: int) -> None:
+        request.computed += count
         extend_block_hashes(request, self.pool.block_size)
         # A pending token's block has no hash yet.
         full = min(request.computed // self.pool.block_size, len(request.block_hashes))

@@ -8,12 +8,16 @@ is taken.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import Counters, EngineCore
+from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.speculation import Drafted
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
@@ -58,15 +62,38 @@ def warm_up(engine: EngineCore) -> None:
     width = min(scheduler.max_num_seqs, engine.pool.num_blocks)
     media = engine.runner.example_media()
     _round(engine, [max(1, longest)], 0.0, media)
-    _round(engine, [1] * width, 1.0, media if engine.runner.needs_media else [])
+    needed = media if engine.runner.needs_media else []
+    _round(engine, [1] * width, 1.0, needed)
+    if (speculation := engine.speculation) is not None:
+        proposer, speculation.proposer = speculation.proposer, _Zeros()
+        _round(engine, [1] * width, 1.0, needed, 2 + speculation.most)
+        speculation.proposer = proposer
+        if speculation.draft_model is not None:
+            _round(engine, [max(1, longest - 1)], 0.0, media, 3)
+            _round(engine, [1] * width, 1.0, needed, 2 + speculation.most)
+        speculation.counters = Drafted()
     engine.pool.reset_prefix_cache()
     engine.counters = Counters()
     scheduler.preemptions_total = 0
     scheduler.prefix_query_tokens_total = scheduler.prefix_hit_tokens_total = 0
 
 
-def _round(engine: EngineCore, lengths: list[int], temperature: float, media: list[Media]) -> None:
-    sampling = Sampling(max_tokens=2, temperature=temperature, ignore_eos=True)
+class _Zeros:
+    """Drafts for every row that may have them: a step of the most rows there are."""
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        """Return as many drafts as there may be."""
+        return [[0] * most for _, most in wanted]
+
+
+def _round(
+    engine: EngineCore,
+    lengths: list[int],
+    temperature: float,
+    media: list[Media],
+    max_tokens: int = 2,
+) -> None:
+    sampling = Sampling(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
     for number, length in enumerate(lengths):
         fitting = [item for item in media if item.length < length]
         engine.submit(Submit(f"warm-up-{number}", [number % 7] * length, sampling, media=fitting))

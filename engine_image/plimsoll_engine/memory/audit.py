@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from plimsoll_api.admin import AuditFinding
 from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.forward import Forward
+from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process.rules import frozen, method_cache_problems
 
@@ -117,16 +119,25 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that the KV pool belongs to the runner, its graphs and the offload alone.
 
     A registry or a stored frame that refers to it as well would keep it beyond the engine's
-    shutdown.
+    shutdown. The same holds of a draft model's pool.
     """
-    parts = (engine.runner.graphs, engine.scheduler.offload)
-    owners = 1 + sum(part is not None for part in parts)
-    kv, scales, unknown_to_others = engine.runner.kv, engine.runner.kv_scales, object()
-    # Each has a name here; the pool has its owners on top.
-    known = owners + sys.getrefcount(unknown_to_others)
-    others = 0 if kv is None else sys.getrefcount(kv) - known
-    others += 0 if scales is None else sys.getrefcount(scales) - known
-    return [f"{others} references to the KV pool have no holder"] if others else []
+    found = []
+    draft = None if engine.speculation is None else engine.speculation.draft_model
+    pools: list[tuple[str, Forward, Offload | None]] = [
+        ("KV pool", engine.runner, engine.scheduler.offload)
+    ]
+    if draft is not None:
+        pools.append(("draft model's KV pool", draft.forward, None))
+    for name, forward, offload in pools:
+        owners = 1 + sum(part is not None for part in (forward.graphs, offload))
+        kv, scales, unknown_to_others = forward.kv, forward.kv_scales, object()
+        # Each has a name here; the pool has its owners on top.
+        known = owners + sys.getrefcount(unknown_to_others)
+        others = 0 if kv is None else sys.getrefcount(kv) - known
+        others += 0 if scales is None else sys.getrefcount(scales) - known
+        if others:
+            found.append(f"{others} references to the {name} have no holder")
+    return found
 
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:

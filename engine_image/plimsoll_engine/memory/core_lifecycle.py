@@ -22,8 +22,10 @@ import torch
 
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core import inheritance
+from plimsoll_engine.core import inheritance, speculation
+from plimsoll_engine.core.draft_model import DraftModel
 from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.forward import Forward
 from plimsoll_engine.core.grammar import Grammars, Vocabulary
 from plimsoll_engine.core.grammar_trial import TrialServer
 from plimsoll_engine.core.inheritance import Inheritance
@@ -42,6 +44,7 @@ from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Refusal, Table
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models import draft as draft_models
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.loader import OwnModel
@@ -89,6 +92,7 @@ class CoreLifecycle:
         self._model_config: Any = None
         self._kv_dtype: torch.dtype | None = None
         self._model: Model | None = None
+        self._draft: Decoder | None = None
         self._mapping: WeightMapping | None = None
         self._pool: torch.Tensor | None = None
         """The weight server's KV pool, uint8 [bytes], once this process takes it over."""
@@ -114,6 +118,7 @@ class CoreLifecycle:
         """
         with self._all_or_nothing():
             folder = Path(self.config.model)
+            draft = None if self.config.draft_model is None else Path(self.config.draft_model)
             with self._stage("model_config"):
                 self.member.check(self.config)
                 self._model_config = loader.load_config(folder)
@@ -137,12 +142,18 @@ class CoreLifecycle:
             with self._stage("weights"):
                 if shared is not None and self._mapping is not None:
                     self._model = shared
-                    loader.bind(shared, self._mapping.tensors())
+                    own, drafts = draft_models.apart(self._mapping.tensors())
+                    loader.bind(shared, own)
+                    if draft is not None:
+                        self._draft = draft_models.build(draft, dtype)
+                        loader.bind(self._draft, drafts)
                     self.map_pool()
                 else:
                     self._model = loader.load_model(
                         folder, self._model_config, dtype, self.device, self.member.shard
                     )
+                    if draft is not None:
+                        self._draft = draft_models.load(draft, dtype, self.device)
                 if isinstance(self._model, Decoder):
                     self._model.group = self.member.group
             if self.member.follows:
@@ -152,6 +163,8 @@ class CoreLifecycle:
                     self.member.leader.loaded()
             with self._stage("kernels"):
                 load_kernels(self._model, self.member.leader, self.kv_dtype)
+                if self._draft is not None:
+                    load_kernels(self._draft, kv_dtype=self.kv_dtype)
 
     def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
         """Make the KV pool and the rest, warm.
@@ -177,13 +190,16 @@ class CoreLifecycle:
                     self.device,
                     None if self._pool is None else self._pool.nbytes,
                     free,
+                    None if self._draft is None else self._draft.kv,
                 )
-                self.map_pool(self.settings.kv_bytes(self._model.kv, self.kv_dtype))
+                draft = None if self._draft is None else self._draft.kv
+                self.map_pool(self.settings.kv_bytes(self._model.kv, self.kv_dtype, draft))
+                own = self.settings.kv_bytes(self._model.kv, self.kv_dtype)
                 self._runner = Runner(
                     self._model,
                     self.settings.num_blocks,
                     self.settings.block_size,
-                    self._pool,
+                    None if self._pool is None else self._pool[:own],
                     self.member.leader,
                     self.kv_dtype,
                 )
@@ -207,6 +223,11 @@ class CoreLifecycle:
                     scheduler,
                     Grammars(self.vocabulary, trials=self.trials),
                     self.config.media_cache_bytes,
+                    speculation.of_settings(
+                        self.config.speculative,
+                        self.settings.max_num_seqs,
+                        self._draft_model(pool, own),
+                    ),
                 )
                 if handover is not None and self.refusal is None:
                     self.engine.inheritance = Inheritance(tables, pool)
@@ -217,7 +238,9 @@ class CoreLifecycle:
                     warm_up(self.engine)
             with self._stage("graphs"):
                 blocks = self.engine.pool.blocks_for(self.settings.max_model_len)
-                self._runner.capture_graphs(self.settings.max_num_seqs, blocks, later=quick)
+                self._runner.capture_graphs(self.engine.max_rows, blocks, later=quick)
+                if (drafts := self._drafts()) is not None:
+                    drafts.capture_graphs(self.engine.max_rows, blocks, later=quick)
             with self._stage("freeze"):
                 self.freeze()
                 self.member.frozen()
@@ -358,6 +381,39 @@ class CoreLifecycle:
             return None
         return LoadedAdapters(self._model, self.config.max_loras, self.config.max_lora_rank)
 
+    def _draft_model(self, pool: BlockPool, begin: int) -> DraftModel | None:
+        """Return what drafts tokens, its keys and values from byte ``begin`` of the pool on."""
+        if self._draft is None:
+            return None
+        assert self.settings is not None
+        forward = Forward(
+            self._draft,
+            self.settings.num_blocks,
+            self.settings.block_size,
+            None if self._pool is None else self._pool[begin : begin + self._draft_kv_bytes],
+            self.kv_dtype,
+        )
+        return DraftModel(
+            forward,
+            pool,
+            self.settings.max_num_batched_tokens,
+            loader.text_config(self._model_config).vocab_size,
+            self._draft.spec.vocabulary,
+        )
+
+    @property
+    def _draft_kv_bytes(self) -> int:
+        assert self.settings is not None
+        assert self._draft is not None
+        return self.settings.kv_bytes(self._draft.kv, self.kv_dtype)
+
+    def _drafts(self) -> Forward | None:
+        """Return the draft model over its pool, if there is one."""
+        assert self.engine is not None
+        if self.engine.speculation is None or self.engine.speculation.draft_model is None:
+            return None
+        return self.engine.speculation.draft_model.forward
+
     def _add_offload(self) -> None:
         assert self.engine is not None
         if not self.config.kv_offload_bytes:
@@ -386,14 +442,24 @@ class CoreLifecycle:
             tensors_of_rank = self._model.parameters_by_name().values()
             weights = sum(tensor.nbytes for tensor in tensors_of_rank) * size
             process = Role.WORKER
+        draft = self._draft
+        if draft is not None:
+            drafted = sum(tensor.nbytes for tensor in draft.parameters_by_name().values())
+            weights -= drafted if self._mapping is not None else 0
+            self.ledger.register("draft_weights", tensors, lambda: drafted, drafted, process)
         self.ledger.register("weights", tensors, lambda: weights, weights, process)
         keeper = Role.WORKER if self._pool is None else Role.WEIGHT_SERVER
         self.ledger.register("kv_pool", tensors, lambda: runner.kv_bytes, runner.kv_bytes, keeper)
+        drafts = self._drafts()
+        if drafts is not None:
+            bound = drafts.kv_bytes
+            self.ledger.register("draft_kv_pool", tensors, lambda: drafts.kv_bytes, bound, keeper)
         if tensors is MemoryKind.DEVICE:
             member = self.member
 
             def graph_bytes() -> int:
-                return runner.graph_bytes + member.graph_bytes()
+                own = runner.graph_bytes + member.graph_bytes()
+                return own + (0 if drafts is None else drafts.graph_bytes)
 
             self.ledger.register("cuda_graphs", tensors, graph_bytes, None)
         self.ledger.register(
@@ -441,6 +507,9 @@ class CoreLifecycle:
         if self._model is not None:
             self._model.close()
             self._model = None
+        if self._draft is not None:
+            self._draft.close()
+            self._draft = None
         self._pool = None
         if self._mapping is not None:
             self.fenced = self._mapping.end() and self.member.fenced

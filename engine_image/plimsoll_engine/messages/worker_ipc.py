@@ -338,6 +338,9 @@ class Report(msgspec.Struct, tag="report"):
     ledger: list[LedgerEntry]
     prefix_hit_tokens_total: int = 0
     prefix_query_tokens_total: int = 0
+    drafts_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_tokens_total: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     kv_blocks_lost: int = 0

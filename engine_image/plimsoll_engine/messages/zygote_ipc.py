@@ -22,6 +22,7 @@ import msgspec
 
 from plimsoll_api.admin import Role
 from plimsoll_engine.messages.framing import framed
+from plimsoll_engine.messages.speculative import Speculative
 
 MEDIA_CACHE_BYTES = 256 << 20
 """Of the receiver cache and of the frontend's cache before it: some 200 images of 336 x 336 each.
@@ -36,7 +37,8 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     Null leaves a size to the worker. ``socket`` is the path of the frontend's Unix server socket;
     ``inject`` is the text of ``PLIMSOLL_INJECT``, empty without faults. ``weights`` is the path of
     the socket at which the weight server shares them; empty, each worker loads its own.
-    ``max_loras`` 0: no adapters. ``kv_cache_dtype`` is ``auto``, the model's, or ``fp8``.
+    ``max_loras`` 0: no adapters; ``speculative`` null: no drafts. ``kv_cache_dtype`` is ``auto``,
+    the model's, or ``fp8``.
     """
 
     model: str
@@ -58,6 +60,12 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     max_loras: int = 0
     max_lora_rank: int = 0
     kv_cache_dtype: str = "auto"
+    speculative: Speculative | None = None
+
+    @property
+    def draft_model(self) -> str | None:
+        """The folder of the draft model, where one guesses tokens."""
+        return None if self.speculative is None else self.speculative.model
 
 
 def meeting_place(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:

@@ -36,6 +36,7 @@ from plimsoll_engine.messages.weight_ipc import (
     WeightsShared,
 )
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models import draft as draft_models
 from plimsoll_engine.models import loader
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.weights.cuda import DeviceBuffer
@@ -57,6 +58,7 @@ class Weights:
 
     def __init__(self, config: WorkerConfig, rank: int) -> None:
         self._folder = Path(config.model)
+        self._draft_folder = None if config.draft_model is None else Path(config.draft_model)
         self._shard = Shard(rank, config.tensor_parallel_size)
         self.device = loader.choose_device(config.device, self._shard)
         self._config = loader.load_config(self._folder)
@@ -70,11 +72,18 @@ class Weights:
         model = loader.build(self._folder, self._config, self._dtype, self._shard)
         if model is None:
             raise LoadError(f"{self._folder}: only transformers has this model; a worker loads it")
-        manifest = lay_out(model.parameters_by_name())
+        draft = None
+        if self._draft_folder is not None:
+            draft = draft_models.build(self._draft_folder, self._dtype)
+        manifest = lay_out(draft_models.beside(model.parameters_by_name(), draft))
         buffer = allocate(self.device, manifest.nbytes, "plimsoll-weights")
         try:
-            loader.bind(model, views(buffer.tensor(), manifest))
+            own, drafts = draft_models.apart(views(buffer.tensor(), manifest))
+            loader.bind(model, own)
             loader.fill(model, self._folder)
+            if draft is not None and self._draft_folder is not None:
+                loader.bind(draft, drafts)
+                loader.fill(draft, self._draft_folder)
         except BaseException:
             buffer.close()
             raise

@@ -20,6 +20,7 @@ from plimsoll_engine import injection
 from plimsoll_engine.core.engine_core import DeviceLostError, EngineCore, StepOutput
 from plimsoll_engine.core.grammar import Vocabulary
 from plimsoll_engine.core.grammar_trial import TrialServer, TrialsLost
+from plimsoll_engine.core.speculation import Drafted
 from plimsoll_engine.core.warmup import WarmUpError
 from plimsoll_engine.distributed.leader import Leader, RanksLost
 from plimsoll_engine.errors import LoadError, SettingsError
@@ -231,7 +232,7 @@ class Worker:
         """
         now = time.monotonic()
         if now >= self._next_capture:
-            missing = self.engine.runner.capture_more()
+            missing = self.engine.capture_more()
             pause_s = CAPTURE_INTERVAL_S if missing else math.inf
             self._next_capture = now + (pause_s if self.engine.has_work else pause_s / 10)
 
@@ -284,6 +285,7 @@ class Worker:
     def _report(self) -> worker_ipc.Report:
         engine, counters = self.engine, self.engine.counters
         scheduler = engine.scheduler
+        drafted = Drafted() if engine.speculation is None else engine.speculation.counters
         others = [] if self.leader is None else self.leader.accounts()
         return worker_ipc.Report(
             load=Load(
@@ -309,6 +311,9 @@ class Worker:
             ledger=self.lifecycle.ledger.entries(),
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,
+            drafts_total=drafted.drafts,
+            draft_tokens_total=drafted.draft_tokens,
+            accepted_tokens_total=drafted.accepted_tokens,
             kv_blocks_used=engine.pool.used,
             kv_blocks_total=engine.pool.num_blocks,
             kv_blocks_lost=lost_blocks(engine),

@@ -1,7 +1,7 @@
 """Greedy text of two ranks, token for token that of one, on every detour that an engine takes.
 
-Rank 0 is in this process, rank 1 in one of its own; gloo carries the sums. In float32, where the
-best token is ahead of the second by more than the order of a sum can move.
+Also with prompt lookup. Rank 0 is in this process, rank 1 in one of its own; gloo carries the sums.
+In float32, where the best token is ahead of the second by more than the order of a sum can move.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.distributed.leader import RanksLost
 from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_faults.models import tiny_moe
@@ -51,14 +52,14 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder
 
 
-def ranks(model: Path, run_dir: Path, size: int) -> Any:
+def ranks(model: Path, run_dir: Path, size: int, drafts: Speculative | None = None) -> Any:
     """An engine so small that requests are cut, stopped and computed again."""
     torch.set_num_threads(1)
     return started(
         WorkerConfig(
             str(model), str(run_dir), "unused", "float32", "cpu", max_num_seqs=8,
             max_model_len=200, max_num_batched_tokens=24, block_size=4, num_blocks=100,
-            tensor_parallel_size=size,
+            tensor_parallel_size=size, speculative=drafts,
         )
     )  # fmt: skip
 
@@ -103,15 +104,17 @@ def finish(engine: EngineCore) -> None:
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen3-moe", LONG], indirect=True)
 def test_two_ranks_make_the_same_tokens(checkpoint: Path, tmp_path: Path) -> None:
     found = []
-    for size in (1, 2):
-        with ranks(checkpoint, tmp_path, size) as (lifecycle, processes):
+    lookup = Speculative("ngram", 3, prompt_lookup_max=3, prompt_lookup_min=1)
+    for size, drafts in ((1, None), (2, None), (2, lookup)):
+        with ranks(checkpoint, tmp_path, size, drafts) as (lifecycle, processes):
             engine = lifecycle.engine
             assert engine is not None
             found.append(texts(engine))
+            assert engine.speculation is None or engine.speculation.counters.draft_tokens > 0
             assert audit(engine, lifecycle.ledger)[2] == []
             assert ("process_group" in lifecycle.stages_s) == (size > 1)
         assert [process.returncode for process in processes] == [0] * (size - 1)
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert {len(tokens) for tokens in found[0].values()} == {NEW_TOKENS}
     assert sum(len(set(tokens)) for tokens in found[0].values()) / REQUESTS > 8, "loops"
 

@@ -71,6 +71,15 @@ class Metrics:
         self._queries = self._counter(
             model, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
+        self._drafts = self._counter(
+            model, "spec_decode_num_drafts", "Steps of a request that verified drafts."
+        )
+        self._draft_tokens = self._counter(
+            model, "spec_decode_num_draft_tokens", "Drafts of tokens that were verified."
+        )
+        self._accepted_tokens = self._counter(
+            model, "spec_decode_num_accepted_tokens", "Drafts of tokens that were right."
+        )
         self._ttft = self._histogram(
             model, "time_to_first_token_seconds", "Time from admission to the first token.", _TTFT_S
         )
@@ -132,6 +141,7 @@ class Metrics:
 
     def reported(self, report: Report) -> None:
         """Add what a worker's counters gained since its last report."""
+        self._speculated(report)
         last = self._last
         gained = (report.load.preemptions_total or 0) - (
             (last.load.preemptions_total or 0) if last else 0
@@ -142,6 +152,16 @@ class Metrics:
         queried = report.prefix_query_tokens_total - (last.prefix_query_tokens_total if last else 0)
         self._queries.inc(max(0, queried))
         self._last = report
+
+    def _speculated(self, report: Report) -> None:
+        last = self._last
+        for counter, name in (
+            (self._drafts, "drafts_total"),
+            (self._draft_tokens, "draft_tokens_total"),
+            (self._accepted_tokens, "accepted_tokens_total"),
+        ):
+            before = 0 if last is None else getattr(last, name)
+            counter.inc(max(0, getattr(report, name) - before))
 
     def admitted(self, generation: Generation) -> None:
         """Count the prompt of a request that was admitted."""

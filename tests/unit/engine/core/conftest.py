@@ -14,6 +14,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import Grammars
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.speculation import Speculation
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit, Token
 from plimsoll_engine.models import loader
@@ -57,10 +58,12 @@ def make_engine(tiny_model: Any) -> Iterator[MakeEngine]:
         length: int = 256,
         grammars: Grammars | None = None,
         kv_dtype: torch.dtype | None = None,
+        speculation: Speculation | None = None,
     ) -> EngineCore:
         runner = Runner(tiny_model, num_blocks, block_size, kv_dtype=kv_dtype)
         pool = BlockPool(num_blocks, block_size)
-        engine = EngineCore(runner, Scheduler(pool, seqs, budget, length), grammars)
+        scheduler = Scheduler(pool, seqs, budget, length)
+        engine = EngineCore(runner, scheduler, grammars, speculation=speculation)
         engines.append(engine)
         return engine
 

@@ -31,6 +31,7 @@ from plimsoll_engine.models import loader, quantization
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.write_fp8 import main, write_fp8
 from plimsoll_engine.weights.layout import checksums, lay_out, views
+from plimsoll_faults.models import tiny_moe
 from tests.logits import recorded
 from tests.lora import SIZES, write_adapter, write_model
 from tests.random_model import random_model
