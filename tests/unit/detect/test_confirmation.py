@@ -10,15 +10,10 @@ from dataclasses import replace
 import pytest
 
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
-from plimsoll_api.assessment import BudgetState, Segment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.leak.confirmation import Standing, unconfirmed
-from plimsoll_sidecar.detect.leak.hysteresis import Hysteresis
-from plimsoll_sidecar.detect.leak.odds import Explanation, Odds
-from plimsoll_sidecar.detect.leak.trend import Point, Trend
 from plimsoll_sidecar.replay import ReplayLine, judge
 
 HOUR = 3600.0
@@ -174,31 +169,3 @@ def test_without_a_count_of_collections_it_must_double() -> None:
                 believed.append(suspicion.consumed_ratio)
     assert first is not None
     assert first * 1.6 < believed[0] <= 0.65
-
-
-def standing(log_odds: float, consumed_ratio: float) -> Standing:
-    """A growth of an hour that no rule doubts."""
-    grown = int(consumed_ratio * 512 * MIB)
-    trend = Trend(
-        bytes_per_s=grown / HOUR, rise=grown, span_s=HOUR, confidence=0.9, noise=MIB,
-        bytes_per_request=None, busier=False, fades=False, sound=True, fading=0.0, climb=0.0,
-        collections=5,
-    )  # fmt: skip
-    hysteresis = Hysteresis(trend, Point(HOUR, grown // 4), grown / 4, grown // 4)
-    hysteresis.stands(Point(2 * HOUR, grown), trend, grown)
-    left = (512 * MIB - grown) / trend.bytes_per_s
-    state = BudgetState(
-        unexplained=grown, consumed_ratio=consumed_ratio, bytes_per_s=trend.bytes_per_s,
-        exhaustion_s=left,
-    )  # fmt: skip
-    return Standing(
-        hysteresis=hysteresis, state=state, window_s=24 * HOUR, smooth=grown, lived_s=HOUR,
-        segment=Segment.MALLOC_IN_USE, keeps_pace=True, in_long_step=False,
-        odds=Odds(log_odds, {Explanation.LOAD: log_odds}),
-    )  # fmt: skip
-
-
-def test_nothing_is_believed_against_the_odds_while_there_is_time() -> None:
-    assert unconfirmed(standing(2.3, 0.6)) is None
-    assert unconfirmed(standing(2.1, 0.6)) == "may be rising load, unless the growth continues"
-    assert unconfirmed(standing(2.1, 0.85)) is None

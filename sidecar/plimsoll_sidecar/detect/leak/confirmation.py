@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from plimsoll_api.assessment import BudgetState, Segment
 from plimsoll_sidecar.detect.leak.hysteresis import Hysteresis
-from plimsoll_sidecar.detect.leak.odds import REUSABLE, Odds
+from plimsoll_sidecar.detect.leak.odds import REUSABLE
 from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S
 
 REACTION_S, REACTION_RATIO = 30.0, 0.8
@@ -37,10 +37,6 @@ budget would not last for its window."""
 MIN_FADING_RATIO, FADED = 0.65, 1.5
 """The same for growth that gets slower, within its trend or by this factor since the begin: it
 fills something up."""
-MIN_CHANCE = 0.9
-"""What no rule doubts must have odds of nine to one, too, unless it is straight or urgent. Chosen
-on half of the healthy runs and a third of the leaks of the first six splits, with odds fitted to
-other families: of 17 false confirmations it takes 3 away, and of 488 right ones none."""
 URGENT_S, MIN_URGENT_S = 150.0, 30.0
 """A budget that is spent sooner leaves no time for doubt, once the growth has lasted this long or
 has spent most of it: a few large requests need much memory, but for seconds."""
@@ -53,7 +49,7 @@ class Standing:
     ``window_s`` is the budget's, ``smooth`` the growth in bytes averaged over the last minute,
     ``lived_s`` the time since the engine was warm and ``segment`` the memory that grew most.
     ``keeps_pace`` says that the last seconds grew nearly as fast as the trend, ``in_long_step``
-    that one step of the engine takes unusually long. ``odds`` are those of a leak.
+    that one step of the engine takes unusually long.
     """
 
     hysteresis: Hysteresis
@@ -64,7 +60,6 @@ class Standing:
     segment: Segment | None
     keeps_pace: bool
     in_long_step: bool
-    odds: Odds
 
     @property
     def growth(self) -> int:
@@ -120,13 +115,9 @@ def unconfirmed(now: Standing) -> str | None:
         return "may be temporary work that started later, unless the growth continues"
     enough = MIN_FADING_RATIO if trend.fades or now.life > FADED else MIN_CONFIRMED_RATIO
     grows = now.state.bytes_per_s is not None
-    if _straight(now):
+    if (grows and held_ratio >= enough) or _straight(now):
         return None
-    if not grows or held_ratio < enough:
-        return "may be warm-up or a cache that still fills, unless the growth continues"
-    if now.odds.chance < MIN_CHANCE:
-        return f"may be {now.odds.otherwise[0]}, unless the growth continues"
-    return None
+    return "may be warm-up or a cache that still fills, unless the growth continues"
 
 
 def _urgent(now: Standing) -> bool:

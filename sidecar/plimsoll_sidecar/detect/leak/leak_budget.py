@@ -134,7 +134,7 @@ class LeakBudgetWatch:
         if hysteresis is None or state.consumed_ratio is None:
             return None
         now = self._standing(hysteresis)
-        trend, likely = hysteresis.trend, now.odds
+        trend, likely = hysteresis.trend, self.odds()
         otherwise, chance = likely.otherwise
         return Suspicion(
             kind=self.kind,
@@ -270,7 +270,6 @@ class LeakBudgetWatch:
             segment=self.grown_segment,
             keeps_pace=self._keeps_pace(),
             in_long_step=self._in_long_step,
-            odds=self.odds(),
         )
 
     def _keeps_pace(self) -> bool:
