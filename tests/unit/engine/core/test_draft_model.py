@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -32,6 +33,7 @@ from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import draft as draft_models
+from plimsoll_engine.models.write_fp8 import write_fp8
 from tests.draft_checkpoint import write_draft_checkpoint
 
 NEW_TOKENS, DRAFTS, BLOCK = 40, 4, 4
@@ -237,8 +239,11 @@ def config(tiny_checkpoint: Path, worse: Path, tmp_path: Path) -> WorkerConfig:
     )  # fmt: skip
 
 
-def test_its_memory_is_in_the_ledger_and_comes_back(config: WorkerConfig, helpers: Any) -> None:
-    lifecycle = CoreLifecycle(config)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_its_memory_is_in_the_ledger_and_comes_back(
+    kv_cache_dtype: str, config: WorkerConfig, helpers: Any
+) -> None:
+    lifecycle = CoreLifecycle(msgspec.structs.replace(config, kv_cache_dtype=kv_cache_dtype))
     engine = lifecycle.start()
     engine.submit(helpers.submit("r", [5] * 70, 20))
     helpers.finish(engine)
@@ -251,7 +256,8 @@ def test_its_memory_is_in_the_ledger_and_comes_back(config: WorkerConfig, helper
     owners = {entry.owner: entry for entry in lifecycle.ledger.entries()}
     tensors = list(draft.forward.model.parameters_by_name().values())
     assert owners["draft_weights"].bytes == sum(tensor.nbytes for tensor in tensors)
-    assert owners["draft_kv_pool"].bytes == draft.forward.kv.nbytes == owners["kv_pool"].bytes
+    assert owners["draft_kv_pool"].bytes == draft.forward.kv_bytes == owners["kv_pool"].bytes
+    assert (draft.forward.kv.dtype == torch.float8_e4m3fn) is (kv_cache_dtype == "fp8")
     _, _, findings = audit(engine, lifecycle.ledger)
     assert not findings
     kept = draft.forward.kv
@@ -262,6 +268,27 @@ def test_its_memory_is_in_the_ledger_and_comes_back(config: WorkerConfig, helper
     del tensors, engine
     lifecycle.shutdown()  # without the collector's help, while somebody holds the draft model
     assert [one for one in alive if one() is not None] == []
+
+
+def test_both_models_may_be_in_fp8(config: WorkerConfig, tmp_path: Path, helpers: Any) -> None:
+    assert config.speculative is not None
+    write_fp8(Path(config.model), tmp_path / "large")
+    write_fp8(Path(config.speculative.model or ""), tmp_path / "small")
+    plain = msgspec.structs.replace(
+        config, model=str(tmp_path / "large"), kv_cache_dtype="fp8", speculative=None
+    )
+    drafts = msgspec.structs.replace(config.speculative, model=str(tmp_path / "small"))
+    found = []
+    for one in (plain, msgspec.structs.replace(plain, speculative=drafts)):
+        lifecycle = CoreLifecycle(one)
+        engine = lifecycle.start()
+        engine.submit(helpers.submit("r", list(range(3, 40)), 20))
+        found.append(helpers.finish(engine))
+        counted = None if engine.speculation is None else engine.speculation.counters
+        lifecycle.shutdown()
+    assert found[0] == found[1]
+    assert counted is not None
+    assert counted.accepted_tokens > 0
 
 
 def test_a_model_that_cannot_draft_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
