@@ -30,11 +30,19 @@ OWNED_PLURALS = ",".join(
 
 
 def eventually(check: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-    """The first true value of ``check``; AssertionError with its last one after ``timeout_s``."""
+    """The first true value of ``check``; AssertionError with its last one after ``timeout_s``.
+
+    A field that an object does not have yet is not there yet.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
-        value = check()
-        if value:
+        try:
+            value = check()
+        except KeyError as missing:
+            value, found = missing, False
+        else:
+            found = bool(value)
+        if found:
             return value
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s; last: {value!r}"
         time.sleep(0.1)
