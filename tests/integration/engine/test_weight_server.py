@@ -29,8 +29,13 @@ def texts(futures: list[Any]) -> list[str]:
 
 
 def test_weights_and_kv_pool_are_declared_once_and_are_the_weight_servers(engine: Any) -> None:
-    status = engine.found(lambda: (seen := engine.status()).get("ledger") and seen, "a report")
-    kept = [entry for entry in status["ledger"] if entry["owner"] in ("weights", "kv_pool")]
+    def reported() -> Any:
+        """What the worker reports; the frontend's own part of the ledger is there before."""
+        seen = engine.status()
+        found = [one for one in seen.get("ledger", []) if one["owner"] in ("weights", "kv_pool")]
+        return found and (seen, found)
+
+    status, kept = engine.found(reported, "report of the worker")
     assert [entry["process"] for entry in kept] == ["weight_server"] * 2
     assert all(entry["bytes"] > 1 << 20 for entry in kept)
     shared = {p["role"]: p.get("shared") for p in status["processes"]}
