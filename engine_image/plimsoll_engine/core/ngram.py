@@ -52,7 +52,7 @@ class NgramIndex:
         """Return ``count`` tokens that may follow ``tokens``, none where no run is known.
 
         They follow the longest match of at most ``longest`` tokens, of equal ones the newest. A
-        match close to the end goes on with what it has proposed itself: a loop goes round.
+        match close to the end continues with its own proposals, so a loop is proposed as a loop.
         """
         size, total = self._shortest, len(tokens)
         if total <= size or count < 1:

@@ -340,7 +340,7 @@ class Scheduler:
     def reserve_drafts(self, request: Request, count: int) -> int:
         """Return how many of ``count`` drafts after the newest token have room in blocks.
 
-        Blocks that nobody uses are taken for them, and no request gives any up.
+        Only free blocks are taken for them; no other request loses a block.
         """
         missing = self.pool.blocks_for(request.computed + 1 + count) - len(request.block_ids)
         if count > 0 and missing > 0:

@@ -79,7 +79,7 @@ def warm_up(engine: EngineCore) -> None:
 
 
 class _Zeros:
-    """Drafts for every row that may have them: a step of the most rows there are."""
+    """Drafts for every row that may have them, so that the step has as many rows as it can."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """Return as many drafts as there may be."""

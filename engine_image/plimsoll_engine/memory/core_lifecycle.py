@@ -182,6 +182,7 @@ class CoreLifecycle:
                 free = self.member.least(self.device_free())
                 if adapters is not None and free is not None:
                     free = max(0, free - adapters.bytes_bound)
+                draft = None if self._draft is None else self._draft.kv
                 self.settings = sizes.resolve(
                     self.config,
                     self._model.kv,
@@ -190,9 +191,8 @@ class CoreLifecycle:
                     self.device,
                     None if self._pool is None else self._pool.nbytes,
                     free,
-                    None if self._draft is None else self._draft.kv,
+                    draft,
                 )
-                draft = None if self._draft is None else self._draft.kv
                 self.map_pool(self.settings.kv_bytes(self._model.kv, self.kv_dtype, draft))
                 own = self.settings.kv_bytes(self._model.kv, self.kv_dtype)
                 self._runner = Runner(
