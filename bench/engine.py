@@ -260,19 +260,25 @@ def profile(bench: Bench, requests: list[Request]) -> None:
     print(f"device busy {total / 1e6:.3f} s", flush=True)
 
 
+def add_measuring(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the flags that :func:`measure` reads, and where the result goes; ``name`` is its name."""
+    add = parser.add_argument
+    add("--sets", type=int, default=3)
+    add("--seed", type=int, default=0)
+    add("--budget", type=int, default=8192, help="tokens of one step")
+    add("--scale", type=float, default=1.0, help="below 1: a trial, not written")
+    add("--no-warm-up", action="store_true", help="count the first set too")
+    add("--profile", action="store_true", help="print where the device's time goes, of rank 0")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--name", default=name)
+    add("--out", type=Path, default=RESULTS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--shape", default="06b", choices=[*SHAPES, "all"])
     parser.add_argument("--workload", default="mixed256", choices=[*WORKLOADS, "all"])
-    parser.add_argument("--sets", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
-    parser.add_argument("--scale", type=float, default=1.0, help="below 1: a trial, not written")
-    parser.add_argument("--no-warm-up", action="store_true", help="count the first set too")
-    parser.add_argument("--profile", action="store_true", help="print where device time goes")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--name", default="engine")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_measuring(parser, "engine")
     arguments = parser.parse_args()
     shapes = ["06b", "8b"] if arguments.shape == "all" else [arguments.shape]
     names = WORKLOADS if arguments.workload == "all" else (arguments.workload,)

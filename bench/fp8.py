@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from bench.engine import MAX_SEQS, WORKLOADS, earlier, measure, workload
-from bench.result import RESULTS, publish
+from bench.engine import MAX_SEQS, WORKLOADS, add_measuring, earlier, measure, workload
+from bench.result import publish
 from bench.tensor_parallel import MAX_LENGTH, RankedBench
 
 FORMATS = {"bf16": "auto", "fp8": "auto", "fp8_kv": "fp8"}
@@ -106,15 +106,7 @@ def main() -> None:
     add("--format", nargs="+", default=list(FORMATS), choices=FORMATS)
     add("--workload", nargs="+", default=list(DEFAULT), choices=WORKLOADS)
     add("--vllm", action="store_true", help="measure vLLM instead of this engine")
-    add("--sets", type=int, default=3)
-    add("--seed", type=int, default=0)
-    add("--budget", type=int, default=8192, help="tokens of one step")
-    add("--scale", type=float, default=1.0, help="below 1: a trial, not written")
-    add("--no-warm-up", action="store_true", help="count the first set too")
-    add("--profile", action="store_true", help="print where the device's time goes")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--name", default="fp8")
-    add("--out", type=Path, default=RESULTS)
+    add_measuring(parser, "fp8")
     flags = parser.parse_args()
     figures, samples = earlier(flags.out / f"{flags.name}.json")
     for kind in flags.format:

@@ -22,10 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
-from bench.engine import BLOCK, MAX_SEQS, WORKLOADS, Bench, Request, earlier, measure
-from bench.result import RESULTS, publish
+from bench.engine import (
+    BLOCK,
+    MAX_SEQS,
+    WORKLOADS,
+    Bench,
+    Request,
+    add_measuring,
+    earlier,
+    measure,
+)
+from bench.result import publish
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -100,15 +108,7 @@ def main() -> None:
     add("--checkpoint", required=True, type=Path, help="made by bench/checkpoint.py")
     add("--tensor-parallel-size", nargs="+", type=int, default=[1, 2])
     add("--workload", nargs="+", default=list(WORKLOADS[:-1]), choices=WORKLOADS)
-    add("--sets", type=int, default=3)
-    add("--seed", type=int, default=0)
-    add("--budget", type=int, default=8192, help="tokens of one step")
-    add("--scale", type=float, default=1.0, help="below 1: a trial, not written")
-    add("--no-warm-up", action="store_true", help="count the first set too")
-    add("--profile", action="store_true", help="print where rank 0's device time goes")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--name", default="tensor-parallel")
-    add("--out", type=Path, default=RESULTS)
+    add_measuring(parser, "tensor-parallel")
     flags = parser.parse_args()
     figures, samples = earlier(flags.out / f"{flags.name}.json")
     alone: dict[str, float] = {}
