@@ -164,7 +164,7 @@ class Sampler:
         host.frontend_lives = self._processes.frontend_lives
         if host.frontend_lives is None and status is None and host.processes:
             host.frontend_lives = False if self._engine.has_ended() else None
-        if status is not None and status.load_age_s is not None:
+        if status is not None:
             host.cpu_s = self._processes.helpers_cpu_s()
         first = self._processes.first
         pid = first.pid if first is not None else None

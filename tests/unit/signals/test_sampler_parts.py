@@ -173,6 +173,24 @@ def test_nvml_without_such_a_device_is_unknown_and_says_why() -> None:
     assert nvml.error
 
 
+def test_the_processor_time_is_read_of_every_engine() -> None:
+    """Of ours too, whose load is of now: it is the witness of a pause of a new kind."""
+    program = "print(sum(range(3_000_000)), flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    engine = Engine(status(processes=[ProcessMemory(Role.WORKER, process.pid)]))
+    try:
+        process.stdout.readline()
+        sample = Sampler(engine).sample()
+    finally:
+        process.communicate(b"\n", timeout=10)
+    assert sample.load_age_s is None
+    assert sample.host.cpu_s is not None
+    assert 0 < sample.host.cpu_s < 60
+
+
 class Driver(Nvml):
     """NVML with a recorded answer: no driver can run here."""
 

@@ -14,16 +14,13 @@ from __future__ import annotations
 from plimsoll_api.assessment import Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Sample, SampleLoad
-from plimsoll_sidecar.detect.stalls.patience import Silence, computes, patience, rests
-from plimsoll_sidecar.detect.stalls.step_gaps import Demand, StepGaps
+from plimsoll_sidecar.detect.stalls.patience import Silence, patience
+from plimsoll_sidecar.detect.stalls.step_gaps import LONG_PAUSE_S, Demand, StepGaps
 
 FRONTEND_FACTOR = 2.0
 HEADLESS_S = 10.0
 """Longer than the end of an engine takes, in whose course the main process may go first: vLLM's
 takes .8 to 4 s."""
-LONG_STEP_S = 3.0
-"""Steps take milliseconds, or a second with a large prompt: one that takes longer compiles, moves
-much at once, or hangs."""
 MAX_STEP_INTERVALS = 5.0
 """The longest gap between two samples that counts as time seen, in intervals."""
 UNANSWERED_S = 8.0
@@ -79,7 +76,7 @@ class StallWatch:
     @property
     def in_long_step(self) -> bool:
         """Whether a step is under way that takes unusually long; False where steps are unknown."""
-        return self._frozen_s >= LONG_STEP_S
+        return self._frozen_s >= LONG_PAUSE_S
 
     # ---- one sample
 
@@ -105,7 +102,7 @@ class StallWatch:
                 self._gaps.serve(step, progress[0] - self._progress[0])
             self._begin(0, sample)
         elif progress == self._progress:
-            if self._frozen_s < LONG_STEP_S:
+            if self._frozen_s < LONG_PAUSE_S:
                 # What comes later waits for the step that is under way, and is no part of it.
                 self._grow(asked, taken_in)
             # What came after a page without work came at any time since.
@@ -116,9 +113,8 @@ class StallWatch:
             if self._progress is not None:
                 steps = progress[0] - self._progress[0]
                 self._spend(sample)
-                lasted_s = self._frozen_s + step
-                computed = self._read and computes(self._cpu_spent, lasted_s)
-                self._gaps.add(lasted_s, self._demand, steps, computed)
+                lasted = Silence(self._frozen_s + step, self._demand, self._cpu_spent)
+                self._gaps.add(self._frozen_s, self._demand, steps, lasted.computes, step)
             self._begin(asked, sample)
         self._progress, self._idle = progress, under_way == 0
 
@@ -135,17 +131,14 @@ class StallWatch:
         self._demand = Demand(max(self._demand.under_way, under_way), tokens)
 
     def _spend(self, sample: Sample) -> None:
-        """Processor time of the pause so far."""
-        now = sample.host.cpu_s
-        if now is not None and self._cpu_s is not None:
-            self._cpu_spent = max(0.0, now - self._cpu_s)
+        """Processor time of the pause so far; unknown as soon as it is not known to its end."""
+        now, since = sample.host.cpu_s, self._cpu_s
+        self._cpu_spent = None if now is None or since is None else max(0.0, now - since)
 
     # ---- suspicion
 
     def _suspicion(self) -> Suspicion | None:
-        computed = computes(self._cpu_spent, self._frozen_s)
-        rested = rests(self._cpu_spent, self._frozen_s)
-        silence = Silence(self._frozen_s, self._demand, self._read, computed, rested)
+        silence = Silence(self._frozen_s, self._demand, self._cpu_spent)
         limit_s, why = patience(silence, self._gaps, self.timeout_s)
         if self._frozen_s >= limit_s:
             reason = (

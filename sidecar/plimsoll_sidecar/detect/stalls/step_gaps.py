@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MIN_GAPS = 1000
-"""To say what one pause in a thousand exceeds needs that many pauses, or steps that ended one."""
+from plimsoll_sidecar.detect.stalls.usual_pauses import UsualPauses
+
+LONG_PAUSE_S = 3.0
+"""Steps take milliseconds, or a second with a large prompt: one that takes longer compiles, moves
+much at once, waits for another process, or hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +25,38 @@ class Demand:
 
 
 class StepGaps:
-    """The longest pause, how many there were, and how fast steps came."""
+    """The longest pause, the long ones together, and how fast steps came."""
 
     def __init__(self) -> None:
-        self._total = 0
         self._longest = 0.0
         self._most = Demand()
+        self.usual = UsualPauses()
         self.steps = 0
         self.served_s = 0.0
 
-    def add(self, seconds: float, demand: Demand, steps: int = 1, computed: bool = False) -> None:
+    def add(
+        self,
+        silent_s: float,
+        demand: Demand,
+        steps: int = 1,
+        computed: bool = False,
+        interval_s: float = 0.0,
+    ) -> None:
         """Take in a pause that ended in progress.
 
-        It was in the last of ``steps``, none of which took longer.
+        It was in the last of ``steps``, none of which took longer. No progress showed for
+        ``silent_s``, and the pause ended within the ``interval_s`` after that.
 
         One in which the engine ``computed`` is a compilation or the like: it says nothing of how
         long the engine is silent without it.
         """
+        seconds = silent_s + interval_s
         self.steps += max(1, steps)
         self.served_s += seconds
-        self._total += 1
-        self._longest = max(self._longest, 0.0 if computed else seconds)
+        if not computed:
+            self._longest = max(self._longest, seconds)
+            if silent_s >= LONG_PAUSE_S:
+                self.usual.add(seconds, interval_s)
         self._most = Demand(
             max(self._most.under_way, demand.under_way),
             max(self._most.prompt_tokens, demand.prompt_tokens),
@@ -57,11 +71,6 @@ class StepGaps:
     def longest(self) -> float:
         """The longest pause ever, in seconds."""
         return self._longest
-
-    @property
-    def enough(self) -> bool:
-        """Whether so many pauses were seen that the longest of them says something."""
-        return self._total >= MIN_GAPS
 
     def chance(self, seconds: float, least_s: float = 0.0) -> float:
         """Return how likely a pause of this length is by the rate of the steps so far.
