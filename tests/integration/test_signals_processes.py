@@ -66,6 +66,19 @@ def test_a_process_that_ended_is_not_read(engine: subprocess.Popen[bytes]) -> No
     assert processes.first is None
 
 
+def test_processor_time_is_unknown_where_one_process_cannot_be_read(
+    engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted as none, the engine would seem to rest."""
+    processes = Processes()
+    processes.name([ProcessMemory(Role.WORKER, engine.pid)])
+    (child,) = set(processes.names()) - {engine.pid}
+    monkeypatch.setattr(resident_memory, "cpu_s", lambda pid: 2.0 if pid == child else 3.0)
+    assert processes.helpers_cpu_s() == 5.0
+    monkeypatch.setattr(resident_memory, "cpu_s", lambda pid: None if pid == child else 3.0)
+    assert processes.helpers_cpu_s() is None
+
+
 def test_our_own_pid_named_by_an_engine_is_of_another_namespace() -> None:
     processes = Processes()
     processes.name([ProcessMemory(Role.FRONTEND, os.getpid()), ProcessMemory(Role.WORKER, 1)])

@@ -163,12 +163,14 @@ def test_the_processor_time_is_a_witness_of_a_first_long_pause(share: float, fou
     assert seen.index(True) + 1 == pytest.approx(found_s, abs=1)
 
 
-def test_processor_time_that_is_known_no_more_is_no_witness() -> None:
-    """It had hardly any by when it was read last: it may have computed since."""
+@pytest.mark.parametrize("later", [None, 5.0])
+def test_processor_time_that_is_known_no_more_is_no_witness(later: float | None) -> None:
+    """It had hardly any by when it was read last, and may have computed since. A process that ends
+    takes its time with it."""
     watch = StallWatch(120, 1)
     for t in range(400):
         sample = busy(t, 20 * min(t, 300))
-        sample.host.cpu_s = 0.9 * min(t, 300) if t < 304 else None
+        sample.host.cpu_s = 0.9 * min(t, 300) if t < 304 else later
         assert watch.update(sample) is None, t
 
 

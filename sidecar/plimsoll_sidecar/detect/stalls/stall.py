@@ -131,9 +131,15 @@ class StallWatch:
         self._demand = Demand(max(self._demand.under_way, under_way), tokens)
 
     def _spend(self, sample: Sample) -> None:
-        """Processor time of the pause so far; unknown as soon as it is not known to its end."""
+        """Processor time of the pause so far.
+
+        It is unknown as soon as it is not known to its end, or a process took its own with it.
+        """
         now, since = sample.host.cpu_s, self._cpu_s
-        self._cpu_spent = None if now is None or since is None else max(0.0, now - since)
+        if now is None or since is None or now < since:
+            self._cpu_spent = None
+        else:
+            self._cpu_spent = now - since
 
     # ---- suspicion
 

@@ -104,14 +104,15 @@ class Processes:
     def helpers_cpu_s(self) -> float | None:
         """Return the processor time of all but the frontend, with that of ended children.
 
-        Of everything where there is only the frontend. None where it cannot be read.
+        Of everything where there is only the frontend. None where one of them cannot be read.
         """
         living = self._living()
         if living is None:
             return None
         helpers = [pid for pid, p in living.items() if p.role is not Role.FRONTEND] or list(living)
         spent = [cpu_s(pid) for pid in helpers]
-        return sum(s for s in spent if s is not None) if any(spent) else None
+        known = [s for s in spent if s is not None]
+        return sum(known) if len(known) == len(spent) and any(known) else None
 
     def _living(self) -> dict[int, ProcessMemory] | None:
         """Return the processes by PID; None where not all of them can be known."""
