@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from leaklab.healthy_runs import Spells
 from leaklab.series import Series, flat
@@ -228,3 +230,37 @@ def test_requests_that_wait_for_their_grammar_alone_are_no_stall() -> None:
     assert any(others.update(compiling(t, 29)) is not None for t in range(20))
     unknown = StallWatch(10, 1)  # the worker has not reported for a while
     assert any(unknown.update(compiling(t, None)) is not None for t in range(20))
+
+
+def pauses(watch: StallWatch, lengths: list[int], rate: float | None) -> list[bool]:
+    """Whether a stall was suspected in each pause, ``rate`` of a core spent and 5 s of steps
+    before each."""
+    t, steps, found = 0, 0, []
+    for length in lengths:
+        suspected = False
+        for second in range(5 + length):
+            t, steps = t + 1, steps + 20 * (second < 5)
+            sample = busy(t, steps)
+            sample.host.cpu_s = None if rate is None else rate * t
+            suspected |= watch.update(sample) is not None
+        found.append(suspected)
+    return found
+
+
+histories = st.lists(st.integers(0, 28), max_size=12)
+rates = st.sampled_from([None, 0.0, 0.2, 1.0])
+
+
+@given(histories, rates)
+def test_a_hang_is_found_within_the_timeout_whatever_was_before(
+    history: list[int], rate: float | None
+) -> None:
+    assert pauses(StallWatch(30, 1), [*history, 32], rate)[-1]
+
+
+@given(histories.filter(bool), rates, st.data())
+def test_a_pause_as_long_as_one_before_is_no_stall(
+    history: list[int], rate: float | None, data: st.DataObject
+) -> None:
+    again = data.draw(st.integers(0, max(history)))
+    assert not pauses(StallWatch(30, 1), [*history, again], rate)[-1]
