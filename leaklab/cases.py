@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from leaklab import leaks_known, leaks_unseen
+from leaklab import leaks_known, leaks_seen
 from leaklab.leaks_known import Mechanism
 from leaklab.series import (
     GIB,
@@ -70,7 +70,7 @@ class Case:
 LEAKS = {
     Split.DEVELOPMENT: leaks_known.DEVELOPMENT,
     Split.SEEN: leaks_known.SEEN,
-    Split.TEST: leaks_unseen.MECHANISMS,
+    Split.TEST: leaks_seen.MECHANISMS,
 }
 _SPENT_S = {
     "fast": 512 * MIB / (400e6 / 60),

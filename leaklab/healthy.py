@@ -14,16 +14,16 @@ from leaklab import (
     seen_peers,
     seen_pools,
     seen_processes,
+    seen_runtimes,
     seen_service,
     seen_silence,
+    seen_slots,
+    seen_stores,
     seen_surroundings,
     seen_tensors,
+    seen_tools,
     seen_work,
     seen_workspaces,
-    unseen_device,
-    unseen_host,
-    unseen_service,
-    unseen_stores,
 )
 from leaklab.cases import Build, Split
 
@@ -46,8 +46,8 @@ FAMILIES: dict[Split, dict[str, Build]] = {
     | seen_pools.FAMILIES
     | seen_clients.FAMILIES
     | seen_peers.FAMILIES,
-    Split.TEST: unseen_host.FAMILIES
-    | unseen_stores.FAMILIES
-    | unseen_device.FAMILIES
-    | unseen_service.FAMILIES,
+    Split.TEST: seen_runtimes.FAMILIES
+    | seen_stores.FAMILIES
+    | seen_slots.FAMILIES
+    | seen_tools.FAMILIES,
 }

@@ -1,6 +1,6 @@
-"""What only looks like a leak or a hang, for the test split: clients, tools and peers of a service.
+"""What only looks like a leak or a hang, and was seen: clients, tools and peers of a service.
 
-Each is bounded as in ``unseen_host``.
+Each is bounded as in ``seen_runtimes``.
 """
 
 from __future__ import annotations

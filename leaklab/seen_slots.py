@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: slots, states and helpers on the device.
+"""What only looks like a leak, and was seen: slots, states and helpers on the device.
 
-Each is bounded as in ``unseen_host``.
+Each is bounded as in ``seen_runtimes``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: caches, tiers and stores of engines.
+"""What only looks like a leak, and was seen: caches, tiers and stores of engines.
 
-Each is bounded as in ``unseen_host``.
+Each is bounded as in ``seen_runtimes``.
 """
 
 from __future__ import annotations

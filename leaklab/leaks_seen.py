@@ -1,4 +1,4 @@
-"""How leaks come about: the mechanisms of the test split.
+"""How leaks come about: mechanisms of engines that are not at rest, looked at by now.
 
 Who leaks is seldom at rest: some of these engines collect garbage, keep what a burst has freed or
 fill a cache meanwhile.
