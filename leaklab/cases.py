@@ -27,7 +27,7 @@ from leaklab.series import (
     steady,
 )
 from leaklab.shapes import SHARES
-from leaklab.views import HANGS_S, habits, interval_of, viewed
+from leaklab.views import HANGS_S, begins, habits, interval_of, viewed
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 
 HOUR = 3600.0
@@ -147,10 +147,13 @@ def leaks(split: Split, seeds: int) -> list[Case]:
 
 def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) -> Case:
     budget, spent = 512 * MIB, SPENT_S[split][rate]
+    name = f"{mechanism.name}-{rate}-{shape}-{seed}"
+    drawn = _seed(split, mechanism.name, rate, shape, seed)
     starts = 300.0 if shape != "late" else 300.0 + 2 * max(spent, 600.0)
+    if split is Split.TEST:
+        starts = begins(drawn, spent, shape == "late")
     length = starts + REACHED * spent
     per_s = budget / spent
-    name = f"{mechanism.name}-{rate}-{shape}-{seed}"
     series = Series(
         duration=length,
         interval=min(30.0, max(1.0, round(length / MAX_SAMPLES))),
@@ -161,12 +164,10 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
         noise=mechanism.noises[seed % len(mechanism.noises)],
         base=base_of(seed),
         load=mechanism.load,
-        seed=_seed(split, mechanism.name, rate, shape, seed),
+        seed=drawn,
     )
     if split is Split.TEST:
-        series = replace(
-            series, **habits(series.seed), interval=interval_of(rate, series.seed + len(name))
-        )
+        series = replace(series, **habits(drawn), interval=interval_of(rate, drawn + len(name)))
     series = replace(series, **mechanism.beside)
     if mechanism.accounted:
         series.other = series.ledger = saturating(mechanism.accounted, FILLS_S, WARMUP_S)

@@ -1,7 +1,7 @@
 """How leaks come about: the mechanisms of the test split.
 
 Their engines are as busy as healthy ones: demand comes and goes, garbage is collected, and caches
-fill beside the leak.
+fill beside the leak. How unsteady their memory is, ``views`` says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ MECHANISMS = (
         "request_labels",
         "python_objects",
         role="frontend",
-        noises=(15 * MIB,),
         shapes=("load", "prompts", "escalating", "steady"),
         load=two_humps(4, 17, 8.5 * HOUR),
     ),
@@ -27,7 +26,6 @@ MECHANISMS = (
     Mechanism(
         "processor_closures",
         "python_objects",
-        noises=(22 * MIB,),
         shapes=("jittered", "load", "crowds", "late"),
         load=drifting(1, 9, 1500),
         beside={"other": sawtooth(80 * MIB, 1300), "other_in": "python_objects"},
@@ -38,7 +36,6 @@ MECHANISMS = (
         "tool_sessions",
         "python_objects",
         role="frontend",
-        noises=(18 * MIB,),
         shapes=("errors", "crowds", "late"),
         load=rushes(2, 5, 16, (900, 5400), (300, 2700)),
     ),
@@ -47,7 +44,6 @@ MECHANISMS = (
     Mechanism(
         "algorithm_tables",
         "malloc_in_use",
-        noises=(12 * MIB,),
         shapes=("steady", "prompts", "slowing"),
         load=beating(4, 16, 2400, 3100),
         beside={"other": high_water(90 * MIB, (600, 7200, 21_600), 300), "other_in": "retained"},
@@ -57,8 +53,8 @@ MECHANISMS = (
     Mechanism(
         "callback_contexts",
         "malloc_in_use",
-        noises=(33 * MIB,),
         shapes=("errors", "uneven", "steady"),
+        accounted=600 * MIB,
         load=diurnal(3, 15, 8640),
     ),
     # A transfer is cut in slices, each with a staging buffer. When a peer answers late, the slice
@@ -66,7 +62,6 @@ MECHANISMS = (
     Mechanism(
         "staging_slices",
         "anonymous_other",
-        noises=(27 * MIB,),
         shapes=("regimes", "jittered", "crowds"),
         accounted=1000 * MIB,
         load=rushes(3, 6, 18, (600, 3600), (400, 2400)),
@@ -76,7 +71,6 @@ MECHANISMS = (
     Mechanism(
         "orphaned_processors",
         "anonymous_other",
-        noises=(20 * MIB,),
         shapes=("pictures", "lumps", "escalating"),
         load=drifting(4, 7, 2700),
     ),
@@ -85,7 +79,6 @@ MECHANISMS = (
     Mechanism(
         "partial_downloads",
         "shared",
-        noises=(40 * MIB,),
         shapes=("adapters", "uneven", "steady"),
         load=two_humps(3, 14, 7 * HOUR),
     ),
@@ -94,7 +87,6 @@ MECHANISMS = (
     Mechanism(
         "client_regions",
         "shared",
-        noises=(25 * MIB,),
         shapes=("aborts", "escalating", "crowds"),
         load=beating(3, 13, 1900, 4700),
         beside={"other": sawtooth(60 * MIB, 2000)},
@@ -105,7 +97,6 @@ MECHANISMS = (
         "decoder_states",
         "non_torch",
         "DeviceGrowth",
-        noises=(13 * MIB,),
         shapes=("pictures", "lumps", "steady"),
         load=rushes(5, 4, 15, (1200, 7200), (600, 3600)),
     ),
@@ -115,7 +106,6 @@ MECHANISMS = (
         "convolution_plans",
         "non_torch",
         "DeviceGrowth",
-        noises=(30 * MIB,),
         shapes=("audios", "slowing", "escalating"),
         load=drifting(6, 8, 1800),
         beside={"other": sawtooth(70 * MIB, 950), "other_in": "python_objects"},
@@ -126,7 +116,6 @@ MECHANISMS = (
         "recurrent_states",
         "torch_allocated",
         "DeviceGrowth",
-        noises=(17 * MIB,),
         shapes=("tokens", "jittered", "late"),
         load=diurnal(6, 19, 5100),
         beside={"device_other": sawtooth(140 * MIB, 3300)},
@@ -137,7 +126,6 @@ MECHANISMS = (
         "steering_vectors",
         "torch_allocated",
         "DeviceGrowth",
-        noises=(23 * MIB,),
         shapes=("adapters", "regimes", "spells"),
         load=two_humps(5, 15, 9 * HOUR),
     ),
@@ -147,7 +135,6 @@ MECHANISMS = (
         "symmetric_pools",
         "torch_reserved_unused",
         "DeviceGrowth",
-        noises=(34 * MIB,),
         shapes=("lumps", "escalating", "late"),
         load=drifting(7, 10, 3600),
     ),
@@ -157,7 +144,6 @@ MECHANISMS = (
         "foreign_prompt_store",
         "anonymous_other",
         malloc=False,
-        noises=(21 * MIB,),
         shapes=("prompts", "load", "steady", "slowing"),
         load=beating(2, 9, 3300, 7700),
     ),
@@ -168,7 +154,6 @@ MECHANISMS = (
         "anonymous_other",
         role="frontend",
         malloc=False,
-        noises=(19 * MIB,),
         shapes=("aborts", "errors", "jittered"),
         load=rushes(8, 5, 17, (1500, 6000), (500, 4000)),
         beside={"other": sawtooth(60 * MIB, 610)},

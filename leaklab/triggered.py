@@ -10,11 +10,12 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 
 from leaklab.cases import REACHED, SPENT_S, Case, Split
 from leaklab.series import MIB, Curve, Series, bursty
-from leaklab.views import interval_of
+from leaklab.views import habits, interval_of
 from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME
 
 RATES = {
@@ -196,6 +197,7 @@ def _case(split: Split, name: str, rate: str, varying: Vary, seed: int) -> Case:
         counters={FIELDS[one]: total for one, total in totals.items()},
     )
     if split is Split.TEST:
+        series = replace(series, **habits(series.seed) | {"read_every": 0.0})
         series.interval = min(interval_of(rate, series.seed), round(length / 200))
         series.duration += 2 * series.interval
     found = f"trigger-{name}-{rate}-{seed}"

@@ -82,7 +82,6 @@ def _deep_stacks(seed: int) -> Series:
     return long(
         seed,
         **habits(seed),
-        noise=rng.uniform(10, 30) * MIB,
         other=levels(changes),
         other_in="anonymous_other",
         load=diurnal(3, 18),
@@ -173,7 +172,7 @@ def _thawed_by_the_hour(seed: int) -> Series:
     rng = random.Random(seed)
     every, load = rng.uniform(2.5, 8) * HOUR, diurnal(4, rng.uniform(12, 20))
     worked = integral(load, LONGEST)
-    each = rng.uniform(110, 270) * MIB / (every * 12)
+    each = rng.uniform(110, 220) * MIB / (every * 12)
     return long(
         seed,
         **habits(seed) | {"collects": every},

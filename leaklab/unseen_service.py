@@ -113,7 +113,7 @@ def _live_events(seed: int) -> Series:
     dozen streams that begin and end together. What was said is kept until the event ends."""
     rng = random.Random(seed)
     events = Spells(rng, (2 * HOUR, 11 * HOUR), (1.5 * HOUR, 5 * HOUR), LONGEST)
-    rate, streams = rng.uniform(40, 65) * MIB / HOUR, rng.randint(4, 16)
+    rate, streams = rng.uniform(30, 52) * MIB / HOUR, rng.randint(4, 16)
     closes, points = rng.uniform(20, 900), [(0.0, 0.0)]
     at = 0.0
     while at < LONGEST:
@@ -211,6 +211,30 @@ def _two_models(seed: int) -> Series:
     )
 
 
+def _renewed_by_night(seed: int) -> Series:
+    """Whoever runs the service restarts its engine each night, as they always did. It loads for a
+    minute or so, and what it sets up for its first users comes within the hours after."""
+    rng = random.Random(seed)
+    first, load = rng.uniform(1, 24) * HOUR, two_humps(3, 16, rng.uniform(0, DAY))
+    opens, tau = rng.uniform(20, 110), rng.uniform(0.3, 3) * HOUR
+    height, day = rng.uniform(100, 220) * MIB, rng.choice((1, 1, 0.5)) * DAY
+
+    def lives(t: float) -> int:
+        return 1 + max(0, math.ceil((t - first + 1e-9) / day))
+
+    def age(t: float) -> float:
+        return t if t < first else (t - first) % day
+
+    return long(
+        seed,
+        **habits(seed),
+        epoch=lives,
+        ready_at=opens,
+        other=lambda t: height * (1 - math.exp(-age(t) / tau)),
+        load=lambda t: load(t) if age(t) > opens else 0.0,
+    )
+
+
 FAMILIES: dict[str, Build] = {
     "compacted contexts": _compacted_contexts,
     "load tests": _load_tests,
@@ -220,4 +244,5 @@ FAMILIES: dict[str, Build] = {
     "lessons": _lessons,
     "fanned out": _fanned_out,
     "two models": _two_models,
+    "renewed by night": _renewed_by_night,
 }

@@ -30,9 +30,8 @@ def _hardly_asked(seed: int) -> Series:
     first = rng.uniform(0.5, 9)
     return short(
         seed,
-        **habits(seed),
+        **habits(seed) | {"noise": rng.uniform(2, 12) * MIB},
         fine=True,
-        noise=rng.uniform(2, 12) * MIB,
         paused=lambda t: asked.on(t) and asked.since(t) < first,
         load=lambda t: 1.5 * asked.on(t),
     )

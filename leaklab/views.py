@@ -62,11 +62,13 @@ def interval_of(rate: str, seed: int) -> float:
 
 
 def habits(seed: int) -> dict[str, Any]:
-    """What engines differ in: what a request holds and how long it takes, how slowly memory
-    wanders, how often garbage is collected. The load of one in four is read from a page of metrics,
-    and the processor time of each second one is known."""
+    """What engines differ in: what a request holds and how long it takes, how unsteady memory is
+    and how slowly it wanders, how often garbage is collected. The load of one in four is read from
+    a page of metrics, the processor time of each second one is known, and so is the page cache of
+    one in three, which fills as files are read."""
     rng = random.Random(f"habits/{seed}")
     found: dict[str, Any] = {
+        "noise": rng.uniform(8, 42) * MIB,
         "per_request": rng.uniform(0.8, 3.5) * MIB,
         "requests_per_s": rng.uniform(2, 9),
         "wander_s": math.exp(rng.uniform(math.log(8), math.log(240))),
@@ -77,4 +79,14 @@ def habits(seed: int) -> dict[str, Any]:
     if rng.random() < 0.5:
         cores, turn = rng.uniform(0.3, 2.5), rng.uniform(300, 4000)
         found["cpu_s"] = lambda t: cores * (t - 0.15 * turn * math.sin(t / turn))
+    if rng.random() < 1 / 3:
+        size, tau = rng.uniform(150, 600) * MIB, rng.uniform(600, 6 * HOUR)
+        found["file"] = lambda t: size * (1 - math.exp(-t / tau))
     return found
+
+
+def begins(seed: int, spent: float, late: bool) -> float:
+    """When a leak begins that spends its budget in that time: soon, or after a long healthy run."""
+    rng = random.Random(f"begins/{seed}")
+    soon = rng.uniform(180, 900) + rng.uniform(0, 0.25) * spent
+    return soon + rng.uniform(1.2, 2.2) * max(spent, 600.0) if late else soon
