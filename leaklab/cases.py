@@ -167,7 +167,8 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
         seed=drawn,
     )
     if split is Split.TEST:
-        series = replace(series, **habits(drawn), interval=interval_of(rate, drawn + len(name)))
+        interval = interval_of(rate, drawn + len(name))
+        series = replace(series, **habits(drawn), interval=interval, base=base_of(drawn))
     series = replace(series, **mechanism.beside)
     if mechanism.accounted:
         series.other = series.ledger = saturating(mechanism.accounted, FILLS_S, WARMUP_S)
@@ -277,6 +278,7 @@ def _stall(split: Split, name: str, at: float, seed: int) -> Case:
         series = replace(
             series,
             **habits(series.seed),
+            base=base_of(series.seed),
             fine=True,
             interval=HANGS_S[(seed + len(name)) % len(HANGS_S)],
         )

@@ -63,7 +63,7 @@ MECHANISMS = (
         "staging_slices",
         "anonymous_other",
         shapes=("regimes", "jittered", "crowds"),
-        accounted=1000 * MIB,
+        accounted=700 * MIB,
         load=rushes(3, 6, 18, (600, 3600), (400, 2400)),
     ),
     # A process that prepares pictures is replaced when it does not answer in time. Nobody ends the

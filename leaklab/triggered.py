@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
-from leaklab.cases import REACHED, SPENT_S, Case, Split
+from leaklab.cases import REACHED, SPENT_S, Case, Split, base_of
 from leaklab.series import MIB, Curve, Series, bursty
 from leaklab.views import habits, interval_of
 from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME
@@ -198,6 +198,7 @@ def _case(split: Split, name: str, rate: str, varying: Vary, seed: int) -> Case:
     )
     if split is Split.TEST:
         series = replace(series, **habits(series.seed) | {"read_every": 0.0})
+        series.base = base_of(series.seed)
         series.interval = min(interval_of(rate, series.seed), round(length / 200))
         series.duration += 2 * series.interval
     found = f"trigger-{name}-{rate}-{seed}"

@@ -112,11 +112,11 @@ def _blocking_copies(seed: int) -> Series:
     """A long conversation is copied to the host at once, and the step waits for the copy. The tier
     on the host accounts for it, and drops an old one where it has no room."""
     rng = random.Random(seed)
-    bound, held, kept = rng.uniform(0.8, 2.0) * GIB, 0.0, list[float]()
+    bound, held, kept = rng.uniform(0.5, 1.1) * GIB, 0.0, list[float]()
     copies, changes, at = list[tuple[float, float]](), list[tuple[float, float]](), 0.0
     while at < ENDS:
         at += rng.uniform(30, 500)
-        size, lasts = rng.uniform(60, 350) * MIB, rng.uniform(2, 14)
+        size, lasts = rng.uniform(40, 240) * MIB, rng.uniform(2, 14)
         while held + size > bound:
             held -= kept[0]
             changes.append((at, -kept.pop(0)))

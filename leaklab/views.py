@@ -80,7 +80,7 @@ def habits(seed: int) -> dict[str, Any]:
         cores, turn = rng.uniform(0.3, 2.5), rng.uniform(300, 4000)
         found["cpu_s"] = lambda t: cores * (t - 0.15 * turn * math.sin(t / turn))
     if rng.random() < 1 / 3:
-        size, tau = rng.uniform(150, 600) * MIB, rng.uniform(600, 6 * HOUR)
+        size, tau = rng.uniform(80, 300) * MIB, rng.uniform(600, 6 * HOUR)
         found["file"] = lambda t: size * (1 - math.exp(-t / tau))
     return found
 

@@ -16,6 +16,7 @@ from leaklab.cases import (
     HANGS,
     HOUR,
     LEAKS,
+    LIMIT,
     REACHED,
     Case,
     Split,
@@ -65,6 +66,13 @@ def sizes(sample: Sample) -> Iterator[int]:
     return (size for size in known if size is not None)
 
 
+def within_the_limit(sample: Sample) -> bool:
+    host = sample.host
+    assert host.cgroup_anon is not None
+    assert host.cgroup_shmem is not None
+    return host.cgroup_anon + host.cgroup_shmem + (host.cgroup_file or 0) <= LIMIT
+
+
 def test_no_family_is_in_two_splits() -> None:
     for one, other in itertools.combinations(Split, 2):
         assert not healthy.FAMILIES[one].keys() & healthy.FAMILIES[other].keys()
@@ -93,6 +101,12 @@ def test_the_interval_of_a_run_does_not_tell_whether_it_leaks() -> None:
         assert max(one, other) < 2 * min(one, other)
 
 
+def test_what_an_engine_uses_at_first_does_not_tell_whether_it_leaks() -> None:
+    heights = [{case.series.base for case in cases} for cases in (ALL_HEALTHY, LEAKING)]
+    assert heights[0] == heights[1]
+    assert len(heights[0]) == 3
+
+
 def test_no_two_cases_have_one_name() -> None:
     cases = [*HEALTHY, *GROWING, *stalls(Split.TEST)]
     assert len({case.name for case in cases}) == len(cases)
@@ -107,6 +121,7 @@ def test_a_healthy_run_holds_no_more_than_its_budget(case: Case) -> None:
         t = sample.t
         times.append(t)
         assert min(sizes(sample)) >= 0
+        assert within_the_limit(sample)
         assert all(line.bytes <= (line.bound or 0) for line in sample.ledger or ())
         counted = {series.ledger_kind: series.ledger(t) if series.ledger else 0.0}
         host.append(series.other(t) - counted.get("host", 0.0))
@@ -128,6 +143,7 @@ def test_a_leak_begins_when_it_says_and_spends_its_budget(case: Case) -> None:
     thin = replace(series, interval=series.duration / SAMPLES)
     for sample in thin.samples():
         assert min(sizes(sample)) >= 0
+        assert within_the_limit(sample)
         leaked.append(thin.leaked)
         if sample.t < case.starts:
             assert thin.leaked == 0.0

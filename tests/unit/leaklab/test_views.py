@@ -49,7 +49,7 @@ def test_habits_differ_between_engines_and_not_between_looks() -> None:
         assert 0.8 * MIB <= one["per_request"] <= 3.5 * MIB
         assert 8 <= one["wander_s"] <= 240
         assert 8 * MIB <= one["noise"] <= 42 * MIB
-        assert "file" not in one or one["file"](1e9) <= 600 * MIB
+        assert "file" not in one or one["file"](1e9) <= 300 * MIB
         if "cpu_s" in one:
             used = [one["cpu_s"](float(t)) for t in range(0, 9000, 90)]
             assert used == sorted(used)
