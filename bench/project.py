@@ -4,8 +4,9 @@
 
 The four products of a decoder layer, each with the norm, the activation or the addition that the
 engine computes with it, in bfloat16 and in FP8, for each tile. Weights rotate among more copies
-than the L2 cache holds. The figures are the seconds of a layer with the tiles of the engine; the
-samples have those of each tile. All tiles are compiled first, by several processes at once.
+than the L2 cache holds, and all tiles are compiled first, by several processes at once. A figure is
+the share of their time that a layer's products would take with the tile that is best for them; the
+samples have the seconds of each tile.
 """
 
 from __future__ import annotations
@@ -128,8 +129,7 @@ def main() -> None:
             {**tile._asdict(), **{name: round(one[tile], 9) for name, one in found.items()}}
             for tile in sorted(GRID, key=whole.__getitem__)
         ]
-        figures[f"layer_{label}_s"] = whole[used[fp8]]
-        figures[f"layer_{label}_best_s"] = min(whole.values())
+        figures[f"layer_{label}_best_ratio"] = min(whole.values()) / whole[used[fp8]]
         for line in samples[label][:5]:
             print(label, line, flush=True)
     publish(flags.name, figures, samples, folder=flags.out)

@@ -28,7 +28,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-TILES = {False: Tile(4096, 8192, 4), True: Tile(2048, 8192, 4)}
+TILES = {False: Tile(4096, 16_384, 4), True: Tile(2048, 8192, 4)}
 """By whether the matrix is quantized: the fastest on an H200 for the products of an 8B and a 0.6B
 model (``bench/project.py``). A program reads the whole input for its rows: with one byte an element
 it needs twice as many rows for the same bytes."""
