@@ -103,6 +103,7 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
         found.append({
             "first_token_s": round(ended - asked, 4), "gap_s": round(gap, 4),
             "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
+            "stop": next(s.get("detail") for s in operation["steps"] if s["name"] == "stop_worker"),
         })  # fmt: skip
     return found
 
