@@ -50,7 +50,7 @@ async def standby_prepared(engine: Engine) -> None:
     async with asyncio.timeout(120):
         while True:
             status = await asyncio.to_thread(engine.admin, "GET", "/status")
-            if any(process.get("name") == "standby" for process in status["processes"]):
+            if status["standby"]["state"] == "prepared":
                 return
             await asyncio.sleep(0.05)
 
