@@ -107,12 +107,14 @@ def _deadlocked(series: Series, at: float, rng: random.Random) -> Series:
 
 def _pages(series: Series, at: float, rng: random.Random) -> Series:
     count = rng.randint(6, 15)
+    running = _until(lambda t: count + 3 * math.sin(t / 40), at)
     return replace(
         series,
         read_every=rng.choice((2.0, 5.0, 8.0)),
         load=lambda t: float(count),
         counters={
-            "running": _until(lambda t: count + 3 * math.sin(t / 40), at),
+            "running": running,
+            "inflight": running,
             "prompt_tokens_total": _until(lambda t: 3100 * t, at),
         },
     )

@@ -32,6 +32,7 @@ RATES = {
 """Mean events a second."""
 BUDGET = 512 * MIB
 STARTS = 300.0
+WANDERS_S = 45.0
 NOISES = (8 * MIB, 25 * MIB, 40 * MIB)
 
 
@@ -198,6 +199,8 @@ def _case(split: Split, name: str, rate: str, varying: Vary, seed: int) -> Case:
     )
     if split is Split.TEST:
         series = replace(series, **habits(series.seed) | {"read_every": 0.0})
+        # What wanders for as long as a campaign lasts cannot be told from one.
+        series.wander_s = min(series.wander_s, WANDERS_S)
         series.base = base_of(series.seed)
         series.interval = min(interval_of(rate, series.seed), round(length / 200))
         series.duration += 2 * series.interval
