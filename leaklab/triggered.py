@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from leaklab.cases import SPENT_S, Case, Split
 from leaklab.series import MIB, Curve, Series, bursty
-from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME
+from plimsoll_sidecar.detect.attribution.trigger import FIELDS, TIME
 
 RATES = {
     "requests": 5.0,

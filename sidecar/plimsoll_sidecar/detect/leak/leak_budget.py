@@ -14,10 +14,15 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
-from plimsoll_sidecar.detect.leak.confirmation import Standing, spent, unconfirmed
 from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum, grown_most
-from plimsoll_sidecar.detect.leak.hysteresis import MIN_CLEAR_S, Hysteresis
 from plimsoll_sidecar.detect.leak.odds import Look, Odds, life, odds, speed
+from plimsoll_sidecar.detect.leak.suspicion import (
+    MIN_CLEAR_S,
+    Hysteresis,
+    Standing,
+    spent,
+    unconfirmed,
+)
 from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
 
 SUSPECT_RATIO = 0.25
