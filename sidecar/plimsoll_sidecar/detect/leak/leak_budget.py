@@ -16,29 +16,20 @@ from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum, grown_most
 from plimsoll_sidecar.detect.leak.odds import Look, Odds, life, odds, speed
-from plimsoll_sidecar.detect.leak.suspicion import (
-    MIN_CLEAR_S,
-    Hysteresis,
-    Standing,
-    spent,
-    unconfirmed,
-)
+from plimsoll_sidecar.detect.leak.suspicion import Hysteresis, Standing, unconfirmed
 from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
 
 SUSPECT_RATIO = 0.25
 FAST_RATIO, FAST_EXHAUSTION_S = 0.08, 120.0
 """A budget that would be spent within two minutes is worth a word at a twelfth of it."""
-SLOW_RATIO, SLOW_CONFIDENCE = 0.06, 0.85
+SLOW_RATIO = 0.06
 """A slow trend that spends the budget within its window is, too."""
 MIN_RISE_RATIO = SLOW_RATIO / 2
 MIN_RISE_BYTES = 2 << 20
 SMOOTH_S = 60.0
-"""Growth is averaged over this time before it clears a suspicion: a low floor alone is noise."""
-MIN_CONFIDENCE = 0.65
-PACE = 0.3
-"""A forecast is urgent only while the last seconds keep up this share of the trend's pace."""
+"""Growth is averaged over this time, for a low floor alone is noise. A later detector is warm after
+it."""
 FLOOR_S = 5.0
-RECENT_S = 15.0
 MAX_RECENT = 64
 
 
@@ -60,7 +51,6 @@ class LeakBudgetWatch:
         self._series = Growth(interval_s, self._min_rise)
         self._segments: dict[Segment, SegmentDelta] = {}
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
-        self._growths: deque[tuple[float, int]] = deque(maxlen=MAX_RECENT)
         self._window = SlidingMinimum(budget.window_s if budget else 0.0)
         self._smooth, self._smoothed_at = 0.0, 0.0
         self._suspected: Hysteresis | None = None
@@ -78,7 +68,7 @@ class LeakBudgetWatch:
             self._warmup.served = True
             self._window.begin(t)
             self._smoothed_at = t
-            self._proven_at = t + MIN_CLEAR_S
+            self._proven_at = t + SMOOTH_S
 
     def warm(self, t: float) -> bool:
         """Whether growth is known, and that there is none would be known too."""
@@ -114,9 +104,6 @@ class LeakBudgetWatch:
         self._window.add(point.t, growth)
         self._smooth += (growth - self._smooth) * min(1.0, (point.t - self._smoothed_at) / SMOOTH_S)
         self._smoothed_at = point.t
-        self._growths.append((point.t, growth))
-        while point.t - self._growths[0][0] > RECENT_S:
-            self._growths.popleft()
         self._judge(point, floor)
 
     @property
@@ -149,7 +136,7 @@ class LeakBudgetWatch:
             bytes=state.unexplained or 0,
             bytes_per_s=trend.bytes_per_s,
             bytes_per_request=trend.bytes_per_request,
-            over_budget=spent(now),
+            over_budget=state.consumed_ratio >= 1.0,
             unconfirmed=unconfirmed(now),
             evidence=[
                 f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
@@ -273,28 +260,16 @@ class LeakBudgetWatch:
             smooth=self._smooth,
             lived_s=hysteresis.looked_at - self.baseline.since,
             segment=self.grown_segment,
-            keeps_pace=self._keeps_pace(),
             in_long_step=self._in_long_step,
         )
-
-    def _keeps_pace(self) -> bool:
-        """Whether the last seconds grew nearly as fast as the trend says."""
-        rate = self.state.bytes_per_s
-        if rate is None or len(self._growths) < 2:
-            return False
-        (begin, before), (end, now) = self._growths[0], self._growths[-1]
-        return now - before >= PACE * rate * (end - begin)
 
     def _persistent(self, trend: Trend, ratio: float) -> bool:
         """Whether enough of the budget has gone, for how soon the rest will."""
         assert self.budget is not None
         exhaustion = self.state.exhaustion_s
         need = SUSPECT_RATIO
-        if trend.confidence < MIN_CONFIDENCE:
-            return False
         if exhaustion is not None:
-            slow = trend.confidence >= SLOW_CONFIDENCE and trend.span_s >= SLOW_SPAN_S
-            if slow and exhaustion <= self.budget.window_s:
+            if trend.span_s >= SLOW_SPAN_S and exhaustion <= self.budget.window_s:
                 need = SLOW_RATIO
             elif exhaustion <= FAST_EXHAUSTION_S:
                 need = FAST_RATIO

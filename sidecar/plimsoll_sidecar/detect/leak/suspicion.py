@@ -1,7 +1,7 @@
-"""What else a growth may be, and from when on it is believed to be a leak.
+"""A suspicion, from its first trend to its end, and from when on it is believed to be a leak.
 
-Each rule is a mechanism of healthy engines that looks like a leak for a while; docs/detection.md
-tells on which runs they were found.
+A growth is believed at a share of its budget that depends on what else it may be: each of the other
+explanations is a mechanism of healthy engines that looks like a leak for a while.
 """
 
 from __future__ import annotations
@@ -14,56 +14,8 @@ from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
 
 CLEAR_SHARE = 0.5
 """A suspicion ends when this share of the growth it stood on has come back."""
-CLEAR_SPANS, MIN_CLEAR_S = 3.0, 60.0
-"""... or when no trend was seen for so many of its spans, and for this time."""
-
-
-class Hysteresis:
-    """One suspicion of growth.
-
-    ``trend`` is the newest sound one, ``begun`` the growth in bytes that raised the suspicion,
-    ``begun_smooth`` its average over the last minute, and ``rounds`` the full collections since
-    then, None where they are not counted.
-    """
-
-    def __init__(self, trend: Trend, point: Point, smooth: float, growth: int) -> None:
-        self.trend = trend
-        self.since = point.t - trend.span_s
-        self.begun, self.begun_smooth, self._peak = growth, smooth, smooth
-        self._seen_at = self.looked_at = point.t
-        self.rounds = None if point.collections is None else 0
-        self._collections = point.collections
-
-    @property
-    def lasted_s(self) -> float:
-        """Since the begin of the first trend."""
-        return self.looked_at - self.since
-
-    def stands(self, point: Point, sound: Trend | None, smooth: float) -> bool:
-        """Take in a sample, its trend if that is sound, and the growth of the last minute."""
-        self._count_collections(point)
-        if sound is not None:
-            self.trend, self._seen_at = sound, point.t
-            self._peak = max(self._peak, smooth)
-        elif point.load == 0:
-            # An idle engine cannot show that a leak driven by requests has ended.
-            self._seen_at += point.t - self.looked_at
-        self.looked_at = point.t
-        patience = max(MIN_CLEAR_S, CLEAR_SPANS * self.trend.span_s)
-        return smooth >= CLEAR_SHARE * self._peak and point.t - self._seen_at <= patience
-
-    def _count_collections(self, point: Point) -> None:
-        """One that is unknown counts for none."""
-        if point.collections is None or self._collections is None:
-            self._collections = point.collections
-        elif point.collections > self._collections:
-            self.rounds = (self.rounds or 0) + point.collections - self._collections
-            self._collections = point.collections
-
-
-REACTION_S, REACTION_RATIO = 30.0, 0.8
-"""Drain, restart and warm-up of a worker: a budget of which so much is spent, and the rest sooner,
-is as good as spent."""
+CLEAR_SPANS = 3.0
+"""... or when no trend was seen for so many of its spans."""
 CONFIRMED_RATIO = 0.8
 """Whatever a growth may be: one that has spent this share of the budget is believed."""
 CONFIRMED_FACTOR = 2.0
@@ -85,9 +37,46 @@ budget would not last for its window."""
 MIN_FADING_RATIO, FADED = 0.65, 1.5
 """The same for growth that gets slower, within its trend or by this factor since the begin: it
 fills something up."""
-URGENT_S, MIN_URGENT_S = 150.0, 30.0
-"""A budget that is spent sooner leaves no time for doubt, once the growth has lasted this long or
-has spent most of it: a few large requests need much memory, but for seconds."""
+URGENT_S = 150.0
+"""A budget that is spent sooner leaves no time for doubt."""
+
+
+class Hysteresis:
+    """One suspicion of growth.
+
+    ``trend`` is the newest sound one, ``begun`` the growth in bytes that raised the suspicion,
+    ``begun_smooth`` its average over the last minute, and ``rounds`` the full collections since
+    then, None where they are not counted.
+    """
+
+    def __init__(self, trend: Trend, point: Point, smooth: float, growth: int) -> None:
+        self.trend = trend
+        self.since = point.t - trend.span_s
+        self.begun, self.begun_smooth, self._peak = growth, smooth, smooth
+        self._seen_at = self.looked_at = point.t
+        self.rounds = None if point.collections is None else 0
+        self._collections = point.collections
+
+    def stands(self, point: Point, sound: Trend | None, smooth: float) -> bool:
+        """Take in a sample, its trend if that is sound, and the growth of the last minute."""
+        self._count_collections(point)
+        if sound is not None:
+            self.trend, self._seen_at = sound, point.t
+            self._peak = max(self._peak, smooth)
+        elif point.load == 0:
+            # An idle engine cannot show that a leak driven by requests has ended.
+            self._seen_at += point.t - self.looked_at
+        self.looked_at = point.t
+        seen = point.t - self._seen_at <= CLEAR_SPANS * self.trend.span_s
+        return seen and smooth >= CLEAR_SHARE * self._peak
+
+    def _count_collections(self, point: Point) -> None:
+        """One that is unknown counts for none."""
+        if point.collections is None or self._collections is None:
+            self._collections = point.collections
+        elif point.collections > self._collections:
+            self.rounds = (self.rounds or 0) + point.collections - self._collections
+            self._collections = point.collections
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +84,8 @@ class Standing:
     """A suspected growth as it stands now.
 
     ``window_s`` is the budget's, ``smooth`` the growth in bytes averaged over the last minute,
-    ``lived_s`` the time since the engine was warm and ``segment`` the memory that grew most.
-    ``keeps_pace`` says that the last seconds grew nearly as fast as the trend, ``in_long_step``
-    that one step of the engine takes unusually long.
+    ``lived_s`` the time since the engine was warm, ``segment`` the memory that grew most, and
+    ``in_long_step`` says that one step of the engine takes unusually long.
     """
 
     hysteresis: Hysteresis
@@ -106,7 +94,6 @@ class Standing:
     smooth: float
     lived_s: float
     segment: Segment | None
-    keeps_pace: bool
     in_long_step: bool
 
     @property
@@ -115,14 +102,14 @@ class Standing:
         return max(1, self.state.unexplained or 0)
 
     @property
-    def ratio(self) -> float:
-        """Share of the budget that is spent."""
-        return self.state.consumed_ratio or 0.0
-
-    @property
     def held(self) -> float:
         """The share of the growth that the last minute held on average: a single floor is noise."""
         return min(1.0, self.smooth / self.growth)
+
+    @property
+    def ratio(self) -> float:
+        """Share of the budget that is spent."""
+        return self.state.consumed_ratio or 0.0
 
     @property
     def life(self) -> float:
@@ -132,19 +119,19 @@ class Standing:
         """
         return self.growth / max(1.0, self.hysteresis.trend.bytes_per_s * self.lived_s)
 
-
-def spent(now: Standing) -> bool:
-    """Whether the budget is spent, or as good as spent."""
-    exhaustion = now.state.exhaustion_s
-    near = exhaustion is not None and exhaustion <= REACTION_S and now.ratio >= REACTION_RATIO
-    return now.ratio >= 1.0 or (near and _urgent(now))
+    def lasts(self, seconds: float) -> bool:
+        """Whether the budget lasts for longer than ``seconds``, or for ever."""
+        exhaustion = self.state.exhaustion_s
+        return exhaustion is None or exhaustion > seconds
 
 
 def unconfirmed(now: Standing) -> str | None:
     """Return what else the growth may be. None when it is believed, or when there is no time."""
     hysteresis, trend = now.hysteresis, now.hysteresis.trend
     held_ratio = now.held * now.ratio
-    if _urgent(now) or held_ratio >= CONFIRMED_RATIO:
+    # What one long step needs for itself is no growth yet, however fast it goes.
+    urgent = not (now.lasts(URGENT_S) or now.in_long_step)
+    if urgent or held_ratio >= CONFIRMED_RATIO:
         return None
     rounds = hysteresis.rounds
     if rounds is not None and rounds < COLLECTION_ROUNDS:
@@ -168,21 +155,9 @@ def unconfirmed(now: Standing) -> str | None:
     return "may be warm-up or a cache that still fills, unless the growth continues"
 
 
-def _urgent(now: Standing) -> bool:
-    """Whether the budget goes so fast that there is no time for doubt.
-
-    What one long step needs for itself is no growth yet.
-    """
-    exhaustion = now.state.exhaustion_s
-    if exhaustion is None or exhaustion > URGENT_S or now.in_long_step:
-        return False
-    lasted = now.hysteresis.lasted_s >= MIN_URGENT_S or now.ratio >= REACTION_RATIO
-    return lasted and now.keeps_pace
-
-
 def _straight(now: Standing) -> bool:
     """Whether the trend is too straight to end soon, and too steep for the budget."""
-    trend, exhaustion = now.hysteresis.trend, now.state.exhaustion_s
-    steep = exhaustion is not None and exhaustion <= now.window_s
+    trend = now.hysteresis.trend
     clean = trend.confidence >= CLEAN_TAU and trend.rise >= CLEAN_FACTOR * trend.noise
-    return steep and clean and trend.span_s >= CLEAN_SPAN_S and now.ratio >= CLEAN_RATIO
+    lasts = now.lasts(now.window_s)
+    return clean and not lasts and trend.span_s >= CLEAN_SPAN_S and now.ratio >= CLEAN_RATIO
