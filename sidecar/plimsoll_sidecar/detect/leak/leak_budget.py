@@ -15,16 +15,11 @@ from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum, grown_most
-from plimsoll_sidecar.detect.leak.odds import Look, Odds, life, odds, speed
+from plimsoll_sidecar.detect.leak.odds import Look, Odds, odds
 from plimsoll_sidecar.detect.leak.suspicion import Hysteresis, Standing, unconfirmed
-from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
+from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
+from plimsoll_sidecar.detect.leak.trend import Point, Trend
 
-SUSPECT_RATIO = 0.25
-FAST_RATIO, FAST_EXHAUSTION_S = 0.08, 120.0
-"""A budget that would be spent within two minutes is worth a word at a twelfth of it."""
-SLOW_RATIO = 0.06
-"""A slow trend that spends the budget within its window is, too."""
-MIN_RISE_RATIO = SLOW_RATIO / 2
 MIN_RISE_BYTES = 2 << 20
 SMOOTH_S = 60.0
 """Growth is averaged over this time, for a low floor alone is noise. A later detector is warm after
@@ -47,7 +42,8 @@ class LeakBudgetWatch:
         self._warmup_s = warmup_s
         self._warmup = Warmup(warmup_s, self._growth_bytes, interval_s)
         self._interval_s = interval_s
-        self._min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
+        early = THRESHOLDS.early_share * (self._growth_bytes or 0)
+        self._min_rise = max(MIN_RISE_BYTES, early / 2)
         self._series = Growth(interval_s, self._min_rise)
         self._segments: dict[Segment, SegmentDelta] = {}
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
@@ -122,22 +118,21 @@ class LeakBudgetWatch:
 
     def suspicion(self) -> Suspicion | None:
         """Return what is suspected now. Evidence is the caller's to add."""
-        hysteresis, state = self._suspected, self.state
-        if hysteresis is None or state.consumed_ratio is None:
+        suspected, state, now = self._suspected, self.state, self._standing()
+        if suspected is None or now is None:
             return None
-        now = self._standing(hysteresis)
-        trend, likely = hysteresis.trend, self.odds()
+        trend, likely = suspected.trend, self.odds()
         otherwise, chance = likely.otherwise
         return Suspicion(
             kind=self.kind,
             segment=now.segment,
             confidence=round(likely.chance, 3),
-            consumed_ratio=round(state.consumed_ratio, 4),
+            consumed_ratio=round(now.ratio, 4),
             bytes=state.unexplained or 0,
             bytes_per_s=trend.bytes_per_s,
             bytes_per_request=trend.bytes_per_request,
-            over_budget=state.consumed_ratio >= 1.0,
-            unconfirmed=unconfirmed(now),
+            over_budget=now.ratio >= 1.0,
+            unconfirmed=unconfirmed(now, suspected),
             evidence=[
                 f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
                 f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
@@ -148,22 +143,10 @@ class LeakBudgetWatch:
 
     def looks(self) -> list[Look]:
         """Return each trend that there is now in the light of the budget."""
-        ratio = self.state.consumed_ratio
-        if self.budget is None or self.baseline is None or ratio is None:
-            return []
-        growth = max(1, self.state.unexplained or 0)
-        held = min(1.0, max(0.0, self._smooth / growth))
-        # What one long step needs for itself is no growth yet, however fast it goes.
-        left = None if self._in_long_step else self.state.exhaustion_s
-        size, pace = held * ratio, speed(left, self.budget.window_s)
-        lived_s, segment = self._smoothed_at - self.baseline.since, self.grown_segment
-        trends = self._series.trends
+        now, trends = self._standing(), self._series.trends
         if self._suspected is not None and self._suspected.trend not in trends:
             trends.append(self._suspected.trend)  # between two floors there may be no other
-        return [
-            Look(trend, size, pace, life(growth, trend.bytes_per_s * lived_s), segment)
-            for trend in trends
-        ]
+        return [now.look(trend) for trend in trends] if now is not None else []
 
     def odds(self) -> Odds:
         """Return the odds of a leak by the trend that speaks for it the most; there must be one."""
@@ -250,15 +233,14 @@ class LeakBudgetWatch:
         elif not self._suspected.stands(point, sound, self._smooth):
             self._suspected = None
 
-    def _standing(self, hysteresis: Hysteresis) -> Standing:
-        assert self.budget is not None
-        assert self.baseline is not None
+    def _standing(self) -> Standing | None:
+        if self.budget is None or self.baseline is None or self.state.consumed_ratio is None:
+            return None
         return Standing(
-            hysteresis=hysteresis,
             state=self.state,
             window_s=self.budget.window_s,
             smooth=self._smooth,
-            lived_s=hysteresis.looked_at - self.baseline.since,
+            lived_s=self._smoothed_at - self.baseline.since,
             segment=self.grown_segment,
             in_long_step=self._in_long_step,
         )
@@ -266,11 +248,8 @@ class LeakBudgetWatch:
     def _persistent(self, trend: Trend, ratio: float) -> bool:
         """Whether enough of the budget has gone, for how soon the rest will."""
         assert self.budget is not None
-        exhaustion = self.state.exhaustion_s
-        need = SUSPECT_RATIO
-        if exhaustion is not None:
-            if trend.span_s >= SLOW_SPAN_S and exhaustion <= self.budget.window_s:
-                need = SLOW_RATIO
-            elif exhaustion <= FAST_EXHAUSTION_S:
-                need = FAST_RATIO
+        exhaustion, at = self.state.exhaustion_s, THRESHOLDS
+        in_time = self.budget.window_s if trend.span_s >= at.slow_s else at.urgent_s
+        early = exhaustion is not None and exhaustion <= in_time
+        need = at.early_share if early else at.suspect_share
         return ratio >= need and trend.rise >= need / 2 * self.budget.growth_bytes

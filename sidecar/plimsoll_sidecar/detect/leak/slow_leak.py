@@ -27,6 +27,7 @@ from plimsoll_api.assessment import Segment, SlowGrowth
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.trace import Sample
 from plimsoll_api.units import DAY_S
+from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
 
 HOUR_S = 3600.0
 LOW_S = 300.0
@@ -46,16 +47,10 @@ RANDOM_WALK = 1.28
 """Steps between *averages* of a random walk correlate by a quarter (Working, "Note on the
 Correlation of First Differences of Averages in a Random Chain", Econometrica 28, 1960). For 8
 steps, the quantile above needs this factor (2·10⁵ simulated walks)."""
-FADING, FADED = 0.7, 0.5
-"""What fills something up grows less in the later half of the window than this share of the
-earlier. Below the second share, what was raised is cleared, and nothing is raised while another
-window shows it."""
-STOPPED = 0.5
-"""Growth has stopped when a shorter scale shows that its last steps are slower than this share."""
 MIN_RISE_BYTES = 8 << 20
 """Twice what counts as settled: allocators take memory in steps of 1 MiB."""
-LEFT_SHARE = 0.25
-"""A forecast reaches no further than four times as long as the growth was watched …"""
+REACH = 4.0
+"""A forecast reaches no further than so many times as long as the growth was watched …"""
 ENOUGH_S = DAY_S
 """… unless it was watched for a day: less may be the day's rhythm."""
 
@@ -224,14 +219,17 @@ class SlowLeakWatch:
         )
 
     def _best(self, room: int | None, raised: bool) -> Drift | None:
-        """Return the most certain drift of all scales that neither fades nor has stopped."""
+        """Return the most certain drift of all scales that neither fades nor has stopped.
+
+        It has stopped when the last steps of a shorter scale are slower than half of it.
+        """
         scales = [list(levels) for levels in self._levels]
         wholes = [found for levels in scales if (found := drift(levels))]
         lasts = [found for levels in scales if (found := drift(levels[-MIN_STEPS - 1 :]))]
-        fades = any(one.lower(LIKELY_T) > 0 and one.fading < FADED for one in wholes)
+        fades = any(one.lower(LIKELY_T) > 0 and one.fading < 1 / 2 for one in wholes)
         best: Drift | None = None
         for number, whole in enumerate(wholes):
-            slow = STOPPED * whole.bytes_per_s
+            slow = whole.bytes_per_s / 2
             if any(one.upper(LIKELY_T) < slow for one in lasts[: number + 1]):
                 continue
             grows = _keeps(whole) if raised else not fades and _rises(whole, room)
@@ -242,16 +240,16 @@ class SlowLeakWatch:
 
 def _rises(seen: Drift, room: int | None) -> bool:
     """Return whether the drift is a leak, with ``room`` bytes left."""
-    if seen.rise < MIN_RISE_BYTES or seen.lower(RAISED_T) <= 0 or seen.fading < FADING:
+    if seen.rise < MIN_RISE_BYTES or seen.lower(RAISED_T) <= 0 or seen.fading < THRESHOLDS.steady:
         return False
     if seen.span_s >= ENOUGH_S:
         return True
-    return room is not None and seen.span_s >= LEFT_SHARE * room / seen.bytes_per_s
+    return room is not None and REACH * seen.span_s >= room / seen.bytes_per_s
 
 
 def _keeps(seen: Drift) -> bool:
     """Return whether a drift that was raised before still counts as a leak."""
-    return seen.rise >= MIN_RISE_BYTES and seen.lower(LIKELY_T) > 0 and seen.fading >= FADED
+    return seen.rise >= MIN_RISE_BYTES and seen.lower(LIKELY_T) > 0 and seen.fading >= 1 / 2
 
 
 def _mean(levels: Sequence[Level]) -> Level:

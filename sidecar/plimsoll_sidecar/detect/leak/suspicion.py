@@ -9,36 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import BudgetState, Segment
-from plimsoll_sidecar.detect.leak.odds import REUSABLE
-from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
+from plimsoll_sidecar.detect.leak.odds import REUSABLE, Look, life, speed
+from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
+from plimsoll_sidecar.detect.leak.trend import Point, Trend
 
-CLEAR_SHARE = 0.5
-"""A suspicion ends when this share of the growth it stood on has come back."""
 CLEAR_SPANS = 3.0
-"""... or when no trend was seen for so many of its spans."""
-CONFIRMED_RATIO = 0.8
-"""Whatever a growth may be: one that has spent this share of the budget is believed."""
-CONFIRMED_FACTOR = 2.0
-"""Before that it must become this multiple of what raised the suspicion: what an allocator keeps
-after a burst does not."""
-COLLECTION_ROUNDS = 2
-"""Full collections that a growth must outlast."""
-OUTLAST_FACTOR = 1.25
-"""A slow trend that outlasted them is believed when it became this multiple of what it was."""
-MIN_CONFIRMED_RATIO = 0.47
-"""Heat after a restart, graphs that are captured late, pools that follow the load: what is bounded
-and undeclared ends below this share of a budget that was set with thought."""
-LIFE_SHARE = 0.5
-"""A defect leaks from the begin. Growth whose present pace explains less than this share of the
-engine's life began later: most of that is work which ends, such as a batch or a profile."""
-CLEAN_FACTOR, CLEAN_TAU, CLEAN_SPAN_S, CLEAN_RATIO = 50.0, 0.95, 2400.0, 0.085
-"""A trend that is straight for long, without noise and without steps, is believed earlier, if the
-budget would not last for its window."""
-MIN_FADING_RATIO, FADED = 0.65, 1.5
-"""The same for growth that gets slower, within its trend or by this factor since the begin: it
-fills something up."""
-URGENT_S = 150.0
-"""A budget that is spent sooner leaves no time for doubt."""
+"""A suspicion ends when no trend was seen for so many of its spans, or half of it has come back."""
 
 
 class Hysteresis:
@@ -68,7 +44,7 @@ class Hysteresis:
             self._seen_at += point.t - self.looked_at
         self.looked_at = point.t
         seen = point.t - self._seen_at <= CLEAR_SPANS * self.trend.span_s
-        return seen and smooth >= CLEAR_SHARE * self._peak
+        return seen and smooth >= self._peak / 2
 
     def _count_collections(self, point: Point) -> None:
         """One that is unknown counts for none."""
@@ -81,14 +57,13 @@ class Hysteresis:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A suspected growth as it stands now.
+    """Growth as it stands now.
 
     ``window_s`` is the budget's, ``smooth`` the growth in bytes averaged over the last minute,
     ``lived_s`` the time since the engine was warm, ``segment`` the memory that grew most, and
     ``in_long_step`` says that one step of the engine takes unusually long.
     """
 
-    hysteresis: Hysteresis
     state: BudgetState
     window_s: float
     smooth: float
@@ -104,60 +79,60 @@ class Standing:
     @property
     def held(self) -> float:
         """The share of the growth that the last minute held on average: a single floor is noise."""
-        return min(1.0, self.smooth / self.growth)
+        return min(1.0, max(0.0, self.smooth / self.growth))
 
     @property
     def ratio(self) -> float:
         """Share of the budget that is spent."""
         return self.state.consumed_ratio or 0.0
 
-    @property
-    def life(self) -> float:
-        """How much of the engine's life the growth explains at its present pace.
+    def life(self, trend: Trend) -> float:
+        """How much of the engine's life the growth explains at the trend's pace.
 
         1 for a steady leak, less for what began later or quickens, more for what gets slower.
         """
-        return self.growth / max(1.0, self.hysteresis.trend.bytes_per_s * self.lived_s)
+        return self.growth / max(1.0, trend.bytes_per_s * self.lived_s)
 
     def lasts(self, seconds: float) -> bool:
         """Whether the budget lasts for longer than ``seconds``, or for ever."""
         exhaustion = self.state.exhaustion_s
         return exhaustion is None or exhaustion > seconds
 
+    def look(self, trend: Trend) -> Look:
+        """Return the trend in the light of the budget."""
+        # What one long step needs for itself is no growth yet, however fast it goes.
+        left = None if self.in_long_step else self.state.exhaustion_s
+        size, pace = self.held * self.ratio, speed(left, self.window_s)
+        return Look(trend, size, pace, life(self.life(trend)), self.segment)
 
-def unconfirmed(now: Standing) -> str | None:
+
+def unconfirmed(now: Standing, suspected: Hysteresis) -> str | None:
     """Return what else the growth may be. None when it is believed, or when there is no time."""
-    hysteresis, trend = now.hysteresis, now.hysteresis.trend
+    at, trend, rounds = THRESHOLDS, suspected.trend, suspected.rounds
     held_ratio = now.held * now.ratio
-    # What one long step needs for itself is no growth yet, however fast it goes.
-    urgent = not (now.lasts(URGENT_S) or now.in_long_step)
-    if urgent or held_ratio >= CONFIRMED_RATIO:
+    if held_ratio >= at.certain_share or not (now.lasts(at.urgent_s) or now.in_long_step):
         return None
-    rounds = hysteresis.rounds
-    if rounds is not None and rounds < COLLECTION_ROUNDS:
-        return (
-            f"may be garbage, until {COLLECTION_ROUNDS} full collections passed ({rounds} so far)"
-        )
-    slow = rounds is not None and trend.span_s >= SLOW_SPAN_S
-    needed = (
-        OUTLAST_FACTOR * hysteresis.begun_smooth if slow else CONFIRMED_FACTOR * hysteresis.begun
-    )
+    if rounds is not None and rounds < at.collections:
+        return f"may be garbage, until {at.collections} full collections passed ({rounds} so far)"
+    slow = rounds is not None and trend.span_s >= at.slow_s
+    needed = at.outlasting * suspected.begun_smooth if slow else at.doubled * suspected.begun
     if now.held * now.growth < needed or now.segment in REUSABLE:
         return "may be memory that an allocator retains, unless the growth continues"
     if trend.busier:
         return "may be caused by rising load, unless the growth continues"
-    if now.life < LIFE_SHARE:
+    lived = now.life(trend)
+    if lived < 1 / 2:  # a defect leaks from the begin; most of what begins later is work that ends
         return "may be temporary work that started later, unless the growth continues"
-    enough = MIN_FADING_RATIO if trend.fades or now.life > FADED else MIN_CONFIRMED_RATIO
+    enough = at.fading_share if trend.fades or lived > 2 else at.confirmed_share
     grows = now.state.bytes_per_s is not None
-    if (grows and held_ratio >= enough) or _straight(now):
+    if (grows and held_ratio >= enough) or _straight(now, trend):
         return None
     return "may be warm-up or a cache that still fills, unless the growth continues"
 
 
-def _straight(now: Standing) -> bool:
+def _straight(now: Standing, trend: Trend) -> bool:
     """Whether the trend is too straight to end soon, and too steep for the budget."""
-    trend = now.hysteresis.trend
-    clean = trend.confidence >= CLEAN_TAU and trend.rise >= CLEAN_FACTOR * trend.noise
-    lasts = now.lasts(now.window_s)
-    return clean and not lasts and trend.span_s >= CLEAN_SPAN_S and now.ratio >= CLEAN_RATIO
+    at = THRESHOLDS
+    clean = trend.confidence >= at.straight_tau and trend.rise >= at.straight_factor * trend.noise
+    steep = trend.span_s >= at.slow_s and not now.lasts(now.window_s)
+    return clean and steep and now.ratio >= at.early_share
