@@ -14,6 +14,7 @@ adapter sends them.
 ``POST /resume``            :class:`ResumeRequest`  -> 200 :class:`Status`
 ``POST /restart``           :class:`RestartRequest` -> 202 :class:`Operation`
 ``POST /shutdown``          :class:`ShutdownRequest`-> 202 :class:`Operation`
+``POST /standby``           :class:`StandbyRequest` -> 200 :class:`Status`
 ==========================  =======================================================
 
 Every failure answers with an :class:`ErrorBody`: 400 for a body that cannot be read, 401 for a
@@ -86,6 +87,11 @@ class Capability(StrEnum):
     CARRY = "carry"
     AUDIT = "audit"
     DIAGNOSTICS = "diagnostics"
+    STANDBY = "standby"
+
+
+STANDBY = "standby"
+"""The name of the process that is prepared to take a worker's place."""
 
 
 class Role(StrEnum):
@@ -137,7 +143,9 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
     and so outside malloc. ``shared`` is shared memory mapped by the process and owned by it.
     ``full_collections`` counts collections of the oldest generation since the process was warm,
     ``full_collected`` the objects that they found: in steady state none. ``name`` is what an engine
-    that is not ours calls such a process, such as ``EngineCore``; null where that is not known.
+    that is not ours calls such a process, such as ``EngineCore``; null where that is not known. Our
+    engine calls a worker that waits for its turn :data:`STANDBY`. ``private`` is the memory that no
+    other process has as well; null where the pages that it was forked with do not matter.
     """
 
     role: Role
@@ -150,6 +158,7 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
     full_collections: Number | None = None
     full_collected: Number | None = None
     name: str | None = None
+    private: Number | None = None
 
     @property
     def label(self) -> str:
@@ -219,6 +228,21 @@ class Load(msgspec.Struct, omit_defaults=True):
     encoder_lost_ratio: float | None = None
 
 
+class StandbyState(StrEnum):
+    """How far the standby worker is."""
+
+    ABSENT = "absent"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+
+
+class StandbyStatus(msgspec.Struct, omit_defaults=True):
+    """The standby worker. ``error`` says why there is none although one is wanted."""
+
+    state: StandbyState
+    error: str | None = None
+
+
 class Status(msgspec.Struct, omit_defaults=True):
     """An engine's whole account of itself. Answered by the frontend, also while a worker hangs.
 
@@ -228,7 +252,7 @@ class Status(msgspec.Struct, omit_defaults=True):
     ``load_age_s`` is the age of ``load`` where it was read at intervals; null where it is of now.
     ``probed`` says that every process that carries a probe accounts for itself, and not the worker
     alone. ``parts`` is set for engines that are not ours. ``kv_handover`` is that of the last
-    planned restart (:class:`Operation`).
+    planned restart (:class:`Operation`). ``standby`` is null for an engine that never has one.
     """
 
     state: EngineState
@@ -250,6 +274,7 @@ class Status(msgspec.Struct, omit_defaults=True):
     restart_requested_by: str | None = None
     operation: str | None = None
     kv_handover: str | None = None
+    standby: StandbyStatus | None = None
 
 
 class AuditFinding(msgspec.Struct):
@@ -325,6 +350,18 @@ class ShutdownRequest(_Request, kw_only=True):
     """Drain until ``deadline_s``, give everything back, exit with status 0."""
 
     deadline_s: Seconds = 30.0
+
+
+class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Keep a worker prepared for the next restart, for ``lease_s`` seconds from now on.
+
+    Again renews the lease; with 0 the worker is given back at once. It outlives restarts, so that
+    another worker is prepared while the lease lasts. An engine without :attr:`Capability.STANDBY`
+    refuses it (409).
+    """
+
+    expected_epoch: str
+    lease_s: Seconds
 
 
 class OperationState(StrEnum):

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -31,14 +32,24 @@ PRIORITY_RANGE = 0, (1 << 31) - 1
 """Lower numbers go first: a request may step back, and not ahead of those that ask for nothing."""
 
 
+class StandbyPolicy(StrEnum):
+    """When a prepared worker waits beside the serving one (``--standby-worker``).
+
+    ``on-suspicion``: while whoever supervises the engine asks for it.
+    """
+
+    NEVER = "never"
+    ALWAYS = "always"
+    ON_SUSPICION = "on-suspicion"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All times are seconds. Null leaves a size to the worker.
 
     ``max_queued`` bounds the requests accepted and not yet answered, running ones included.
     A request may have a priority within ``priority_range``, or 0; where ``priority_keys`` is not
     null, with an API key of one of these numbers only. ``max_loras`` is 0 without
-    ``--enable-lora``; ``lora_modules`` are folders by adapter. ``standby_worker`` is ``never`` or
-    ``always``.
+    ``--enable-lora``; ``lora_modules`` are folders by adapter.
     """
 
     model: Path
@@ -68,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     max_loras: int = 0
     max_lora_rank: int = 0
-    standby_worker: str = "never"
+    standby_worker: StandbyPolicy = StandbyPolicy.NEVER
     speculative: Speculative | None = None
     lora_modules: dict[str, Path] = {}
     http: HttpSettings = HttpSettings()
@@ -189,8 +200,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-lora-rank", default=64, type=_positive, metavar="R", help="largest rank of one")
     add("--lora-modules", default=[], nargs="+", metavar="NAME=PATH",
         help="adapters that are there from the start")  # fmt: skip
-    add("--standby-worker", default="never", choices=("never", "always"),
-        help="keep a prepared worker for the next restart; default: never")  # fmt: skip
+    add("--standby-worker", default=StandbyPolicy.NEVER.value,
+        choices=[one.value for one in StandbyPolicy],
+        help="keep a prepared worker for the next restart; on-suspicion: while the supervisor"
+        " expects one; default: never")  # fmt: skip
     add("--speculative-config", metavar="JSON",
         help="guess next tokens, as vLLM's flag of this name; default: no")  # fmt: skip
     add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
@@ -272,13 +285,14 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     )
 
 
-def _standby(flags: argparse.Namespace) -> str:
-    if flags.standby_worker != "never" and flags.tensor_parallel_size > 1:
+def _standby(flags: argparse.Namespace) -> StandbyPolicy:
+    policy = StandbyPolicy(flags.standby_worker)
+    if policy is not StandbyPolicy.NEVER and flags.tensor_parallel_size > 1:
         raise UsageError(
             f"--standby-worker {flags.standby_worker}: a standby has one GPU; leave it out, or"
             f" --tensor-parallel-size {flags.tensor_parallel_size}"
         )
-    return str(flags.standby_worker)
+    return policy
 
 
 def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:

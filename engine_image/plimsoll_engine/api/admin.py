@@ -26,6 +26,7 @@ from plimsoll_engine.frontend.admin.status import StatusReader
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.epochs import StaleEpoch
 from plimsoll_engine.frontend.operations import Busy, Recorder
+from plimsoll_engine.settings import StandbyPolicy
 
 MAX_BODY_BYTES = 64 << 10
 
@@ -126,6 +127,22 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             raise AdminError(409, "Busy", f"operation {current.id} ({current.kind}) is under way")
         await engine.operations.cancel()
         drain.resume(engine)
+        return _json(statuses.read())
+
+    @api.post(ADMIN_PREFIX + "/standby")
+    async def post_standby(request: Request) -> Response:
+        body = await decode(request, admin.StandbyRequest)
+        _fence(engine, body.expected_epoch)
+        if engine.settings.standby_worker is not StandbyPolicy.ON_SUSPICION:
+            raise AdminError(
+                409,
+                "NotPossible",
+                f"the engine was started with --standby-worker {engine.settings.standby_worker}:"
+                f" only {StandbyPolicy.ON_SUSPICION} takes leases",
+            )
+        if engine.lifecycle.ended or engine.lifecycle.state is EngineState.STOPPING:
+            raise _not_now(engine, "prepare a standby worker")
+        engine.manager.standby.lease(body.lease_s)
         return _json(statuses.read())
 
     @api.post(ADMIN_PREFIX + "/restart")

@@ -85,7 +85,7 @@ class AsyncEngine:
             self.lifecycle,
             self,
             settings.startup_timeout_s,
-            settings.standby_worker == "always",
+            settings.standby_worker,
         )
         self.metrics = self.hooks.metrics(
             Metrics(
@@ -344,7 +344,8 @@ class AsyncEngine:
         log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
         self.epoch_ended()
         if not self.lifecycle.ended and self.lifecycle.state is not EngineState.STOPPING:
-            self._recovery = asyncio.create_task(self.manager.recover(reason), name="recovery")
+            recovery = self.manager.recover(reason, self.epochs.current)
+            self._recovery = asyncio.create_task(recovery, name="recovery")
 
     # ---- the whole
 
@@ -424,6 +425,7 @@ class AsyncEngine:
         for start in (self._first_start, self._recovery):
             if start is not None:
                 start.cancel()
+        self.manager.standby.close()
         async with self.manager.replacing:
             await self.manager.standby.end()
             stop = await self.workers.stop()

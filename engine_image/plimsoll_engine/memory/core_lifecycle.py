@@ -89,6 +89,8 @@ class CoreLifecycle:
         self.collections = FullCollections()
         self.stages_s: dict[str, float] = {}
         """How long each stage of the start took, in seconds."""
+        self.ended_s: dict[str, float] = {}
+        """How long each stage of :meth:`shutdown` took."""
         self._model_config: Any = None
         self._kv_dtype: torch.dtype | None = None
         self._model: Model | None = None
@@ -355,6 +357,12 @@ class CoreLifecycle:
         yield
         self.stages_s[name] = round(time.monotonic() - begun, 4)
 
+    @contextlib.contextmanager
+    def _ending(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self.ended_s[name] = round(time.monotonic() - begun, 4)
+
     def _ask_for_weights(self, folder: Path, dtype: torch.dtype) -> OwnModel | None:
         """Return a model without tensors, for the weight server's weights.
 
@@ -483,44 +491,51 @@ class CoreLifecycle:
         this process alone (NCCL 2.28.9 did not give up within 60 s on an H200). The
         frontend ends it.
         """
-        self.ledger.clear()
-        self.collections.stop()
-        if self._thresholds is not None:
-            gc.set_threshold(*self._thresholds)
-            frozen.unfreeze()
-            self._thresholds = None
+        with self._ending("owners"):
+            self.ledger.clear()
+            self.collections.stop()
+            if self._thresholds is not None:
+                gc.set_threshold(*self._thresholds)
+                frozen.unfreeze()
+                self._thresholds = None
         cuda = self.device is not None and self.device.type == "cuda"
         if self.member.lost:
             if cuda:
                 return
             self.member.give_up()
         if cuda:
-            with contextlib.suppress(RuntimeError):  # a lost device cannot be waited for
-                torch.cuda.synchronize(self.device)
-        if self.engine is not None:
-            self.engine.close()
-            self.engine = None
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
-        self.member.leave()
-        if self._model is not None:
-            self._model.close()
-            self._model = None
-        if self._draft is not None:
-            self._draft.close()
-            self._draft = None
+            with self._ending("device"), contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self.device)  # a lost device cannot be waited for
+        with self._ending("engine"):
+            if self.engine is not None:
+                self.engine.close()
+                self.engine = None
+            if self._runner is not None:
+                self._runner.close()
+                self._runner = None
+        with self._ending("ranks"):
+            self.member.leave()
+        with self._ending("models"):
+            if self._model is not None:
+                self._model.close()
+                self._model = None
+            if self._draft is not None:
+                self._draft.close()
+                self._draft = None
         self._pool = None
-        if self._mapping is not None:
-            self.fenced = self._mapping.end() and self.member.fenced
-            self._mapping = None
-        if has_compiled():
-            torch.compiler.reset()
+        with self._ending("mappings"):
+            if self._mapping is not None:
+                self.fenced = self._mapping.end() and self.member.fenced
+                self._mapping = None
+        with self._ending("compiler"):
+            if has_compiled():
+                torch.compiler.reset()
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 delattr(sys, name)
         if cuda:
-            release_device_caches()
+            with self._ending("caches"):
+                release_device_caches()
 
     def left(self) -> tuple[int | None, int | None]:
         """Return the bytes allocated on the devices of all ranks, and their baselines.

@@ -192,10 +192,12 @@ class Stop(msgspec.Struct, tag="stop"):
     """Finish the step under way, answer no more tokens, give everything back, say Stopped.
 
     The worker exits when the frontend closes the socket. With ``hand_over`` the tokens of that step
-    are answered, and a successor may go on with what is in the KV pool.
+    are answered, and a successor may go on with what is in the KV pool. ``sent``: CLOCK_MONOTONIC
+    seconds.
     """
 
     hand_over: bool = False
+    sent: float | None = None
 
 
 ToWorker = (
@@ -226,14 +228,12 @@ class Hello(msgspec.Struct, tag="hello"):
 class Prepared(msgspec.Struct, tag="prepared"):
     """Context, weights and kernels are there; TakeOver is waited for.
 
-    ``stages_s`` is how long each took, in seconds. ``memory`` is the process as it waits,
-    ``host_bytes`` its anonymous memory, null where unknown.
+    ``stages_s`` is how long each took, in seconds. ``memory`` is the process as it waits.
     """
 
     epoch: int
     stages_s: dict[str, float] = {}
     memory: ProcessMemory | None = None
-    host_bytes: int | None = None
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -400,13 +400,16 @@ class Stopped(msgspec.Struct, tag="stopped"):
     """Everything was given back. Device bytes are torch's own count, exact; null on a CPU.
 
     ``handover`` is of :mod:`plimsoll_engine.messages.handover`, where it was asked for; ``refusal``
-    says why there is none.
+    says why there is none. ``stages_s`` is how long each stage of its end took, from the moment at
+    which Stop was sent, and ``sent`` the moment at which this is, in CLOCK_MONOTONIC seconds.
     """
 
     device_allocated: int | None = None
     device_baseline: int | None = None
     handover: bytes | None = None
     refusal: Refusal | None = None
+    stages_s: dict[str, float] = {}
+    sent: float = 0.0
 
 
 class Failed(msgspec.Struct, tag="failed"):

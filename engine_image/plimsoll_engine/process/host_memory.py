@@ -157,14 +157,26 @@ def swapped() -> int | None:
 
 def machine_swap() -> int | None:
     """Bytes of swap that the machine has, 0 for none (``SwapTotal`` of /proc/meminfo)."""
-    return _bytes_of("/proc/meminfo", "SwapTotal")
+    return bytes_of("/proc/meminfo", "SwapTotal")
 
 
 def _status_bytes(key: str) -> int | None:
-    return _bytes_of("/proc/self/status", key)
+    return bytes_of("/proc/self/status", key)
 
 
-def _bytes_of(path: str, key: str) -> int | None:
+def private_anon(pid: int | None = None) -> int | None:
+    """Bytes of this or another process that no other one has as well.
+
+    Pages of before its fork that it has not written to are its parent's, too. Files and shared
+    memory count where it has written to them alone.
+    """
+    path = f"/proc/{'self' if pid is None else pid}/smaps_rollup"
+    dirty, swap = bytes_of(path, "Private_Dirty"), bytes_of(path, "Swap")
+    return None if dirty is None else dirty + (swap or 0)
+
+
+def bytes_of(path: str, key: str) -> int | None:
+    """Return the bytes after ``key:`` in a file of ``/proc``, None where it is not there."""
     try:
         with open(path) as status:
             for line in status:

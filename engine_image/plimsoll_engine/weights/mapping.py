@@ -84,7 +84,7 @@ class WeightMapping:
     def claim_pool(self) -> bool:
         """Say that this worker writes to the pool from now on; whether no other may any more.
 
-        Raises MappingLost.
+        Raises MappingLost, and RuntimeError where a worker that crashed has changed the weights.
         """
         weight_ipc.send(self._socket, weight_ipc.PoolClaim())
         answer, _ = self._receive()

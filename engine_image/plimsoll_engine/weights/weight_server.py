@@ -226,7 +226,7 @@ class WeightServer:
         return self._weights[rank]
 
     def _replace(self, rank: int, damaged: list[str]) -> None:
-        text = f"{len(damaged)} weights changed under a worker that crashed, {damaged[0]} first"
+        text = _changed(damaged)
         if any(mapped == rank for _, mapped in self._mappings.values()):
             raise WeightsLost(f"{text}; another worker uses them")
         log.warning("%s: loading them again", text)
@@ -248,9 +248,9 @@ class WeightServer:
                     weight_ipc.send(connection, *self._share_pool(rank, nbytes))
                     return True
                 case weight_ipc.PoolClaim() if rank is not None:
-                    alone = self._claim(fd, rank)
-                    weight_ipc.send(connection, weight_ipc.PoolClaimed(alone))
-                    return True
+                    answer = self._claim(fd, rank)
+                    weight_ipc.send(connection, answer)
+                    return isinstance(answer, weight_ipc.PoolClaimed)
         except MappingLost as error:  # it went meanwhile, or it hangs
             log.warning("a worker: %s", error)
             _, rank = self._mappings[fd]
@@ -269,16 +269,28 @@ class WeightServer:
         except (OSError, RuntimeError) as error:
             return WeightsRefused(f"KV pool of {nbytes} bytes: {error}", permanent=False), None
 
-    def _claim(self, fd: int, rank: int) -> bool:
-        """Let the worker at ``fd`` write to the pool; whether no other one may any more."""
+    def _claim(self, fd: int, rank: int) -> weight_ipc.Answer:
+        """Let the worker at ``fd`` write to the pool; say whether no other one may any more.
+
+        It may have mapped the weights before another one crashed: where that one has damaged them,
+        it is refused, and the next worker's are loaded again.
+        """
         writers = self._writers.setdefault(rank, set())
         # A predecessor that has returned its mapping said so before this one was told to claim.
         for other in select.select(writers - {fd}, [], [], 0)[0]:
             if not self._read(other):
                 self._end(other)
+        if rank in self._doubt:
+            if damaged := self._weights[rank].damaged():
+                return WeightsRefused(_changed(damaged), permanent=False)
+            self._doubt.discard(rank)
         alone = not writers - {fd}
         writers.add(fd)
-        return alone
+        return weight_ipc.PoolClaimed(alone)
+
+
+def _changed(damaged: list[str]) -> str:
+    return f"{len(damaged)} weights changed under a worker that crashed, {damaged[0]} first"
 
 
 def run(config: WorkerConfig, listener: socket.socket) -> int:

@@ -51,6 +51,10 @@ class Channel:
             raise FrontendGoneError("the frontend closed the socket")
         return [worker_ipc.to_worker.decode(body) for body in self._reader.feed(data)]
 
+    def readable(self) -> bool:
+        """Whether something has arrived, or the frontend is gone."""
+        return bool(select.select([self._socket], [], [], 0.0)[0])
+
     def wait_closed(self, timeout_s: float) -> None:
         """Until the frontend has closed its end, at most ``timeout_s``; what it says is dropped."""
         deadline = time.monotonic() + timeout_s

@@ -6,6 +6,7 @@ out at least once a second, also while idle.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from plimsoll_api.admin import Load, Role
+from plimsoll_api.admin import STANDBY, Load, Role
 from plimsoll_engine import injection
 from plimsoll_engine.core.engine_core import DeviceLostError, EngineCore, StepOutput
 from plimsoll_engine.core.grammar import Vocabulary
@@ -39,9 +40,10 @@ from plimsoll_engine.messages.handover import HandoverRefused, Outcome, Refusal
 from plimsoll_engine.messages.weight_ipc import MappingLost
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.allocations import Allocations
-from plimsoll_engine.process.host_memory import PythonObjects, process_memory, rss_anon
+from plimsoll_engine.process.host_memory import PythonObjects, private_anon, process_memory
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import cores
+from plimsoll_engine.worker.activity import Activity
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
 from plimsoll_engine.worker.hooks import WorkerHooks, worker_hooks
 
@@ -53,8 +55,8 @@ TRANSFER_POLL_S = 0.01
 LINGER_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
 """Between two captures of decode graphs while requests run; a tenth of it while none does."""
-STANDBY = "standby"
-"""What the status calls a worker that waits for its turn."""
+CAPTURE_POSTPONED_S = 1.0
+"""For so long at most a capture makes way for messages, the first of which may be a Stop."""
 PERMANENT = (LoadError, SettingsError)
 """What another worker of the same settings and checkpoint meets as well."""
 
@@ -131,8 +133,8 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
     """Return what a worker that may wait for long says of its memory."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
-    memory.name = STANDBY
-    return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, rss_anon())
+    memory.name, memory.private = STANDBY, private_anon()
+    return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory)
 
 
 def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
@@ -144,12 +146,16 @@ def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
 
 
 def _leave(
-    lifecycle: CoreLifecycle, channel: Channel, handover: bytes | Refusal | None = None
+    lifecycle: CoreLifecycle,
+    channel: Channel,
+    handover: bytes | Refusal | None = None,
+    before_s: dict[str, float] | None = None,
 ) -> None:
     """Give everything back and say so; then stay until the frontend has closed the socket.
 
     The end of a process that has a CUDA context keeps the driver busy, which the successor's own
     calls would feel. A handover goes out only once nothing here can write to the KV pool any more.
+    ``before_s`` is how long the stages took that came before.
     """
     lifecycle.shutdown()
     if isinstance(handover, bytes) and not lifecycle.fenced:
@@ -161,6 +167,8 @@ def _leave(
         stopped.handover = handover
     else:
         stopped.refusal = handover
+    stopped.stages_s = (before_s or {}) | lifecycle.ended_s
+    stopped.sent = time.monotonic()
     channel.send(stopped)
     channel.wait_closed(LINGER_S)
 
@@ -188,6 +196,9 @@ class Worker:
         self.allocations = Allocations()
         self.stopping = False
         self._hand_over = False
+        self._activity = Activity()
+        self._ended_s: dict[str, float] = {}
+        """How long each stage of the end took before everything is given back."""
         self._next_report = 0.0
         self._next_capture = 0.0
 
@@ -198,20 +209,26 @@ class Worker:
             wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
             if self.engine.transferring:
                 wait_s = min(wait_s, TRANSFER_POLL_S)
-            for message in self.channel.receive(max(0.0, wait_s)):
+            messages = self.channel.receive(max(0.0, wait_s))
+            self._activity.begin()
+            for message in messages:
                 if not self.hooks.lose(message):
                     self._handle(message)
+            self._activity.did("messages")
             if self.stopping:
                 break
             if self.engine.has_work:
                 self._step()
             else:
                 self.engine.poll(idle=True)
+            self._activity.did("step")
             self._capture()
+            self._activity.did("capture")
             if time.monotonic() >= self._next_report:
                 self.hooks.tick()
                 self._next_report = time.monotonic() + REPORT_INTERVAL_S
                 self.channel.send(self._report())
+                self._activity.did("report")
         self._stop()
 
     def _step(self) -> None:
@@ -229,9 +246,11 @@ class Worker:
         """Capture one of the graphs that are still missing.
 
         Often while idle, seldom between steps, since a step waits for it some tens of milliseconds.
+        So would a Stop that came during the step.
         """
         now = time.monotonic()
-        if now >= self._next_capture:
+        late = now >= self._next_capture + CAPTURE_POSTPONED_S
+        if now >= self._next_capture and (late or not self.channel.readable()):
             missing = self.engine.capture_more()
             pause_s = CAPTURE_INTERVAL_S if missing else math.inf
             self._next_capture = now + (pause_s if self.engine.has_work else pause_s / 10)
@@ -267,9 +286,14 @@ class Worker:
                 adopted = [] if settled is None else settled.adopted
                 refused = {} if settled is None else settled.refused
                 self.channel.send(worker_ipc.Adopted(query_id, adopted, refused))
-            case worker_ipc.Stop(hand_over):
+            case worker_ipc.Stop(hand_over, sent):
                 self.stopping = True
                 self._hand_over = hand_over
+                if sent is not None:
+                    self._activity.did("messages")
+                    self._ended_s["noticed"] = round(time.monotonic() - sent, 4)
+                    waited_s = self._activity.since(sent)
+                    self._ended_s |= {f"noticed_after_{what}": s for what, s in waited_s.items()}
 
     def _load_adapter(self, wanted: worker_ipc.LoadAdapter) -> worker_ipc.AdapterLoaded:
         answer = worker_ipc.AdapterLoaded(wanted.query_id, wanted.number)
@@ -326,16 +350,26 @@ class Worker:
         )
 
     def _stop(self) -> None:
+        # The process ends. A collection now would look at all that the zygote had frozen as well,
+        # and copy its pages, while the streams wait.
+        gc.disable()
+        begun = time.monotonic()
         handover = self._handover() if self._hand_over else None
+        if self._hand_over:
+            self._ended_s["tables"] = round(
+                time.monotonic() - begun - self._ended_s["last_step"], 4
+            )
         del self.engine, self.hooks
-        _leave(self.lifecycle, self.channel, handover)
+        _leave(self.lifecycle, self.channel, handover, self._ended_s)
 
     def _handover(self) -> bytes | Refusal:
         """Finish the step under way, and say what is in the KV pool then.
 
         Raises DeviceLostError: then nobody knows what is in it.
         """
+        begun = time.monotonic()
         self._answer(self.engine.rest())
+        self._ended_s["last_step"] = round(time.monotonic() - begun, 4)
         try:
             return self.lifecycle.hand_over()
         except HandoverRefused as error:

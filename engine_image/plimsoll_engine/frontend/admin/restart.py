@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Mapping
 
 from plimsoll_api.admin import EngineState, RestartRequest
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 ADOPTED_TIMEOUT_S = 10.0
 """Longer than the successor's first step, after which it answers."""
 DETAIL_LENGTH = 500
+SHOWN_S = 0.0005
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
@@ -109,8 +111,14 @@ async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | No
     Raises OperationFailed where no worker could be started: the old one serves on.
     """
     with recorder.step("prepare_worker") as step:
+        standby, error = engine.manager.standby, engine.manager.standby.error
         try:
-            return await engine.manager.prepare()
+            successor, waited = await engine.manager.prepare()
+            if waited:
+                step.detail = "the standby worker"
+            elif standby.wanted:
+                step.detail = f"no standby worker: {standby.error or error or 'not begun yet'}"
+            return successor
         except WorkerLost as error:
             step.detail = str(error)
             log.warning("no successor beside the worker", extra={"reason": str(error)})
@@ -128,6 +136,8 @@ async def _stop(
         stop = await engine.workers.stop(grace_s, hand_over)
         engine.epoch_ended()
         step.detail = "stopped" if not stop.signals else f"killed by {stop.signals[-1]}"
+        if stop.stopped is not None and (stages := told(stop.stopped.stages_s)):
+            step.detail += f" ({stages})"
         if stop.stacks is not None:
             step.detail += f", stacks in {stop.stacks}"
         if stop.stopped is not None:
@@ -146,6 +156,11 @@ async def _stop(
     if stop.stopped.handover is None:
         return stop.stopped.refusal or Refusal(Outcome.FAILED, "the old worker does not say why")
     return stop.stopped.handover
+
+
+def told(stages_s: Mapping[str, float]) -> str:
+    """Return how long each stage of the worker's end took, without those that took no time."""
+    return ", ".join(f"{name} {took:.3f} s" for name, took in stages_s.items() if took >= SHOWN_S)
 
 
 async def _finish(engine: AsyncEngine, deadline_s: float) -> str:

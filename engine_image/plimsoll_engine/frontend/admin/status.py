@@ -8,6 +8,7 @@ from plimsoll_api.admin import Capability, LedgerEntry, MemoryKind, ProcessMemor
 from plimsoll_api.version import version
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+from plimsoll_engine.settings import StandbyPolicy
 
 VERSION = version()
 
@@ -37,13 +38,18 @@ class StatusReader:
             processes=self._processes(),
             devices=[] if report is None else report.devices,
             ledger=engine.owners(),
-            capabilities=list(Capability),
+            capabilities=self._capabilities(),
             injections=engine.injections(),
             worker_starts=engine.workers.starts,
             report_age_s=engine.report_age_s,
             operation=None if operation is None else operation.id,
             kv_handover=engine.kv_handover,
+            standby=engine.manager.standby.status,
         )
+
+    def _capabilities(self) -> list[Capability]:
+        leased = self._engine.settings.standby_worker is StandbyPolicy.ON_SUSPICION
+        return [one for one in Capability if leased or one is not Capability.STANDBY]
 
     def _processes(self) -> list[ProcessMemory]:
         workers = self._engine.workers

@@ -2,9 +2,10 @@
 
 It has its context, weights and kernels, like any successor, and waits for its turn. It writes to
 nothing that the serving worker uses: not to the KV pool, which it only maps, and not to the
-weights. There is one at most. It is begun with a report of the serving worker, so that whatever
-that one carries over comes first. Where it ends by itself, another one is begun, as often as a
-worker that serves may crash; the serving worker does not notice.
+weights. There is one at most, always or while somebody holds a lease on it. It is begun with a
+report of the serving worker, so that whatever that one carries over comes first, and only with
+memory to spare. Where it ends by itself, another one is begun, as often as a worker that serves may
+crash; the serving worker does not notice.
 """
 
 from __future__ import annotations
@@ -12,39 +13,78 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from plimsoll_api.admin import DeviceMemory, LedgerEntry, MemoryKind, ProcessMemory, Role
+from plimsoll_api.admin import (
+    STANDBY,
+    DeviceMemory,
+    LedgerEntry,
+    MemoryKind,
+    ProcessMemory,
+    Role,
+    StandbyState,
+    StandbyStatus,
+)
 from plimsoll_engine.frontend.epochs import CrashBudget
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.process.headroom import host_headroom
+from plimsoll_engine.process.host_memory import private_anon
+from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
 
 OWNER = "standby_worker"
 RETRY_S = 1.0
 """At least so long after its end the next one is begun: a replacement of the worker comes first."""
+REFUSED_RETRY_S = 10.0
+"""After so long it is looked again whether there is memory."""
+HOST_SPARE_BYTES = 1 << 30
+DEVICE_SPARE_BYTES = 2 << 30
+"""What must be free before one is begun. It takes less than half of it, so that the serving worker
+does not run out of memory for its sake."""
 SETTLED_REPORTS = 2
 """The serving worker's report that counts what a standby takes of the devices: the first one may
 have been written before the standby was there."""
 
 
 class Standby:
-    """``wanted``: whether there is one at all. ``timeout_s`` is for its preparation."""
+    """``policy``: when there is one. ``timeout_s`` is for its preparation."""
 
-    def __init__(self, workers: WorkerProcesses, wanted: bool, timeout_s: float) -> None:
+    def __init__(
+        self,
+        workers: WorkerProcesses,
+        policy: StandbyPolicy,
+        timeout_s: float,
+        headroom: Callable[[], int | None] = host_headroom,
+    ) -> None:
+        self.policy = policy
+        self.error: str | None = None
+        """Why there is none although one is wanted."""
         self._workers = workers
-        self._wanted = wanted
         self._timeout_s = timeout_s
+        self._headroom = headroom
         self._crashes = CrashBudget()
         self._not_before: float | None = 0.0
         """When the next one may be begun (CLOCK_MONOTONIC); None while too many have ended."""
+        self._leased_until = 0.0
+        self._lease: asyncio.TimerHandle | None = None
+        self._giving_back: asyncio.Task[None] | None = None
+        self._handle: WorkerHandle | None = None
         self._preparing: asyncio.Task[WorkerHandle] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._without: int | None = None
         self._taken: int | None = None
-        self._reports = 0
+        self._settled = 0
+        self._bounds: dict[MemoryKind, int] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there should be one now."""
+        if self.policy is StandbyPolicy.ON_SUSPICION:
+            return time.monotonic() < self._leased_until
+        return self.policy is StandbyPolicy.ALWAYS
 
     @property
     def prepared(self) -> worker_ipc.Prepared | None:
@@ -52,36 +92,81 @@ class Standby:
         preparing = self._preparing
         if preparing is None or not preparing.done() or preparing.cancelled():
             return None
-        if preparing.exception() is not None or preparing.result().exited.is_set():
+        if preparing.exception() is not None or preparing.result().gone_or_lost:
             return None
         return preparing.result().prepared.result()
 
     @property
+    def status(self) -> StandbyStatus | None:
+        """What the engine says of it; None where the policy is to have none."""
+        if self.policy is StandbyPolicy.NEVER:
+            return None
+        if self.prepared is not None:
+            return StandbyStatus(StandbyState.PREPARED)
+        state = StandbyState.ABSENT if self._preparing is None else StandbyState.PREPARING
+        return StandbyStatus(state, self.error if self.wanted else None)
+
+    @property
     def process(self) -> ProcessMemory | None:
-        """The process that waits, as of when it was prepared: it does nothing since."""
-        return None if (prepared := self.prepared) is None else prepared.memory
+        """The process from its fork on; None where there is none."""
+        handle = self._handle
+        if self._preparing is None or handle is None or handle.pid is None or handle.gone_or_lost:
+            return None
+        if (prepared := self.prepared) is not None and prepared.memory is not None:
+            return prepared.memory  # it does nothing since
+        private = private_anon(handle.pid)
+        return ProcessMemory(Role.WORKER, handle.pid, name=STANDBY, private=private)
 
     def ledger(self) -> list[LedgerEntry]:
-        """Return what the standby holds; on devices once the serving worker has seen it there."""
-        if (prepared := self.prepared) is None:
-            return []
-        held = [(MemoryKind.HOST, prepared.host_bytes), (MemoryKind.DEVICE, self._taken)]
-        return [
-            LedgerEntry(f"{OWNER}_{kind}", kind, size, size, Role.WORKER)
-            for kind, size in held
-            if size is not None
-        ]
+        """Return what the standby holds.
+
+        One that was given back stays as an owner that holds nothing: the growth that it explained
+        has gone with it.
+        """
+        process = self.process
+        held = {
+            MemoryKind.HOST: 0 if process is None else process.private,
+            MemoryKind.DEVICE: 0 if process is None else self._taken,
+        }
+        entries = []
+        for kind, size in held.items():
+            if size is None or (not size and kind not in self._bounds):
+                continue
+            bound = self._bounds[kind] = max(size, self._bounds.get(kind, 0))
+            entries.append(LedgerEntry(f"{OWNER}_{kind}", kind, size, bound, Role.WORKER))
+        return entries
+
+    def lease(self, lease_s: float) -> None:
+        """Want one for so many seconds from now on; with 0, or when they are over, none any more.
+
+        Again renews the lease.
+        """
+        if not self.wanted:  # what went wrong before may be over
+            self._crashes, self._not_before, self.error = CrashBudget(), 0.0, None
+        if self._lease is not None:
+            self._lease.cancel()
+            self._lease = None
+        self._leased_until = time.monotonic() + lease_s
+        if lease_s > 0:
+            loop = asyncio.get_running_loop()
+            self._lease = loop.call_later(lease_s, self._give_back, "its lease is over")
+        else:
+            self._give_back("nobody wants it any more")
+
+    def epoch_begun(self) -> None:
+        """Forget what an earlier epoch's standby held."""
+        self._bounds.clear()
 
     def reported(self, devices: Sequence[DeviceMemory]) -> None:
         """Begin a standby where none is, beside the worker that reports its ``devices``."""
         if self._preparing is None:
             due = self._not_before is not None and time.monotonic() >= self._not_before
-            if self._wanted and due:
-                self._begin(beyond_torch(devices))
-        elif self.prepared is not None:
-            self._reports += 1
+            if self.wanted and due:
+                self._begin(devices)
+        elif self._settled < SETTLED_REPORTS:
+            self._settled += self.prepared is not None
             after = beyond_torch(devices)
-            if self._reports == SETTLED_REPORTS and None not in (self._without, after):
+            if None not in (self._without, after):
                 self._taken = max(0, (after or 0) - (self._without or 0))
 
     async def take(self) -> WorkerHandle | None:
@@ -94,9 +179,10 @@ class Standby:
             return None
         try:
             handle = await preparing
-        except WorkerLost:
+        except WorkerLost as error:
+            self.error = str(error)
             return None
-        return None if handle.exited.is_set() else handle
+        return None if handle.gone_or_lost else handle
 
     async def end(self) -> None:
         """End the standby, also one that still prepares itself. Again does nothing more."""
@@ -108,17 +194,50 @@ class Standby:
         if not preparing.cancelled() and preparing.exception() is None:
             await self._workers.abandon(preparing.result())
 
-    def _begin(self, without: int | None) -> None:
-        self._without, self._taken, self._reports = without, None, 0
-        self._preparing = asyncio.create_task(
-            self._workers.prepare(self._timeout_s), name="standby worker"
-        )
+    def close(self) -> None:
+        """Let no lease end any more, at the engine's end."""
+        self._leased_until = 0.0
+        if self._lease is not None:
+            self._lease.cancel()
+            self._lease = None
+
+    def _give_back(self, reason: str) -> None:
+        if self._preparing is not None:
+            log.info("standby worker given back", extra={"reason": reason})
+            self._giving_back = asyncio.create_task(self.end(), name="standby worker's end")
+
+    def _begin(self, devices: Sequence[DeviceMemory]) -> None:
+        if (lack := self._lack(devices)) is not None:
+            if lack != self.error:
+                log.warning("no standby worker", extra={"reason": lack})
+            self.error, self._not_before = lack, time.monotonic() + REFUSED_RETRY_S
+            return
+        self._without, self._taken, self._settled = beyond_torch(devices), None, 0
+        self._handle = self._workers.successor()
+        self._preparing = asyncio.create_task(self._prepared(self._handle), name="standby worker")
         self._watching = asyncio.create_task(
             self._watch(self._preparing), name="standby worker's watch"
         )
 
+    async def _prepared(self, handle: WorkerHandle) -> WorkerHandle:
+        await self._workers.prepare(handle, self._timeout_s)
+        return handle
+
+    def _lack(self, devices: Sequence[DeviceMemory]) -> str | None:
+        """Return which memory is too short for a standby; None where none is known to be."""
+        spare = self._headroom()
+        if spare is not None and spare < HOST_SPARE_BYTES:
+            return f"less than {HOST_SPARE_BYTES >> 20} MiB of host memory are free"
+        for device in devices:
+            if device.total is None or device.used is None:
+                continue
+            if device.total - device.used < DEVICE_SPARE_BYTES:
+                return f"less than {DEVICE_SPARE_BYTES >> 20} MiB of device {device.index} are free"
+        return None
+
     def _leave(self) -> asyncio.Task[WorkerHandle] | None:
         preparing, self._preparing = self._preparing, None
+        self._handle = None
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -130,6 +249,7 @@ class Standby:
         began = time.monotonic()
         try:
             handle = await asyncio.shield(preparing)
+            self.error = None
             log.info("standby worker prepared", extra={"epoch": str(handle.epoch)})
             await handle.exited.wait()
             reason = "it ended"
@@ -137,7 +257,8 @@ class Standby:
             reason = str(error)
         delay_s = self._crashes.spend(time.monotonic() - began)
         log.warning("no standby worker", extra={"reason": reason, "next_in_s": delay_s})
-        self._preparing = None
+        self.error = reason
+        self._preparing = self._handle = None
         self._not_before = None if delay_s is None else time.monotonic() + max(delay_s, RETRY_S)
 
 

@@ -102,6 +102,11 @@ class WorkerHandle:
         """It serves nobody any more: reaped, or it said its last word."""
         return self.exited.is_set() or self.stopped.done()
 
+    @property
+    def gone_or_lost(self) -> bool:
+        """It will never serve: reaped, or on its way there."""
+        return self.exited.is_set() or self._lost
+
     async def stop(self, grace_s: float, hand_over: bool = False) -> StopOutcome:
         """Ask it to end, then make it. Needs no cooperation of a hung one.
 
@@ -115,7 +120,7 @@ class WorkerHandle:
         if self.exited.is_set() or not self.pids:  # it may not have been forked yet
             return StopOutcome(None)
         self._stopping = True
-        self.link.send(worker_ipc.Stop(hand_over))
+        self.link.send(worker_ipc.Stop(hand_over, time.monotonic()))
         if await within(either(self.stopped, self.exited), grace_s):
             return StopOutcome(self.stopped.result() if self.stopped.done() else None)
         stacks = await self.dump_stacks()
@@ -212,6 +217,7 @@ class WorkerHandle:
             case worker_ipc.Ready() if not self.ready.done():
                 self.ready.set_result(message)
             case worker_ipc.Stopped() if not self.stopped.done():
+                message.stages_s["answered"] = max(0.0, time.monotonic() - message.sent)
                 self.stopped.set_result(message)
             case worker_ipc.Failed():
                 self.lose(message.message, message.permanent)

@@ -7,13 +7,14 @@ import logging
 import time
 from typing import Protocol
 
-from plimsoll_api.admin import EngineState
+from plimsoll_api.admin import EngineState, Epoch
 from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
 from plimsoll_engine.frontend.lifecycle import Lifecycle
 from plimsoll_engine.frontend.workers.standby import Standby
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ class Served(Protocol):
     def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None:
         """Take in that a worker serves with the sizes of ``ready``; ``reason`` is why."""
 
+    def epoch_ended(self) -> None:
+        """Take in that no worker serves. Again does nothing more."""
+
     def resubmit(self) -> int:
         """Hand every running request to the new worker. Returns how many there are."""
 
@@ -49,7 +53,7 @@ class WorkerManager:
         lifecycle: Lifecycle,
         served: Served,
         startup_timeout_s: float,
-        standby: bool = False,
+        standby: StandbyPolicy = StandbyPolicy.NEVER,
     ) -> None:
         self.replacing = asyncio.Lock()
         self.standby = Standby(workers, standby, min(PREPARE_TIMEOUT_S, startup_timeout_s))
@@ -76,12 +80,17 @@ class WorkerManager:
             if self._lifecycle.state is EngineState.WARMING:
                 self._lifecycle.move(EngineState.SERVING)
 
-    async def recover(self, reason: str) -> None:
-        """Replace a worker that ended uninvited. A drained engine stays drained."""
-        lost = self._epochs.current
+    async def recover(self, reason: str, lost: Epoch) -> None:
+        """Replace the worker of the epoch ``lost``, which ended uninvited.
+
+        A standby serves in its place where there is one. A drained engine stays drained.
+        """
         async with self.replacing:
             if self._epochs.current != lost:
                 return  # a planned restart that had begun has replaced it
+            # Whoever replaced the one before may have taken in only after the end of this worker
+            # that it was ready, and given it the requests.
+            self._served.epoch_ended()
             served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
             delay_s = self._crashes.spend(served_s)
             if delay_s is None:
@@ -89,12 +98,10 @@ class WorkerManager:
                 return
             if self._lifecycle.state is EngineState.SERVING:
                 self._lifecycle.move(EngineState.RESTARTING)
-            # It maps weights that the lost worker may have damaged.
-            await self.standby.end()
             await asyncio.sleep(delay_s)
             await self._workers.discard()
             try:
-                await self.start("crash")
+                await self.replace(await self.standby.take(), reason="crash")
             except GaveUp:
                 return
             log.info("requests carried over", extra={"count": self._served.resubmit()})
@@ -106,17 +113,22 @@ class WorkerManager:
         if not self.replacing.locked():
             self.standby.reported(report.devices)
 
-    async def prepare(self) -> WorkerHandle:
-        """Return a successor beside the serving worker, the standby where there is one.
+    async def prepare(self) -> tuple[WorkerHandle, bool]:
+        """Return a successor beside the serving worker, and whether it is the standby.
 
         Raises :class:`WorkerLost`.
         """
         if (standby := await self.standby.take()) is not None:
-            return standby
-        return await self._workers.prepare(min(PREPARE_TIMEOUT_S, self._timeout_s))
+            return standby, True
+        successor = self._workers.successor()
+        await self._workers.prepare(successor, min(PREPARE_TIMEOUT_S, self._timeout_s))
+        return successor, False
 
     async def replace(
-        self, successor: WorkerHandle | None, handover: bytes | None = None
+        self,
+        successor: WorkerHandle | None,
+        handover: bytes | None = None,
+        reason: str = "restart",
     ) -> worker_ipc.Ready | None:
         """Let ``successor`` serve, or a new worker where there is none or it dies.
 
@@ -129,9 +141,9 @@ class WorkerManager:
             except WorkerLost as error:
                 await self._bear(error)
             else:
-                self._begin(ready, "restart")
+                self._begin(ready, reason)
                 return ready
-        await self.start("restart" if successor is None else "crash")
+        await self.start(reason if successor is None else "crash")
         return None
 
     async def start(self, reason: str) -> None:
@@ -148,6 +160,7 @@ class WorkerManager:
 
     def _begin(self, ready: worker_ipc.Ready, reason: str) -> None:
         self._ready_at = time.monotonic()
+        self.standby.epoch_begun()
         self._served.epoch_begun(ready, reason)
 
     async def _bear(self, error: WorkerLost) -> None:

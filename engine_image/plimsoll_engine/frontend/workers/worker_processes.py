@@ -134,14 +134,16 @@ class WorkerProcesses:
         await self._prepare(worker, timeout_s)
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
-    async def prepare(self, timeout_s: float) -> WorkerHandle:
-        """Return a successor with context, weights and kernels, beside the worker that serves on.
+    def successor(self) -> WorkerHandle:
+        """Return a worker that is to be prepared, with the number of an epoch of its own."""
+        return self._next()
+
+    async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
+        """Give a successor context, weights and kernels, beside the worker that serves on.
 
         Raises :class:`WorkerLost`; nothing is left of the successor then.
         """
-        worker = self._next()
         await self._prepare(worker, timeout_s)
-        return worker
 
     async def take_over(
         self,

@@ -1,4 +1,4 @@
-"""What a standby takes of the devices, by the serving worker's reports.
+"""When there is a standby, and what it takes of host and devices.
 
 Tests ``frontend/workers/standby.py``.
 """
@@ -6,16 +6,27 @@ Tests ``frontend/workers/standby.py``.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import os
+from typing import Any, cast
 
 import pytest
 
-from plimsoll_api.admin import DeviceMemory, Epoch, MemoryKind, ProcessMemory, Role
+from plimsoll_api.admin import (
+    STANDBY,
+    DeviceMemory,
+    Epoch,
+    MemoryKind,
+    ProcessMemory,
+    Role,
+    StandbyState,
+    StandbyStatus,
+)
 from plimsoll_engine.frontend.workers import standby as module
 from plimsoll_engine.frontend.workers.standby import Standby, beyond_torch
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
 from plimsoll_engine.messages.worker_ipc import Prepared
 from plimsoll_engine.messages.zygote_ipc import Exited
+from plimsoll_engine.settings import StandbyPolicy
 
 GIB = 1 << 30
 
@@ -34,17 +45,18 @@ class Processes:
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
-    async def prepare(self, _timeout_s: float) -> WorkerHandle:
+    def successor(self) -> WorkerHandle:
+        number = len(self.made) + 1
+        return WorkerHandle(Epoch("b", number), "/nonexistent", 1 << 20, 1, _ignore, _ignore)
+
+    async def prepare(self, handle: WorkerHandle, _timeout_s: float) -> None:
         if self.error is not None:
             raise WorkerLost(self.error)
-        number = len(self.made) + 1
-        handle = WorkerHandle(Epoch("b", number), "/nonexistent", 1 << 20, 1, _ignore, _ignore)
-        handle.pids.append(number)
+        handle.pids.append(os.getpid())
         self.made.append(handle)
         await self.may_go_on.wait()
-        memory = ProcessMemory(Role.WORKER, number, name="standby")
-        handle.prepared.set_result(Prepared(number, {}, memory, 300 << 20))
-        return handle
+        memory = ProcessMemory(Role.WORKER, os.getpid(), name=STANDBY, private=300 << 20)
+        handle.prepared.set_result(Prepared(handle.epoch.number, {}, memory))
 
     async def abandon(self, handle: WorkerHandle) -> None:
         self.abandoned.append(handle)
@@ -55,8 +67,8 @@ def _ignore(*_: Any) -> None:
     pass
 
 
-def standby(processes: Any, wanted: bool = True) -> Standby:
-    return Standby(processes, wanted, 5.0)
+def standby(processes: Any, policy: StandbyPolicy = StandbyPolicy.ALWAYS) -> Standby:
+    return Standby(processes, policy, 5.0, lambda: None)
 
 
 async def turn() -> None:
@@ -78,8 +90,8 @@ def test_the_ledger_has_what_the_devices_have_less() -> None:
         assert (one.prepared, one.process, one.ledger()) == (None, None, [])
         await turn()
         assert one.process is not None
-        one.reported(devices(10 * GIB + 5))  # may have been written before
         assert [entry.kind for entry in one.ledger()] == [MemoryKind.HOST]
+        one.reported(devices(10 * GIB + 5))  # may have been written before
         # The worker's own allocator grew by as much again, which is not the standby's.
         one.reported(devices(12 * GIB, 3 * GIB))
         one.reported(devices(20 * GIB, 3 * GIB))
@@ -89,7 +101,122 @@ def test_the_ledger_has_what_the_devices_have_less() -> None:
             "standby_worker_device": (MemoryKind.DEVICE, GIB, GIB),
         }
         await one.end()
+        left = {entry.owner: (entry.bytes, entry.bound) for entry in one.ledger()}
+        assert left == {
+            "standby_worker_host": (0, 300 << 20), "standby_worker_device": (0, GIB),
+        }  # fmt: skip
+        one.epoch_begun()
         assert one.ledger() == []
+
+    asyncio.run(run())
+
+
+def test_memory_of_one_that_prepares_itself_is_in_the_ledger_already() -> None:
+    async def run() -> None:
+        processes = Processes()
+        processes.may_go_on.clear()
+        one = standby(processes)
+        one.reported(devices(10 * GIB))
+        await turn()
+        one.reported(devices(11 * GIB))
+        assert one.prepared is None
+        assert one.status == StandbyStatus(StandbyState.PREPARING)
+        assert one.process is not None
+        assert (one.process.name, one.process.pid) == (STANDBY, os.getpid())
+        host, device = one.ledger()
+        assert host.kind is MemoryKind.HOST
+        assert host.bytes > 1 << 20
+        assert (device.bytes, device.kind) == (GIB, MemoryKind.DEVICE)
+        processes.may_go_on.set()
+        await one.end()
+
+    asyncio.run(run())
+
+
+def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> None:
+    async def run() -> None:
+        processes = Processes()
+        one = standby(processes, StandbyPolicy.ON_SUSPICION)
+        one.reported([])
+        await turn()
+        assert (processes.made, one.status) == ([], StandbyStatus(StandbyState.ABSENT))
+        for _ in range(2):  # again renews it
+            one.lease(60.0)
+            one.reported([])
+            await turn()
+        assert len(processes.made) == 1
+        assert one.status == StandbyStatus(StandbyState.PREPARED)
+        for _ in range(2):
+            one.lease(0.0)
+            await turn()
+        assert processes.abandoned == processes.made
+        assert (one.prepared, one.process) == (None, None)
+        one.reported([])
+        await turn()
+        assert len(processes.made) == 1, "nobody wants another"
+
+        one.lease(0.05)
+        one.reported([])
+        await turn()
+        taken = await one.take()
+        assert taken is processes.made[1]
+        await asyncio.sleep(0.1)
+        assert processes.abandoned == processes.made[:1], "it serves, and the lease is over"
+        one.lease(0.05)
+        one.reported([])
+        await turn()
+        assert one.prepared is not None
+        await asyncio.sleep(0.1)
+        assert processes.abandoned == [processes.made[0], processes.made[2]]
+        one.lease(60.0)
+        one.close()
+        assert not one.wanted
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("spare", "device", "lack"),
+    [
+        (module.HOST_SPARE_BYTES - 1, None, "less than 1024 MiB of host memory are free"),
+        (None, 79 * GIB, "less than 2048 MiB of device 0 are free"),
+    ],
+)
+def test_it_is_refused_where_it_would_take_the_last_memory(
+    monkeypatch: pytest.MonkeyPatch, spare: int | None, device: int | None, lack: str
+) -> None:
+    monkeypatch.setattr(module, "REFUSED_RETRY_S", 0.0)
+
+    async def run() -> None:
+        processes, free = Processes(), [spare]
+        one = Standby(cast(Any, processes), StandbyPolicy.ON_SUSPICION, 5.0, lambda: free[0])
+        one.lease(60.0)
+        one.reported([DeviceMemory(0, used=device, total=80 * GIB, torch_reserved=GIB)])
+        await turn()
+        assert (processes.made, one.error) == ([], lack)
+        assert one.status == StandbyStatus(StandbyState.ABSENT, lack)
+        free[0] = module.HOST_SPARE_BYTES
+        one.reported([DeviceMemory(0, used=GIB, total=80 * GIB, torch_reserved=GIB)])
+        await turn()
+        assert len(processes.made) == 1
+        assert one.status == StandbyStatus(StandbyState.PREPARED)
+        one.close()
+        await one.end()
+
+    asyncio.run(run())
+
+
+def test_one_that_is_lost_is_not_taken() -> None:
+    """The weights' holder ended, and everything that maps them is killed but not reaped yet."""
+
+    async def run() -> None:
+        processes = Processes()
+        one = standby(processes)
+        one.reported([])
+        await turn()
+        processes.made[0].lose("the weights are lost")
+        assert one.prepared is None
+        assert await one.take() is None
 
     asyncio.run(run())
 
@@ -124,10 +251,10 @@ def test_it_is_taken_once_and_the_next_report_makes_another() -> None:
 def test_without_the_flag_there_is_none() -> None:
     async def run() -> None:
         processes = Processes()
-        one = standby(processes, wanted=False)
+        one = standby(processes, StandbyPolicy.NEVER)
         one.reported([])
         await turn()
-        assert (processes.made, await one.take()) == ([], None)
+        assert (processes.made, await one.take(), one.status) == ([], None, None)
         await one.end()
 
     asyncio.run(run())
@@ -168,6 +295,7 @@ def test_one_that_cannot_be_prepared_is_tried_again(monkeypatch: pytest.MonkeyPa
         one.reported([])
         await turn()
         assert await one.take() is None
+        assert one.error == "no device memory"
         processes.error = None
         one.reported([])
         await turn()

@@ -1,0 +1,199 @@
+"""A worker's end meets whoever replaces the worker before it: no request waits for ever.
+
+Tests ``frontend/workers/worker_manager.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from plimsoll_api.admin import EngineState, Operation, OperationState, RestartRequest
+from plimsoll_engine.frontend.admin.restart import restart_worker
+from plimsoll_engine.frontend.async_engine import AsyncEngine
+from plimsoll_engine.frontend.operations import Recorder
+from plimsoll_engine.frontend.requests.request_log import Generation
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_engine.frontend.workers.worker_handle import StopOutcome, WorkerHandle, WorkerLost
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.worker_ipc import Prepared, Ready, Sampling, Submit, ToWorker
+from plimsoll_engine.messages.zygote_ipc import Exited
+from plimsoll_engine.settings import Settings, StandbyPolicy
+from plimsoll_faults.models import tiny
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(chr(i) for i in ids)
+
+
+class Workers:
+    """Real handles of processes that are not there; ``dies`` are those that end when ready."""
+
+    starts = 1
+
+    def __init__(self, engine: AsyncEngine, dies: set[int]) -> None:
+        self.engine, self.dies = engine, dies
+        self.serving: WorkerHandle | None = None
+        self.sent: dict[int, list[ToWorker]] = {}
+        self.prepared: list[WorkerHandle] = []
+
+    def send(self, message: ToWorker) -> None:
+        assert self.serving is not None
+        self.sent.setdefault(self.serving.epoch.number, []).append(message)
+        if isinstance(message, worker_ipc.Carried):
+            self.engine._received(worker_ipc.Adopted(message.query_id, [], {}))
+
+    def successor(self) -> WorkerHandle:
+        handle = WorkerHandle(
+            self.engine.epochs.reserve(), "/nonexistent", 1 << 20, 1, lambda *_: None, self.lost
+        )
+        handle.pids.append(handle.epoch.number)
+        return handle
+
+    def lost(self, worker: WorkerHandle, reason: str) -> None:
+        if worker is self.serving:
+            self.engine._lost(reason)
+
+    async def prepare(self, handle: WorkerHandle, _timeout_s: float) -> None:
+        handle._received(Prepared(handle.epoch.number))
+        self.prepared.append(handle)
+
+    async def start(self, timeout_s: float) -> Ready:
+        return await self.take_over(self.successor(), timeout_s)
+
+    async def take_over(
+        self, handle: WorkerHandle, _timeout_s: float, _quick: bool = False, _: Any = None
+    ) -> Ready:
+        self.serving = handle
+        self.engine.epochs.enter(handle.epoch)
+        number = handle.epoch.number
+        if handle.gone_or_lost:
+            raise WorkerLost("it ended")
+        handle._received(Ready(number, max_model_len=512, num_blocks=8, block_size=4, load_s=0.1))
+        if number in self.dies:  # before anybody has taken in that it is ready
+            handle.reaped(Exited(number, number, -9))
+        return await handle.ready
+
+    async def stop(self, _grace_s: float = 5.0, _hand_over: bool = False) -> StopOutcome:
+        return StopOutcome(worker_ipc.Stopped(handover=b"tables"))
+
+    async def discard(self) -> None:
+        pass
+
+    async def abandon(self, handle: WorkerHandle) -> None:
+        handle.exited.set()
+
+    def submitted(self) -> list[tuple[int, str]]:
+        """Which worker was given which request, in the order of the workers."""
+        return [
+            (number, message.request_id)
+            for number, messages in self.sent.items()
+            for message in messages
+            if isinstance(message, Submit)
+        ]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.write_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(checkpoint: Path, tmp_path: Path) -> Settings:
+    return Settings(model=checkpoint, served_model_name="m", run_dir=tmp_path, device="cpu")
+
+
+async def engine_of(settings: Settings, *dies: int) -> tuple[AsyncEngine, Workers, Generation]:
+    """An engine that serves one request with worker 1."""
+    engine = AsyncEngine(settings, Tokenizer(settings.model))
+    workers = Workers(engine, set(dies))
+    engine.workers = engine.manager._workers = cast(Any, workers)
+    engine.manager.standby._workers = cast(Any, workers)
+    request = Generation("a", [1, 2], Sampling(max_tokens=9), decode)
+    engine.requests.admit(request)
+    engine.lifecycle.move(EngineState.WARMING)
+    await engine.manager.first_start()
+    await recovered(engine)
+    return engine, workers, request
+
+
+async def recovered(engine: AsyncEngine) -> None:
+    """Until the worker is not being replaced any more."""
+    for _ in range(1000):
+        await asyncio.sleep(0)
+        recovery = engine._recovery
+        if not engine.manager.replacing.locked() and (recovery is None or recovery.done()):
+            return
+    raise AssertionError("it is still being replaced")
+
+
+def test_a_successor_that_ends_as_soon_as_it_is_ready_keeps_no_request(settings: Settings) -> None:
+    """Its end is known before the restart takes in that it was ready, and gives it the requests."""
+
+    async def run() -> None:
+        engine, workers, request = await engine_of(settings, 2)
+        restart = RestartRequest(operation_id="r", expected_epoch=str(engine.epochs.current))
+        operation = Operation("r", "restart_worker", OperationState.RUNNING, "b:1", 0.0)
+        await restart_worker(engine, Recorder(operation), restart)
+        await recovered(engine)
+        assert engine.epochs.current.number == 3
+        assert workers.submitted()[-1] == (3, "a"), workers.submitted()
+        assert request.with_worker
+        assert engine.lifecycle.state is EngineState.SERVING
+
+    asyncio.run(run())
+
+
+def test_so_does_one_that_replaces_a_crashed_one(settings: Settings) -> None:
+    async def run() -> None:
+        engine, workers, request = await engine_of(settings, 2)
+        assert workers.serving is not None
+        workers.serving.reaped(Exited(1, 1, -9))
+        await recovered(engine)
+        assert engine.epochs.current.number == 3
+        assert workers.submitted()[-1] == (3, "a"), workers.submitted()
+        assert request.with_worker
+
+    asyncio.run(run())
+
+
+def test_a_loss_is_of_the_epoch_in_which_it_happened(settings: Settings) -> None:
+    """A recovery that runs only once the next worker serves replaces nothing."""
+
+    async def run() -> None:
+        engine, workers, _ = await engine_of(settings)
+        assert workers.serving is not None
+        workers.serving.reaped(Exited(1, 1, -9))
+        await workers.take_over(workers.successor(), 5.0)  # before the recovery's first step
+        await recovered(engine)
+        assert engine.epochs.current.number == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("standby_ends", [False, True])
+def test_after_a_crash_the_standby_serves(settings: Settings, standby_ends: bool) -> None:
+    async def run() -> None:
+        engine, workers, _ = await engine_of(settings)
+        engine.manager.standby.policy = StandbyPolicy.ALWAYS
+        engine.manager.standby.reported([])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        (standby,) = workers.prepared
+        if standby_ends:
+            standby.lose("the weights are lost")
+        assert workers.serving is not None
+        workers.serving.reaped(Exited(1, 1, -9))
+        await recovered(engine)
+        assert (workers.serving is standby) is not standby_ends
+        assert engine.epochs.current.number == (3 if standby_ends else 2)
+        assert workers.submitted()[-1] == (engine.epochs.current.number, "a")
+        assert engine.lifecycle.state is EngineState.SERVING
+
+    asyncio.run(run())
