@@ -16,7 +16,7 @@ from itertools import accumulate
 from leaklab.cases import REACHED, SPENT_S, Case, Split, base_of
 from leaklab.series import MIB, Curve, Series, bursty
 from leaklab.views import habits, interval_of
-from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME
+from plimsoll_sidecar.detect.attribution.trigger import FIELDS, TIME
 
 RATES = {
     "requests": 5.0,

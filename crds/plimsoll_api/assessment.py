@@ -127,10 +127,10 @@ class Trigger(msgspec.Struct, frozen=True):
 class Suspicion(msgspec.Struct, omit_defaults=True):
     """Something that looks wrong now. ``segment`` is null for a stall.
 
-    ``over_budget`` says that the budget is spent, or will be before a careful reaction could
-    finish: only then may a disruptive action follow. ``unconfirmed`` says what else this may be and
-    what would settle it: garbage that no collection has taken yet, memory that an allocator keeps.
-    An unconfirmed suspicion is worth a trim and no restart. ``pod`` is another pod of the same
+    ``over_budget`` says that the budget is spent: only then, or when it would be before a drain
+    could end, may a disruptive action follow. ``unconfirmed`` says what else this may be and what
+    would settle it: garbage that no collection has taken yet, memory that an allocator keeps. An
+    unconfirmed suspicion is worth a trim and no restart. ``pod`` is another pod of the same
     multi-node group, where it is that one's memory.
     """
 

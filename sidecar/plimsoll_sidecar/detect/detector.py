@@ -15,10 +15,9 @@ from plimsoll_api.assessment import Assessment, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import OpenFiles, Sample
-from plimsoll_sidecar.detect.attributed_budget import AttributedBudget
+from plimsoll_sidecar.detect.attributed_budget import AttributedBudget, LastScrape
 from plimsoll_sidecar.detect.attribution import segments
-from plimsoll_sidecar.detect.attribution.roles import Roles
-from plimsoll_sidecar.detect.last_scrape import LastScrape
+from plimsoll_sidecar.detect.attribution.segments import Roles
 from plimsoll_sidecar.detect.leak.baseline import Checkpoint
 from plimsoll_sidecar.detect.losses.capacity_loss import CapacityWatch
 from plimsoll_sidecar.detect.losses.left_behind import LeftBehindWatch

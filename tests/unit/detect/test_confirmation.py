@@ -1,6 +1,6 @@
 """What is suspected is not yet believed: garbage and retained memory get the time to show.
 
-Tests ``detect/leak/confirmation.py``.
+Tests ``detect/leak/suspicion.py``.
 """
 
 from __future__ import annotations

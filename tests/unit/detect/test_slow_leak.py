@@ -1,6 +1,6 @@
 """Growth that does not stop is seen within a day or so, and nothing that ends is.
 
-Tests ``detect/leak/slow_leak.py`` and ``detect/slow_growth.py``.
+Tests ``detect/leak/slow_leak.py``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from plimsoll_sidecar.detect.leak.slow_leak import (
     SlowLeakWatch,
     SlowState,
     drift,
+    limit_of,
+    slow_growth,
 )
-from plimsoll_sidecar.detect.slow_growth import limit_of, slow_growth
 
 CELL_S = 300.0
 ROOM = 4 * GIB

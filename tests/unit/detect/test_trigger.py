@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 from leaklab.series import MIB, Series
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import SampleLoad
-from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME, Footprints
-from plimsoll_sidecar.detect.attribution.trigger import TriggerWatch, sentence, trigger
+from plimsoll_sidecar.detect.attribution.trigger import (
+    FIELDS,
+    TIME,
+    Footprints,
+    TriggerWatch,
+    sentence,
+    trigger,
+)
 from plimsoll_sidecar.detect.detector import Detector
 
 EACH = 1900.0

@@ -14,26 +14,17 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
-from plimsoll_sidecar.detect.leak.confirmation import Standing, spent, unconfirmed
 from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum, grown_most
-from plimsoll_sidecar.detect.leak.hysteresis import MIN_CLEAR_S, Hysteresis
-from plimsoll_sidecar.detect.leak.odds import Look, Odds, life, odds, speed
-from plimsoll_sidecar.detect.leak.trend import SLOW_SPAN_S, Point, Trend
+from plimsoll_sidecar.detect.leak.odds import Look, Odds, odds
+from plimsoll_sidecar.detect.leak.suspicion import Hysteresis, Standing, unconfirmed
+from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
+from plimsoll_sidecar.detect.leak.trend import Point, Trend
 
-SUSPECT_RATIO = 0.25
-FAST_RATIO, FAST_EXHAUSTION_S = 0.08, 120.0
-"""A budget that would be spent within two minutes is worth a word at a twelfth of it."""
-SLOW_RATIO, SLOW_CONFIDENCE = 0.06, 0.85
-"""A slow trend that spends the budget within its window is, too."""
-MIN_RISE_RATIO = SLOW_RATIO / 2
 MIN_RISE_BYTES = 2 << 20
 SMOOTH_S = 60.0
-"""Growth is averaged over this time before it clears a suspicion: a low floor alone is noise."""
-MIN_CONFIDENCE = 0.65
-PACE = 0.3
-"""A forecast is urgent only while the last seconds keep up this share of the trend's pace."""
+"""Growth is averaged over this time, for a low floor alone is noise. A later detector is warm after
+it."""
 FLOOR_S = 5.0
-RECENT_S = 15.0
 MAX_RECENT = 64
 
 
@@ -51,11 +42,11 @@ class LeakBudgetWatch:
         self._warmup_s = warmup_s
         self._warmup = Warmup(warmup_s, self._growth_bytes, interval_s)
         self._interval_s = interval_s
-        self._min_rise = max(MIN_RISE_BYTES, MIN_RISE_RATIO * (self._growth_bytes or 0))
+        early = THRESHOLDS.early_share * (self._growth_bytes or 0)
+        self._min_rise = max(MIN_RISE_BYTES, early / 2)
         self._series = Growth(interval_s, self._min_rise)
         self._segments: dict[Segment, SegmentDelta] = {}
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
-        self._growths: deque[tuple[float, int]] = deque(maxlen=MAX_RECENT)
         self._window = SlidingMinimum(budget.window_s if budget else 0.0)
         self._smooth, self._smoothed_at = 0.0, 0.0
         self._suspected: Hysteresis | None = None
@@ -73,7 +64,7 @@ class LeakBudgetWatch:
             self._warmup.served = True
             self._window.begin(t)
             self._smoothed_at = t
-            self._proven_at = t + MIN_CLEAR_S
+            self._proven_at = t + SMOOTH_S
 
     def warm(self, t: float) -> bool:
         """Whether growth is known, and that there is none would be known too."""
@@ -109,9 +100,6 @@ class LeakBudgetWatch:
         self._window.add(point.t, growth)
         self._smooth += (growth - self._smooth) * min(1.0, (point.t - self._smoothed_at) / SMOOTH_S)
         self._smoothed_at = point.t
-        self._growths.append((point.t, growth))
-        while point.t - self._growths[0][0] > RECENT_S:
-            self._growths.popleft()
         self._judge(point, floor)
 
     @property
@@ -130,22 +118,21 @@ class LeakBudgetWatch:
 
     def suspicion(self) -> Suspicion | None:
         """Return what is suspected now. Evidence is the caller's to add."""
-        hysteresis, state = self._suspected, self.state
-        if hysteresis is None or state.consumed_ratio is None:
+        suspected, state, now = self._suspected, self.state, self._standing()
+        if suspected is None or now is None:
             return None
-        now = self._standing(hysteresis)
-        trend, likely = hysteresis.trend, self.odds()
+        trend, likely = suspected.trend, self.odds()
         otherwise, chance = likely.otherwise
         return Suspicion(
             kind=self.kind,
             segment=now.segment,
             confidence=round(likely.chance, 3),
-            consumed_ratio=round(state.consumed_ratio, 4),
+            consumed_ratio=round(now.ratio, 4),
             bytes=state.unexplained or 0,
             bytes_per_s=trend.bytes_per_s,
             bytes_per_request=trend.bytes_per_request,
-            over_budget=spent(now),
-            unconfirmed=unconfirmed(now),
+            over_budget=now.ratio >= 1.0,
+            unconfirmed=unconfirmed(now, suspected),
             evidence=[
                 f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
                 f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
@@ -156,22 +143,10 @@ class LeakBudgetWatch:
 
     def looks(self) -> list[Look]:
         """Return each trend that there is now in the light of the budget."""
-        ratio = self.state.consumed_ratio
-        if self.budget is None or self.baseline is None or ratio is None:
-            return []
-        growth = max(1, self.state.unexplained or 0)
-        held = min(1.0, max(0.0, self._smooth / growth))
-        # What one long step needs for itself is no growth yet, however fast it goes.
-        left = None if self._in_long_step else self.state.exhaustion_s
-        size, pace = held * ratio, speed(left, self.budget.window_s)
-        lived_s, segment = self._smoothed_at - self.baseline.since, self.grown_segment
-        trends = self._series.trends
+        now, trends = self._standing(), self._series.trends
         if self._suspected is not None and self._suspected.trend not in trends:
             trends.append(self._suspected.trend)  # between two floors there may be no other
-        return [
-            Look(trend, size, pace, life(growth, trend.bytes_per_s * lived_s), segment)
-            for trend in trends
-        ]
+        return [now.look(trend) for trend in trends] if now is not None else []
 
     def odds(self) -> Odds:
         """Return the odds of a leak by the trend that speaks for it the most; there must be one."""
@@ -258,39 +233,23 @@ class LeakBudgetWatch:
         elif not self._suspected.stands(point, sound, self._smooth):
             self._suspected = None
 
-    def _standing(self, hysteresis: Hysteresis) -> Standing:
-        assert self.budget is not None
-        assert self.baseline is not None
+    def _standing(self) -> Standing | None:
+        if self.budget is None or self.baseline is None or self.state.consumed_ratio is None:
+            return None
         return Standing(
-            hysteresis=hysteresis,
             state=self.state,
             window_s=self.budget.window_s,
             smooth=self._smooth,
-            lived_s=hysteresis.looked_at - self.baseline.since,
+            lived_s=self._smoothed_at - self.baseline.since,
             segment=self.grown_segment,
-            keeps_pace=self._keeps_pace(),
             in_long_step=self._in_long_step,
         )
-
-    def _keeps_pace(self) -> bool:
-        """Whether the last seconds grew nearly as fast as the trend says."""
-        rate = self.state.bytes_per_s
-        if rate is None or len(self._growths) < 2:
-            return False
-        (begin, before), (end, now) = self._growths[0], self._growths[-1]
-        return now - before >= PACE * rate * (end - begin)
 
     def _persistent(self, trend: Trend, ratio: float) -> bool:
         """Whether enough of the budget has gone, for how soon the rest will."""
         assert self.budget is not None
-        exhaustion = self.state.exhaustion_s
-        need = SUSPECT_RATIO
-        if trend.confidence < MIN_CONFIDENCE:
-            return False
-        if exhaustion is not None:
-            slow = trend.confidence >= SLOW_CONFIDENCE and trend.span_s >= SLOW_SPAN_S
-            if slow and exhaustion <= self.budget.window_s:
-                need = SLOW_RATIO
-            elif exhaustion <= FAST_EXHAUSTION_S:
-                need = FAST_RATIO
+        exhaustion, at = self.state.exhaustion_s, THRESHOLDS
+        in_time = self.budget.window_s if trend.span_s >= at.slow_s else at.urgent_s
+        early = exhaustion is not None and exhaustion <= in_time
+        need = at.early_share if early else at.suspect_share
         return ratio >= need and trend.rise >= need / 2 * self.budget.growth_bytes

@@ -122,12 +122,12 @@ def speed(exhaustion_s: float | None, window_s: float) -> float:
     return min(MAX_SPEED, max(0.0, times))
 
 
-def life(growth: float, made: float) -> float:
-    """Return the evidence of a growth's age; ``made`` is what its pace makes in the engine's life.
+def life(explained: float) -> float:
+    """Return the evidence of a growth's age: it makes ``explained`` of the engine's life.
 
-    Both are bytes. Its range is that of a factor of 50.
+    Its range is that of a factor of 50.
     """
-    return math.log(min(50.0, max(0.02, growth / max(1.0, made))))
+    return math.log(min(50.0, max(0.02, explained)))
 
 
 def odds(look: Look, weights: Weights = WEIGHTS) -> Odds:

@@ -23,7 +23,11 @@ from statistics import fmean, stdev
 
 import msgspec
 
+from plimsoll_api.assessment import Segment, SlowGrowth
+from plimsoll_api.memory_policy import MemoryBudget
+from plimsoll_api.trace import Sample
 from plimsoll_api.units import DAY_S
+from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
 
 HOUR_S = 3600.0
 LOW_S = 300.0
@@ -43,16 +47,10 @@ RANDOM_WALK = 1.28
 """Steps between *averages* of a random walk correlate by a quarter (Working, "Note on the
 Correlation of First Differences of Averages in a Random Chain", Econometrica 28, 1960). For 8
 steps, the quantile above needs this factor (2·10⁵ simulated walks)."""
-FADING, FADED = 0.7, 0.5
-"""What fills something up grows less in the later half of the window than this share of the
-earlier. Below the second share, what was raised is cleared, and nothing is raised while another
-window shows it."""
-STOPPED = 0.5
-"""Growth has stopped when a shorter scale shows that its last steps are slower than this share."""
 MIN_RISE_BYTES = 8 << 20
 """Twice what counts as settled: allocators take memory in steps of 1 MiB."""
-LEFT_SHARE = 0.25
-"""A forecast reaches no further than four times as long as the growth was watched …"""
+REACH = 4.0
+"""A forecast reaches no further than so many times as long as the growth was watched …"""
 ENOUGH_S = DAY_S
 """… unless it was watched for a day: less may be the day's rhythm."""
 
@@ -221,14 +219,17 @@ class SlowLeakWatch:
         )
 
     def _best(self, room: int | None, raised: bool) -> Drift | None:
-        """Return the most certain drift of all scales that neither fades nor has stopped."""
+        """Return the most certain drift of all scales that neither fades nor has stopped.
+
+        It has stopped when the last steps of a shorter scale are slower than half of it.
+        """
         scales = [list(levels) for levels in self._levels]
         wholes = [found for levels in scales if (found := drift(levels))]
         lasts = [found for levels in scales if (found := drift(levels[-MIN_STEPS - 1 :]))]
-        fades = any(one.lower(LIKELY_T) > 0 and one.fading < FADED for one in wholes)
+        fades = any(one.lower(LIKELY_T) > 0 and one.fading < 1 / 2 for one in wholes)
         best: Drift | None = None
         for number, whole in enumerate(wholes):
-            slow = STOPPED * whole.bytes_per_s
+            slow = whole.bytes_per_s / 2
             if any(one.upper(LIKELY_T) < slow for one in lasts[: number + 1]):
                 continue
             grows = _keeps(whole) if raised else not fades and _rises(whole, room)
@@ -239,16 +240,16 @@ class SlowLeakWatch:
 
 def _rises(seen: Drift, room: int | None) -> bool:
     """Return whether the drift is a leak, with ``room`` bytes left."""
-    if seen.rise < MIN_RISE_BYTES or seen.lower(RAISED_T) <= 0 or seen.fading < FADING:
+    if seen.rise < MIN_RISE_BYTES or seen.lower(RAISED_T) <= 0 or seen.fading < THRESHOLDS.steady:
         return False
     if seen.span_s >= ENOUGH_S:
         return True
-    return room is not None and seen.span_s >= LEFT_SHARE * room / seen.bytes_per_s
+    return room is not None and REACH * seen.span_s >= room / seen.bytes_per_s
 
 
 def _keeps(seen: Drift) -> bool:
     """Return whether a drift that was raised before still counts as a leak."""
-    return seen.rise >= MIN_RISE_BYTES and seen.lower(LIKELY_T) > 0 and seen.fading >= FADED
+    return seen.rise >= MIN_RISE_BYTES and seen.lower(LIKELY_T) > 0 and seen.fading >= 1 / 2
 
 
 def _mean(levels: Sequence[Level]) -> Level:
@@ -259,3 +260,46 @@ def _mean(levels: Sequence[Level]) -> Level:
 
 def _moved(level: Level, by: float) -> Level:
     return Level(level.t + by, level.bytes)
+
+
+def limit_of(memory: str, budget: MemoryBudget | None, sample: Sample, shared: bool) -> int | None:
+    """Return the limit of ``memory`` in bytes; None if it is unknown.
+
+    A device ends with its size, unless others use it too (``shared``).
+    """
+    if budget is not None and budget.limit_bytes is not None:
+        return budget.limit_bytes
+    if memory == "host" or shared or not sample.device:
+        return None
+    sizes = [device.total for device in sample.device if device.total]
+    return sum(sizes) if len(sizes) == len(sample.device) else None
+
+
+def slow_growth(
+    found: Drift | None, peak: int | None, limit: int | None, segment: Segment | None, why: str
+) -> SlowGrowth:
+    """Return the report on ``found``, which is None if nothing grows.
+
+    ``peak`` is the highest floor of the last day, ``why`` says why there is no ``limit``.
+    """
+    if found is None:
+        return SlowGrowth()
+    slowest, fastest = max(0.0, found.lower(LIKELY_T)), found.upper(LIKELY_T)
+    room = max(0, limit - peak) if limit is not None and peak is not None else None
+
+    def lasts(rate: float) -> float | None:
+        return None if room is None or rate <= 0 else round(room / rate, 1)
+
+    return SlowGrowth(
+        slow_leak=True,
+        segment=segment,
+        bytes_per_s=round(found.bytes_per_s, 3),
+        slowest=round(slowest, 3),
+        fastest=round(fastest, 3),
+        span_s=round(found.span_s, 1),
+        limit=limit,
+        limit_s=lasts(found.bytes_per_s),
+        limit_earliest_s=lasts(fastest),
+        limit_latest_s=lasts(slowest),
+        no_time=why if room is None else None,
+    )

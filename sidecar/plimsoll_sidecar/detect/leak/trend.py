@@ -14,26 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
+
 MIN_POINTS = 8
-"""With 8 points and tau 0.8 a chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
-MIN_TAU = 0.8
-"""Two equal steps reach 0.70 and three 0.79; more of them are growth to anybody."""
 LEAST_TAU = 0.7
 """What reaches less is not even weighed: with 8 points, chance alone reaches it in one of 100."""
 LEAST_NOISE = 10_000.0
 """Bytes. Memory is counted in pages of 4 KiB: two or three of them are no noise."""
 MIN_SHARE, MAX_SHARE = 0.05, 20.0
 """Bounds of a later half's rise as a share of the earlier half's: beyond them it is a step."""
-NOISE_FACTOR = 4.0
-"""A rise counts from this multiple of the median deviation from the line."""
 THIRD_SHARE = 0.2
 """The middle and the last third of a trend each bring at least this share of its rise."""
-SLOW_SPAN_S = 1200.0
-"""A trend that held for so long is a slow one."""
 MIN_CONCLUSIVE = 0.3
 """Confidence is scaled down where a smaller share of the pairs has comparable load."""
-FADING = 0.7
-"""What fills something up brings less in the later half than this share of the earlier."""
 BUSIER_TAU, MIN_BUSIER_RATIO = 0.45, 0.5
 """Kendall's tau of the load from which it climbs, over the pairs that differ, if enough do: a load
 that climbs slowly is comparable from each point to the next, and not in the end."""
@@ -106,7 +99,7 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
     """Return the trend of points in order of time; None for a rise of less than ``min_rise``."""
     if len(points) < MIN_POINTS:
         return None
-    first, last = points[0], points[-1]
+    first, last, at = points[0], points[-1], THRESHOLDS
     if max(p.bytes for p in points) - min(p.bytes for p in points) < min_rise:
         return None
     slopes, score, pairs, busier, differ = [], 0, 0, 0, 0.0
@@ -146,8 +139,8 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
         noise=noise,
         bytes_per_request=_per_request(first, last, rise),
         busier=busier >= BUSIER_TAU * differ,
-        fades=second_half < FADING * first_half,
-        sound=tau >= MIN_TAU and rise >= NOISE_FACTOR * noise and thirds,
+        fades=second_half < at.steady * first_half,
+        sound=tau >= at.tau and rise >= at.noise_factor * noise and thirds,
         fading=math.log(min(MAX_SHARE, max(MIN_SHARE, share))),
         climb=busier / differ,
         collections=_between(first.collections, last.collections),
