@@ -44,7 +44,7 @@ async def standby_prepared(engine: Engine) -> None:
     async with asyncio.timeout(120):
         while True:
             status = await asyncio.to_thread(engine.admin, "GET", "/status")
-            if any(process.get("name") == "standby" for process in status["processes"]):
+            if status["standby"] == {"state": "prepared"}:
                 return
             await asyncio.sleep(0.05)
 
@@ -82,6 +82,11 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def details(operation: dict[str, Any]) -> dict[str, str]:
+    """What the steps say of themselves: of the old worker's end, where its time went."""
+    return {step["name"]: step["detail"] for step in operation["steps"] if step.get("detail")}
+
+
 async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any]]:
     """Restarts under one stream of a few tokens of context."""
     found = []
@@ -97,6 +102,7 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
         found.append({
             "first_token_s": round(ended - asked, 4), "gap_s": round(gap, 4),
             "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
+            "details": details(operation),
         })  # fmt: skip
     return found
 
@@ -122,6 +128,7 @@ async def loaded(engine: Engine, flags: argparse.Namespace) -> list[dict[str, An
             "prefill_tokens": operation["carried_prefill_tokens"],
             "gaps_s": [round(gap, 4) for gap, _ in ends],
             "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
+            "details": details(operation),
         })  # fmt: skip
     return found
 
