@@ -9,13 +9,15 @@ runs (from the admin call to the first token that the new worker made, which is 
 the stream's longest pause); ``--loaded`` restarts under ``--streams`` streams of ``--context``
 prompt tokens each (the longest pause of every stream, and the tokens that the engine says it
 computed again); and starts of the whole engine from nothing to ready, each the second of two, so
-that weights are in the page cache and kernels are compiled.
+that weights are in the page cache and kernels are compiled. Figures of earlier runs that this one
+does not measure stay in the result file.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import statistics
 import sys
@@ -26,7 +28,8 @@ from typing import Any
 import torch
 
 from bench import checkpoint
-from bench.result import publish
+from bench.engine import earlier
+from bench.result import RESULTS, publish
 from bench.running import Engine, Stream, running
 
 SETTLE_S = 0.2
@@ -34,9 +37,12 @@ SETTLE_S = 0.2
 
 
 def percentile(values: list[float], share: float) -> float | None:
+    """Between the two nearest ranks, as numpy's default is; None without values."""
     if not values:
         return None
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+    ranked, at = sorted(values), share * (len(values) - 1)
+    low, high = ranked[math.floor(at)], ranked[math.ceil(at)]
+    return low + (high - low) * (at - math.floor(at))
 
 
 async def standby_prepared(engine: Engine) -> None:
@@ -44,7 +50,7 @@ async def standby_prepared(engine: Engine) -> None:
     async with asyncio.timeout(120):
         while True:
             status = await asyncio.to_thread(engine.admin, "GET", "/status")
-            if status["standby"] == {"state": "prepared"}:
+            if status["standby"]["state"] == "prepared":
                 return
             await asyncio.sleep(0.05)
 
@@ -82,11 +88,6 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def details(operation: dict[str, Any]) -> dict[str, str]:
-    """What the steps say of themselves: of the old worker's end, where its time went."""
-    return {step["name"]: step["detail"] for step in operation["steps"] if step.get("detail")}
-
-
 async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any]]:
     """Restarts under one stream of a few tokens of context."""
     found = []
@@ -102,7 +103,7 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
         found.append({
             "first_token_s": round(ended - asked, 4), "gap_s": round(gap, 4),
             "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
-            "details": details(operation),
+            "stop": next(s.get("detail") for s in operation["steps"] if s["name"] == "stop_worker"),
         })  # fmt: skip
     return found
 
@@ -128,7 +129,6 @@ async def loaded(engine: Engine, flags: argparse.Namespace) -> list[dict[str, An
             "prefill_tokens": operation["carried_prefill_tokens"],
             "gaps_s": [round(gap, 4) for gap, _ in ends],
             "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
-            "details": details(operation),
         })  # fmt: skip
     return found
 
@@ -159,8 +159,7 @@ def main() -> None:
     add("--no-cold", action="store_true", help="no cold starts")
     add("flags", nargs="*", help="for the engine, after --")
     flags = parser.parse_args()
-    figures: dict[str, float | int | None] = {}
-    samples: dict[str, Any] = {}
+    figures, samples = earlier(RESULTS / f"{flags.name}.json")
     with tempfile.TemporaryDirectory(prefix="plb-") as temporary:
         folder = Path(temporary)
         if flags.model is None:
@@ -169,22 +168,24 @@ def main() -> None:
             checkpoint.write(flags.model, flags.shape, device)
         flags.vocab = checkpoint.SHAPES[flags.shape]["vocab_size"]
         standby = ["--standby-worker", "always"] if flags.standby else []
-        kind = "standby" if flags.standby else "restart"
         with running(flags.model, folder / "run", *standby, *flags.flags) as engine:
             engine.wait_ready()
             quiet = asyncio.run(light(engine, flags))
             busy = asyncio.run(loaded(engine, flags))
-            samples |= {"light": quiet, "loaded": busy, "stages": engine.stages()[-6:]}
+            stages = engine.stages()[-6:]
+        kind = "standby_" if flags.standby else ""
+        samples |= {f"{kind}light": quiet, f"{kind}loaded": busy, f"{kind}stages": stages}
         first = [one["first_token_s"] for one in quiet]
         gaps = [gap for one in busy for gap in one["gaps_s"]]
         figures |= {
-            f"{kind}_first_token_p50_s": statistics.median(first) if first else None,
-            f"{kind}_first_token_p99_s": percentile(first, 0.99),
-            "restarts_count": len(first),
-            "light_stream_gap_p50_s": percentile([one["gap_s"] for one in quiet], 0.5),
-            "stream_gap_p50_s": statistics.median(gaps) if gaps else None,
-            "stream_gap_p99_s": percentile(gaps, 0.99),
-            "carried_prefill_tokens_count": (
+            f"{kind or 'restart_'}first_token_p50_s": percentile(first, 0.5),
+            f"{kind or 'restart_'}first_token_p99_s": percentile(first, 0.99),
+            f"{kind or 'restart_'}first_token_max_s": max(first, default=None),
+            f"{kind}restarts_count": len(first),
+            f"{kind}light_stream_gap_p50_s": percentile([one["gap_s"] for one in quiet], 0.5),
+            f"{kind}stream_gap_p50_s": percentile(gaps, 0.5),
+            f"{kind}stream_gap_p99_s": percentile(gaps, 0.99),
+            f"{kind}carried_prefill_tokens_count": (
                 round(statistics.mean(one["prefill_tokens"] for one in busy)) if busy else None
             ),
         }

@@ -129,7 +129,7 @@ class Standby:
             loop = asyncio.get_running_loop()
             self._lease = loop.call_later(lease_s, self._give_back, "its lease is over")
         else:
-            self._give_back("nobody wants it any more")
+            self._give_back("it is no longer wanted")
 
     def epoch_begun(self) -> None:
         """Forget what an earlier epoch's standby held, and its lease."""
