@@ -285,15 +285,16 @@ def main() -> None:
     figures, samples = earlier(arguments.out / f"{arguments.name}.json")
     for shape in shapes:
         bench = Bench(shape, torch.device(arguments.device), arguments.seed, arguments.budget)
-        figures[f"first_graphs_{shape}_s"] = bench.first_capture_s
-        figures[f"all_graphs_{shape}_s"] = bench.capture_s
+        label = shape.replace("-", "_")
+        figures[f"first_graphs_{label}_s"] = bench.first_capture_s
+        figures[f"all_graphs_{label}_s"] = bench.capture_s
         for name in names:
             if (shape, name) == ("8b", "prefix256"):
                 continue  # no figure of a peer to compare with
             found = measure(bench, shape, name, arguments)
             rates = [line["tok_s"] for line in found["sets"]]
-            figures[f"{name}_{shape}_tok_s"] = statistics.median(rates)
-            samples[f"{name}_{shape}"] = found
+            figures[f"{name}_{label}_tok_s"] = statistics.median(rates)
+            samples[f"{name}_{label}"] = found
         bench.close()
         del bench
         if torch.cuda.is_available():

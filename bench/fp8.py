@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -50,6 +51,8 @@ def ours(kind: str, flags: argparse.Namespace) -> dict[str, Any]:
 
 def vllms(kind: str, flags: argparse.Namespace) -> dict[str, Any]:
     """Sets of each workload by vLLM, which keeps its own defaults beside the sizes."""
+    # This process has used CUDA by now, which a fork of it could not.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     from vllm import LLM, SamplingParams  # an environment of its own has it
 
     llm: Any = LLM(

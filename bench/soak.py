@@ -5,12 +5,13 @@
 Requests of 1 to 4 tokens go through the frontend's own API (no HTTP), ``--concurrency`` at a time:
 text and chats with an image to a tiny LLaVA, sounds to a tiny Whisper. An engine serves one model,
 so two engines live side by side in this process, each with a worker of its own; images and sounds
-are files that the frontend decodes or finds in its cache. 20 % are given up at a random point:
-while their file is decoded, before their first step, while they wait, between two tokens. After
-each block of them the engines go idle: both sides' ledgers are audited against each other, and the
-memory of all three processes is read (malloc in use and Python objects; not RSS, which also tells
-what the allocator keeps for later). Growth is the Theil-Sen slope over the idle points after the
-first tenth, with its 95 % interval.
+are files that the frontend decodes or finds in its cache. With ``--kind text`` they are texts of 1
+to 24 tokens, for a model with experts and one in FP8, both with drafts. 20 % are given up at a
+random point: while their file is decoded, before their first step, while they wait, between two
+tokens. After each block of them the engines go idle: both sides' ledgers are audited against each
+other, and the memory of all three processes is read (malloc in use and Python objects; not RSS,
+which also tells what the allocator keeps for later). Growth is the Theil-Sen slope over the idle
+points after the first tenth, with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from plimsoll_engine.frontend.admin.engine_audit import audit
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.process.collector import FullCollections
 from plimsoll_engine.process.host_memory import PythonObjects, malloc
 from plimsoll_engine.settings import Settings
@@ -117,13 +119,51 @@ def growth(points: list[Point]) -> tuple[float, float, float]:
     return float(slope), float(low), float(high)
 
 
-def make_models(folder: Path) -> None:
-    """In a process of its own: a frontend has no torch."""
-    command = [sys.executable, "-m", "plimsoll_faults.models.tiny_media", "all", str(folder)]
-    subprocess.run(command, check=True)
+@dataclass(frozen=True)
+class Kind:
+    """Engines side by side. ``serves`` has each model's kinds of request, with their shares."""
+
+    serves: dict[str, dict[str, float]]
+    tokens: int
+
+    def settings(self, folder: Path, name: str) -> dict[str, Any]:
+        """Those of the model ``name`` beside the common ones."""
+        if self is KINDS["media"]:
+            return {
+                "media_cache_bytes": MEDIA_CACHE_BYTES, "encoder_cache_tokens": ENCODER_TOKENS
+            }  # fmt: skip
+        lookup = Speculative("ngram", 4, 4, 1)
+        drafts = Speculative("draft_model", 4, model=str(folder / "draft"))
+        return {
+            "kv_cache_dtype": "fp8",
+            "standby_worker": "always",
+            "speculative": lookup if name == "experts" else drafts,
+        }
 
 
-def settings(model: Path, concurrency: int, inject: str) -> Settings:
+KINDS = {
+    "media": Kind({"llava": {"text": 0.6, "image": 0.2}, "whisper": {"audio": 0.2}}, 4),
+    "text": Kind({"experts": {"experts": 0.5}, "fp8": {"fp8": 0.5}}, 24),
+}
+"""``text``: experts with prompt lookup, and FP8 weights with a draft model. Both keep their keys
+and values in FP8 and have a standby worker."""
+
+
+def make_models(folder: Path, kind: str) -> None:
+    """In processes of their own: a frontend has no torch."""
+    models = "plimsoll_faults.models."
+    commands = [[models + "tiny_media", "all", str(folder)]]
+    if kind == "text":
+        commands = [
+            [models + "tiny_moe", str(folder / "experts")],
+            [models + "tiny", str(folder / "draft")],
+            ["plimsoll_engine.models.write_fp8", str(folder / "draft"), str(folder / "fp8")],
+        ]
+    for command in commands:
+        subprocess.run([sys.executable, "-m", *command], check=True)
+
+
+def settings(kind: str, model: Path, concurrency: int, inject: str) -> Settings:
     """Those of the engine that serves the checkpoint in ``model``."""
     run_dir = model.parent / f"run-{model.name}"
     run_dir.mkdir()
@@ -138,20 +178,21 @@ def settings(model: Path, concurrency: int, inject: str) -> Settings:
         num_blocks=16 * concurrency,
         max_queued=2 * concurrency,
         inject=inject,
-        media_cache_bytes=MEDIA_CACHE_BYTES,
-        encoder_cache_tokens=ENCODER_TOKENS,
+        **KINDS[kind].settings(model.parent, model.name),
     )
 
 
 @asynccontextmanager
-async def serving(concurrency: int, inject: str) -> AsyncIterator[list[AsyncEngine]]:
-    """The engine that sees and the engine that hears."""
+async def serving(kind: str, concurrency: int, inject: str) -> AsyncIterator[list[AsyncEngine]]:
+    """The engines of ``kind``."""
     with tempfile.TemporaryDirectory(prefix="soak") as name:
         folder = Path(name)
-        await asyncio.to_thread(make_models, folder)
+        await asyncio.to_thread(make_models, folder, kind)
         engines = [
-            AsyncEngine(settings(folder / kind, concurrency, inject), Tokenizer(folder / kind))
-            for kind in ("llava", "whisper")
+            AsyncEngine(
+                settings(kind, folder / model, concurrency, inject), Tokenizer(folder / model)
+            )
+            for model in KINDS[kind].serves
         ]
         try:
             await asyncio.gather(*(engine.start() for engine in engines))
@@ -161,13 +202,24 @@ async def serving(concurrency: int, inject: str) -> AsyncIterator[list[AsyncEngi
             await asyncio.gather(*(engine.workers.close() for engine in engines))
 
 
+def clients_of(kind: str, engines: list[AsyncEngine], seed: int) -> Clients:
+    """Clients of the engines of ``kind``."""
+    serves = KINDS[kind].serves.values()
+    return Clients(
+        {name: engine for engine, own in zip(engines, serves, strict=True) for name in own},
+        {name: share for own in serves for name, share in own.items()},
+        KINDS[kind].tokens,
+        seed,
+    )
+
+
 async def soak(
-    requests: int, block: int, concurrency: int, seed: int, inject: str = ""
+    requests: int, block: int, concurrency: int, seed: int, inject: str = "", kind: str = "media"
 ) -> dict[str, Any]:
     """The figures and samples of one run; ``inject`` as in ``PLIMSOLL_INJECT``."""
-    async with serving(concurrency, inject) as engines:
+    async with serving(kind, concurrency, inject) as engines:
         clients, idle, collections = (
-            Clients(engines[0], engines[1], seed),
+            clients_of(kind, engines, seed),
             Idle(engines),
             FullCollections(),
         )
@@ -196,7 +248,12 @@ async def soak(
             "audit_violations_count": len(idle.findings),
         },
         "samples": {
-            "engines": "LLaVA (text, image) and Whisper (audio) side by side, one frontend process",
+            "engines": KINDS[kind].serves,
+            "drafted": [
+                {"drafts": report.draft_tokens_total, "accepted": report.accepted_tokens_total}
+                for engine in engines
+                if (report := engine.report) is not None
+            ],
             "findings": idle.findings[:20],
             "points": [[p.requests, p.frontend_bytes, p.worker_bytes] for p in idle.points],
         },
@@ -218,11 +275,13 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=10_000, help="requests between idle points")
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
+    parser.add_argument("--kind", choices=KINDS, default="media", help="of the engines")
+    flags = parser.parse_args()
     done = asyncio.run(
-        soak(arguments.requests, arguments.block, arguments.concurrency, arguments.seed)
+        soak(flags.requests, flags.block, flags.concurrency, flags.seed, kind=flags.kind)
     )
-    publish("soak", done["figures"], done["samples"])
+    name = "soak" if flags.kind == "media" else f"soak-{flags.kind}"
+    publish(name, done["figures"], done["samples"])
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ from plimsoll_engine.multimodal.processor import Processed
 VOCABULARY = 500
 """Of the tiny models' 512 tokens, the special ones left out."""
 ABORTED = 0.2
-KINDS = {"text": 0.6, "image": 0.2, "audio": 0.2}
-"""Shares of the requests."""
 FILES = 1024
 """Different images, and as many sounds: many times what the caches hold."""
 POPULAR = 8
@@ -34,13 +32,16 @@ STALL_S = 120.0
 
 
 class Clients:
-    """``sees`` answers text and images, ``hears`` sounds."""
+    """``shares`` are those of each kind of request, which goes to its kind's engine: to see an
+    ``image``, to hear ``audio``, and texts for any other. ``tokens`` is the longest output."""
 
-    def __init__(self, sees: AsyncEngine, hears: AsyncEngine, seed: int) -> None:
-        self._sees, self._hears = sees, hears
+    def __init__(
+        self, engines: dict[str, AsyncEngine], shares: dict[str, float], tokens: int, seed: int
+    ) -> None:
+        self._engines, self._shares, self._tokens = engines, shares, tokens
         self._rng = random.Random(seed)
-        self._images = [_image(number) for number in range(FILES)]
-        self._sounds = [_sound(number) for number in range(FILES)]
+        self._images = [_image(number) for number in range(FILES if "image" in shares else 0)]
+        self._sounds = [_sound(number) for number in range(FILES if "audio" in shares else 0)]
         self._reading = asyncio.Semaphore(MAX_WAITING)  # of each engine; more would be refused
         self.done: Counter[str] = Counter()
         self.aborted = 0
@@ -52,7 +53,7 @@ class Clients:
 
     async def _client(self, numbers: Iterator[int]) -> None:
         for number in numbers:
-            (kind,) = self._rng.choices(list(KINDS), list(KINDS.values()))
+            (kind,) = self._rng.choices(list(self._shares), list(self._shares.values()))
             aborted = self._rng.random() < ABORTED
             async with asyncio.timeout(STALL_S):
                 await self._request(kind, number, aborted)
@@ -60,12 +61,13 @@ class Clients:
             self.aborted += aborted
 
     async def _request(self, kind: str, number: int, aborted: bool) -> None:
-        if aborted and kind != "text" and self._rng.random() < 0.25:
+        if aborted and kind in ("image", "audio") and self._rng.random() < 0.25:
             await self._leave_early(kind)
             return
-        engine, ids, media = await self._prompt(kind)
+        engine = self._engines[kind]
+        ids, media = await self._prompt(kind)
         sampling = worker_ipc.Sampling(
-            max_tokens=self._rng.randint(1, 4),
+            max_tokens=self._rng.randint(1, self._tokens),
             temperature=self._rng.choice((0.0, 0.0, 0.0, 1.0)),
             seed=number,
             ignore_eos=True,
@@ -95,33 +97,34 @@ class Clients:
             case 2:
                 await _delta(generation)
 
-    async def _prompt(self, kind: str) -> tuple[AsyncEngine, list[int], list[worker_ipc.Media]]:
+    async def _prompt(self, kind: str) -> tuple[list[int], list[worker_ipc.Media]]:
         if kind == "audio":
             return await self._heard()
         # One in four shares its beginning with others, so that cached blocks are shared, too.
         ids = [5] * 32 if self._rng.random() < 0.25 else []
         media: list[worker_ipc.Media] = []
         if kind == "image":
-            sees = self._sees.media.processors.image
+            reader = self._engines[kind].media
+            sees = reader.processors.image
             assert sees is not None
             assert sees.placeholder is not None
             image = self._images[self._file()]
             async with self._reading:
                 ids, media = await chat_images.place(
-                    self._sees.media, sees, [*ids, sees.placeholder], [image]
+                    reader, sees, [*ids, sees.placeholder], [image]
                 )
         ids += [self._rng.randrange(VOCABULARY) for _ in range(self._rng.randint(1, 24))]
-        return self._sees, ids, media
+        return ids, media
 
-    async def _heard(self) -> tuple[AsyncEngine, list[int], list[worker_ipc.Media]]:
-        reader = self._hears.media
+    async def _heard(self) -> tuple[list[int], list[worker_ipc.Media]]:
+        reader = self._engines["audio"].media
         hears, speech = reader.processors.audio, reader.processors.speech
         assert hears is not None
         assert speech is not None
         async with self._reading:
             sound: Processed = await reader.read(hears, self._sounds[self._file()])
         ids = speech.ids(self._rng.choice(speech.languages))
-        return self._hears, ids, [sound.media(0, hears.placeholders, hears.tokens)]
+        return ids, [sound.media(0, hears.placeholders, hears.tokens)]
 
     def _file(self) -> int:
         return self._rng.randrange(POPULAR if self._rng.random() < 0.5 else FILES)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from leaklab import leaks_known, leaks_unseen
+from leaklab import hangs_unseen, leaks_known, leaks_seen, leaks_unseen
 from leaklab.leaks_known import Mechanism
 from leaklab.series import (
     GIB,
@@ -27,6 +27,7 @@ from leaklab.series import (
     steady,
 )
 from leaklab.shapes import SHARES
+from leaklab.views import HANGS_S, begins, habits, interval_of, viewed
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 
 HOUR = 3600.0
@@ -69,7 +70,7 @@ class Case:
 
 LEAKS = {
     Split.DEVELOPMENT: leaks_known.DEVELOPMENT,
-    Split.SEEN: leaks_known.SEEN,
+    Split.SEEN: (*leaks_known.SEEN, *leaks_seen.MECHANISMS),
     Split.TEST: leaks_unseen.MECHANISMS,
 }
 _SPENT_S = {
@@ -82,18 +83,21 @@ SPENT_S = {
     Split.DEVELOPMENT: _SPENT_S,
     Split.SEEN: _SPENT_S,
     Split.TEST: {
-        "fast": 120.0,
-        "brisk": 480.0,
-        "minutes": 2600.0,
-        "hours": 4.3 * HOUR,
-        "slow": 15 * HOUR,
+        "fast": 100.0,
+        "brisk": 560.0,
+        "minutes": 2900.0,
+        "hours": 4.7 * HOUR,
+        "slow": 14 * HOUR,
     },
 }
 """Time from a leak's begin until it has spent its budget, by name of the rate."""
-BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (7, 0.35)}
+BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (9, 0.45)}
 """Pulses until the budget is spent, and the share of the time that each takes."""
-SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (4, 16, 5)}
+SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (3, 15, 7)}
 """Requests in flight at low and high load, and how often they alternate."""
+REACHED = 1.25
+"""The share of its budget that a leak has spent at the end of its run. In the test split each one
+has done so to the byte or more; in the earlier ones some have spent a little less."""
 FILLS_S = 1500.0
 """The time constant in which an accounted cache fills."""
 _SHAPES = ("steady", "load", "bursty", "late")
@@ -113,12 +117,16 @@ SHAPES = {
         "renewed",
         "swells",
     ),
-    Split.TEST: (*_SHAPES, "tokens", "pictures", "aborts", "uneven", "regimes", "adopted"),
+    Split.TEST: (*_SHAPES, "tokens", "prompts", "errors", "jittered", "crowds", "escalating"),
 }
 FOLLOWED = {
     "tokens": ("generation_tokens_total", 900.0, "swells"),
     "pictures": ("images_total", 1.5, "spells"),
     "aborts": ("aborted_total", 0.4, "renewed"),
+    "prompts": ("prompt_tokens_total", 4000.0, "swells"),
+    "errors": ("errors_total", 0.3, "crowds"),
+    "audios": ("audios_total", 0.6, "spells"),
+    "adapters": ("adapters_total", 0.05, "jittered"),
 }
 """The counter that a leak follows, its mean a second, and how it grows."""
 AT_REST = {"load", "bursty", *FOLLOWED}
@@ -139,8 +147,12 @@ def leaks(split: Split, seeds: int) -> list[Case]:
 
 def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) -> Case:
     budget, spent = 512 * MIB, SPENT_S[split][rate]
+    name = f"{mechanism.name}-{rate}-{shape}-{seed}"
+    drawn = _seed(split, mechanism.name, rate, shape, seed)
     starts = 300.0 if shape != "late" else 300.0 + 2 * max(spent, 600.0)
-    length = starts + 1.25 * spent
+    if split is Split.TEST:
+        starts = begins(drawn, spent, shape == "late")
+    length = starts + REACHED * spent
     per_s = budget / spent
     series = Series(
         duration=length,
@@ -152,8 +164,11 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
         noise=mechanism.noises[seed % len(mechanism.noises)],
         base=base_of(seed),
         load=mechanism.load,
-        seed=_seed(split, mechanism.name, rate, shape, seed),
+        seed=drawn,
     )
+    if split is Split.TEST:
+        interval = interval_of(rate, drawn + len(name))
+        series = replace(series, **habits(drawn), interval=interval, base=base_of(drawn))
     series = replace(series, **mechanism.beside)
     if mechanism.accounted:
         series.other = series.ledger = saturating(mechanism.accounted, FILLS_S, WARMUP_S)
@@ -173,13 +188,16 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
             counter, mean, grows = FOLLOWED[shape]
             come = SHARES[grows](series.seed)
             total: Curve = lambda t: mean * spent * come(t / spent)  # noqa: E731
-            each = budget / (total(starts + spent) - total(starts))
+            until, part = (length, REACHED) if split is Split.TEST else (starts + spent, 1.0)
+            each = part * budget / (total(until) - total(starts))
             series.leak = lambda t: each * max(0.0, total(t) - total(starts))
             series.counters = {counter: total}
         case _:
             grown = SHARES[shape](series.seed)
-            series.leak = lambda t: budget * grown(max(0.0, t - starts) / spent)
-    name = f"{mechanism.name}-{rate}-{shape}-{seed}"
+            full = budget * REACHED / grown(REACHED) if split is Split.TEST else budget
+            series.leak = lambda t: full * grown(max(0.0, t - starts) / spent)
+    if split is Split.TEST:
+        series.duration += 2 * series.interval
     return Case(
         name, f"leak {mechanism.name}", split, series, mechanism.kind, starts, mechanism.segment
     )
@@ -223,8 +241,10 @@ USUAL_PAUSE_S = 6.0
 _HANGS = {"new": 420.0, "known": 2020.0, "frontend": 1220.0}
 HANGS = {
     Split.DEVELOPMENT: _HANGS,
-    Split.SEEN: _HANGS | {"few": 2620.0, "woken": 1620.0},
-    Split.TEST: _HANGS | {"starved": 1820.0, "piling": 920.0, "flapping": 2420.0},
+    Split.SEEN: _HANGS
+    | {"few": 2620.0, "woken": 1620.0}
+    | {"starved": 1820.0, "piling": 920.0, "flapping": 2420.0},
+    Split.TEST: {"known": 2230.0, "frontend": 1340.0} | hangs_unseen.TIMES,
 }
 """When each comes, by name."""
 WOKEN_S = 45.0
@@ -240,7 +260,7 @@ def stalls(split: Split) -> list[Case]:
     collective, for one rank sleeps on. A scheduler starves that counts blocks as taken which nobody
     has: all requests wait and none is run. Behind a kernel that never ends requests pile up, until
     as many clients give up as come. A link that flaps is lost for seconds at a time, and at last
-    for good."""
+    for good. Those of the test split alone are in ``hangs_unseen``."""
     return [
         _stall(split, name, at + 7 * seed, seed)
         for name, at in HANGS[split].items()
@@ -254,6 +274,16 @@ def _stall(split: Split, name: str, at: float, seed: int) -> Case:
         paused=lambda t: t % 100 < USUAL_PAUSE_S,
         seed=_seed(split, "hang", name, seed),
     )
+    if split is Split.TEST:
+        series = replace(
+            series,
+            **habits(series.seed),
+            base=base_of(series.seed),
+            fine=True,
+            interval=HANGS_S[(seed + len(name)) % len(HANGS_S)],
+        )
+    if name in hangs_unseen.TIMES:
+        series = hangs_unseen.hanging(series, name, at, seed)
     if name == "few":
         series.load = flat(4.0)
     if name == "woken":
@@ -308,8 +338,12 @@ Build = Callable[[int], Series]
 
 
 def negatives(split: Split, seeds: int, families: dict[Split, dict[str, Build]]) -> list[Case]:
-    return [
-        Case(f"{name}-{seed}", name, split, build(_seed(split, name, seed)))
-        for name, build in families[split].items()
-        for seed in range(seeds)
-    ]
+    """Each family's runs. Those of the test split are watched in several ways in turn."""
+    cases = []
+    for place, (name, build) in enumerate(families[split].items()):
+        for seed in range(seeds):
+            series = build(_seed(split, name, seed))
+            if split is Split.TEST:
+                series = viewed(series, place + seed)
+            cases.append(Case(f"{name}-{seed}", name, split, series))
+    return cases

@@ -14,15 +14,22 @@ from leaklab import (
     seen_peers,
     seen_pools,
     seen_processes,
+    seen_runtimes,
     seen_service,
     seen_silence,
+    seen_slots,
+    seen_stores,
     seen_surroundings,
     seen_tensors,
+    seen_tools,
     seen_work,
     seen_workspaces,
     unseen_device,
+    unseen_files,
     unseen_host,
+    unseen_moments,
     unseen_service,
+    unseen_steps,
     unseen_stores,
 )
 from leaklab.cases import Build, Split
@@ -45,9 +52,16 @@ FAMILIES: dict[Split, dict[str, Build]] = {
     | seen_libraries.FAMILIES
     | seen_pools.FAMILIES
     | seen_clients.FAMILIES
-    | seen_peers.FAMILIES,
+    | seen_peers.FAMILIES
+    | seen_runtimes.FAMILIES
+    | seen_stores.FAMILIES
+    | seen_slots.FAMILIES
+    | seen_tools.FAMILIES,
     Split.TEST: unseen_host.FAMILIES
     | unseen_stores.FAMILIES
+    | unseen_files.FAMILIES
     | unseen_device.FAMILIES
-    | unseen_service.FAMILIES,
+    | unseen_service.FAMILIES
+    | unseen_moments.FAMILIES
+    | unseen_steps.FAMILIES,
 }

@@ -1,6 +1,7 @@
 """Runs of healthy engines. A builder takes a seed and makes heights and times of its own from it.
 
-Long runs are sampled each 30 s for two days, fast mechanisms each second for an hour.
+Long runs are sampled each 30 s for two days, fast mechanisms each second for an hour; those of the
+test split in the ways of ``views``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from leaklab.cases import DAY, HOUR, base_of
+from leaklab.demand import between_steps
 from leaklab.series import MIB, Curve, Series
 
 
@@ -43,6 +45,13 @@ def summed(curve: Curve) -> Curve:
     """Its integral over two days, in steps of :data:`STEP_S`; nothing before the start."""
     totals = [0.0, *accumulate(STEP_S * curve(STEP_S * n) for n in range(int(2 * DAY / STEP_S)))]
     return lambda t: totals[max(0, int(t / STEP_S))]
+
+
+def integral(curve: Curve, until: float) -> Curve:
+    """Its integral until then, without steps; nothing before the start."""
+    count = int(until / STEP_S) + 1
+    totals = [0.0, *accumulate(STEP_S * curve(STEP_S * n) for n in range(count))]
+    return between_steps(totals, STEP_S)
 
 
 def wandering(rng: random.Random, tau: float) -> Curve:

@@ -1,134 +1,161 @@
 """How leaks come about: the mechanisms of the test split.
 
-Who leaks is seldom at rest: some of these engines collect garbage, keep what a burst has freed or
-fill a cache meanwhile.
+Their engines are as busy as healthy ones: demand comes and goes, garbage is collected, and caches
+fill beside the leak. How unsteady their memory is, ``views`` says.
 """
 
 from __future__ import annotations
 
+from leaklab.demand import beating, drifting, rushes, two_humps
 from leaklab.leaks_known import Mechanism
 from leaklab.series import MIB, diurnal, high_water, sawtooth
+from leaklab.views import HOUR
 
 MECHANISMS = (
-    # A subscriber of the cache's events has gone without a word. Its queue has no bound, so each
-    # block that is stored or removed adds an event of some hundred bytes.
+    # A counter of the metrics has the session's id among its labels, so each session adds a child,
+    # with its buckets, that is never removed.
     Mechanism(
-        "unread_events",
-        "malloc_in_use",
-        noises=(17 * MIB,),
-        shapes=("steady", "load", "tokens", "late"),
-    ),
-    # The list of blocks of a transfer is freed when the transfer ends, and an aborted one does not.
-    # It is some kilobytes long for each thousand tokens.
-    Mechanism(
-        "transfer_descriptors",
-        "malloc_in_use",
-        noises=(26 * MIB,),
-        shapes=("aborts", "load", "regimes", "uneven"),
-        load=diurnal(5, 15, 6840),
-        beside={"other": high_water(110 * MIB, (900, 9000, 30_000), 240), "other_in": "retained"},
-    ),
-    # Tasks in the background are kept in a set, lest they be collected early, and nobody takes out
-    # the finished ones: each has its frame, and with it the request's text.
-    Mechanism(
-        "background_tasks",
+        "request_labels",
         "python_objects",
         role="frontend",
-        noises=(14 * MIB,),
-        shapes=("steady", "load", "adopted", "late"),
-        beside={"other": sawtooth(70 * MIB, 1100), "other_in": "python_objects", "collects": 1100},
+        shapes=("load", "prompts", "escalating", "steady"),
+        load=two_humps(4, 17, 8.5 * HOUR),
     ),
-    # The parser of tool calls has a state for each request, which the normal end removes, and a
-    # client that leaves does not.
+    # A processor of logits that came with a request is a closure over it. The list of changes of
+    # the batch keeps those of requests that ended between two steps.
     Mechanism(
-        "parser_states",
+        "processor_closures",
         "python_objects",
-        noises=(20 * MIB,),
-        shapes=("aborts", "regimes", "steady", "uneven"),
-        accounted=800 * MIB,
+        shapes=("jittered", "load", "crowds", "late"),
+        load=drifting(1, 9, 1500),
+        beside={"other": sawtooth(80 * MIB, 1300), "other_in": "python_objects"},
     ),
-    # An adapter's file is mapped privately and converted in place. A view of one tensor, kept for
-    # its shape, holds the whole mapping after the adapter has gone.
+    # A session with a server of tools is opened for each answer, and stays open if a call of a tool
+    # failed: its streams and its buffered events with it.
     Mechanism(
-        "adapter_mappings",
+        "tool_sessions",
+        "python_objects",
+        role="frontend",
+        shapes=("errors", "crowds", "late"),
+        load=rushes(2, 5, 16, (900, 5400), (300, 2700)),
+    ),
+    # What a library has found to be the best algorithm is kept by shape and by the alignment of the
+    # operands. The alignment is nearly always new, so that no entry is ever met again.
+    Mechanism(
+        "algorithm_tables",
+        "malloc_in_use",
+        shapes=("steady", "prompts", "slowing"),
+        load=beating(4, 16, 2400, 3100),
+        beside={"other": high_water(90 * MIB, (600, 7200, 21_600), 300), "other_in": "retained"},
+    ),
+    # Work for the host is queued in a stream with a context of its own, which it frees when it
+    # runs. After an error in the stream it does not run.
+    Mechanism(
+        "callback_contexts",
+        "malloc_in_use",
+        shapes=("errors", "uneven", "steady"),
+        accounted=600 * MIB,
+        load=diurnal(3, 15, 8640),
+    ),
+    # A transfer is cut in slices, each with a staging buffer. When a peer answers late, the slice
+    # is sent again by another way and the first buffer is forgotten.
+    Mechanism(
+        "staging_slices",
         "anonymous_other",
-        noises=(35 * MIB,),
-        shapes=("stairs", "uneven", "regimes", "late"),
+        shapes=("regimes", "jittered", "crowds"),
+        accounted=700 * MIB,
+        load=rushes(3, 6, 18, (600, 3600), (400, 2400)),
     ),
-    # Pools of decoded frames are made anew for each resolution of a video, and a reference to one
-    # frame keeps its pool: 30 frames of 3 MiB.
+    # A process that prepares pictures is replaced when it does not answer in time. Nobody ends the
+    # old one, which waits on for work with its libraries and its last picture.
     Mechanism(
-        "frame_pools",
+        "orphaned_processors",
         "anonymous_other",
-        noises=(28 * MIB,),
-        shapes=("pictures", "uneven", "bursty", "late"),
-        load=diurnal(4, 12, 9720),
+        shapes=("pictures", "lumps", "escalating"),
+        load=drifting(4, 7, 2700),
     ),
-    # A large result is handed over in a block of shared memory of its own. If the receiver has
-    # given up by then, nobody removes the block.
+    # A download of an adapter that breaks off leaves its part in a file system in memory, and is
+    # tried again under another name.
     Mechanism(
-        "result_blocks",
+        "partial_downloads",
         "shared",
-        noises=(42 * MIB,),
-        shapes=("aborts", "bursty", "steady", "regimes"),
+        shapes=("adapters", "uneven", "steady"),
+        load=two_humps(3, 14, 7 * HOUR),
     ),
-    # Each thread that calls the library of matrix products has a handle with a workspace, and the
-    # threads of a pool that is scaled down leave theirs.
+    # Clients register regions of shared memory for their tensors. One that is killed takes nothing
+    # back, and the server holds its regions open.
     Mechanism(
-        "library_handles",
+        "client_regions",
+        "shared",
+        shapes=("aborts", "escalating", "crowds"),
+        load=beating(3, 13, 1900, 4700),
+        beside={"other": sawtooth(60 * MIB, 2000)},
+    ),
+    # Each thread that decodes pictures on the device has a state of its own, and the states of
+    # threads that ended after a damaged picture stay.
+    Mechanism(
+        "decoder_states",
         "non_torch",
         "DeviceGrowth",
-        noises=(12 * MIB,),
-        shapes=("stairs", "late", "uneven", "steady"),
-        load=diurnal(6, 17, 5400),
+        shapes=("pictures", "lumps", "steady"),
+        load=rushes(5, 4, 15, (1200, 7200), (600, 3600)),
     ),
-    # A small tensor that lives for long lies at the end of each large segment, which therefore can
-    # be neither given back nor used for a prompt of the same size.
+    # A convolution gets a plan with a workspace for each length of a recording. Lengths are hardly
+    # ever the same, and plans have no bound.
     Mechanism(
-        "pinned_segments",
+        "convolution_plans",
+        "non_torch",
+        "DeviceGrowth",
+        shapes=("audios", "slowing", "escalating"),
+        load=drifting(6, 8, 1800),
+        beside={"other": sawtooth(70 * MIB, 950), "other_in": "python_objects"},
+    ),
+    # A sequence of a model with recurrent layers is given a new state when it goes on after a
+    # preemption, while its old state stays in the table.
+    Mechanism(
+        "recurrent_states",
+        "torch_allocated",
+        "DeviceGrowth",
+        shapes=("tokens", "jittered", "late"),
+        load=diurnal(6, 19, 5100),
+        beside={"device_other": sawtooth(140 * MIB, 3300)},
+    ),
+    # Vectors that steer the model come with an adapter and lie on the device. The adapter is
+    # evicted in the end, its vectors never.
+    Mechanism(
+        "steering_vectors",
+        "torch_allocated",
+        "DeviceGrowth",
+        shapes=("adapters", "regimes", "spells"),
+        load=two_humps(5, 15, 9 * HOUR),
+    ),
+    # A pool for tensors that peers write to is made for each new group of ranks. A pool of a group
+    # that is gone has no tensors any more, but a handle to it is left.
+    Mechanism(
+        "symmetric_pools",
         "torch_reserved_unused",
         "DeviceGrowth",
-        noises=(31 * MIB,),
-        shapes=("adopted", "uneven", "regimes", "late"),
+        shapes=("lumps", "escalating", "late"),
+        load=drifting(7, 10, 3600),
     ),
-    # Embeddings of positions are kept for each size of picture, by a decorator without a bound: the
-    # clients of a new app send pictures of any size.
+    # A server in C++, without a probe, keeps prompts and their states in memory for conversations
+    # that may go on. Its bound counts conversations, but not the turns of each.
     Mechanism(
-        "position_grids",
-        "torch_allocated",
-        "DeviceGrowth",
-        noises=(11 * MIB,),
-        shapes=("pictures", "adopted", "renewed", "steady"),
-        load=diurnal(4, 11, 7920),
+        "foreign_prompt_store",
+        "anonymous_other",
+        malloc=False,
+        shapes=("prompts", "load", "steady", "slowing"),
+        load=beating(2, 9, 3300, 7700),
     ),
-    # A mean is kept as a sum of tensors, not of numbers, and so is all that they were made from.
+    # A proxy in front of the engine, without a probe, keeps what it has read of an answer for a
+    # second try. A stream that breaks off is tried no more, and keeps its buffer.
     Mechanism(
-        "metric_tensors",
-        "torch_allocated",
-        "DeviceGrowth",
-        noises=(24 * MIB,),
-        shapes=("tokens", "load", "steady", "regimes"),
-        beside={"device_other": sawtooth(160 * MIB, 2700)},
-    ),
-    # A gateway in front of the engine, without a probe, leaves a thread of its runtime waiting for
-    # each stream that was cancelled, with the stream's buffers.
-    Mechanism(
-        "foreign_gateway",
+        "foreign_ingress",
         "anonymous_other",
         role="frontend",
         malloc=False,
-        noises=(16 * MIB,),
-        shapes=("aborts", "load", "late", "steady"),
-        load=diurnal(5, 14, 10_080),
-    ),
-    # A server of models in another language, without a probe, keeps the decoded input of requests
-    # that fail its checks. Its heap grows and is collected meanwhile.
-    Mechanism(
-        "foreign_pipeline",
-        "anonymous_other",
-        malloc=False,
-        noises=(29 * MIB,),
-        shapes=("pictures", "steady", "uneven", "adopted"),
-        beside={"other": sawtooth(90 * MIB, 430)},
+        shapes=("aborts", "errors", "jittered"),
+        load=rushes(8, 5, 17, (1500, 6000), (500, 4000)),
+        beside={"other": sawtooth(60 * MIB, 610)},
     ),
 )

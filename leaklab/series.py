@@ -105,6 +105,10 @@ class Series:
     ``ready_at`` seconds it says that it starts, and of its load nothing. While ``silent`` its
     status does not answer, though its serving port does; while ``unresponsive`` its frontend
     answers nobody.
+
+    With ``fine`` a pause that is shorter than an interval counts for as much as it lasts, and no
+    request ends in it. ``cpu_s`` is the processor time of all processes but the frontend, in total.
+    With ``read_every`` the load is that of a page of metrics, which is read that often.
     """
 
     duration: float = 600.0
@@ -119,6 +123,7 @@ class Series:
     device_other_in: str = "torch_reserved_unused"
     ledger: Curve | None = None
     ledger_bound: int | None = None
+    ledger_kind: str = "host"
     load: Curve = EIGHT
     segment: str = "malloc_in_use"
     per_request: float = 2 * MIB
@@ -140,32 +145,45 @@ class Series:
     collects: float = 600.0
     counters: dict[str, Curve] = field(default_factory=dict)
     epoch: Callable[[float], int] = lambda t: 1
+    fine: bool = False
+    cpu_s: Curve | None = None
+    read_every: float = 0.0
     leaked: float = field(default=0.0, init=False)
     _wander: float = field(default=0.0, init=False)
     _began: float = field(default=0.0, init=False)
+    _page: tuple[float, SampleLoad] | None = field(default=None, init=False)
 
     def samples(self) -> Iterator[Sample]:
         rng = random.Random(self.seed)
         done = driven = 0.0
         steps = 0
         self._wander = self._began = 0.0
+        self._page = None
         epoch = self.epoch(0.0)
         for number in range(int(self.duration / self.interval)):
             t = number * self.interval
             if self.epoch(t) != epoch:
-                epoch, self._began = self.epoch(t), t
+                epoch, self._began, self._page = self.epoch(t), t, None
                 done = driven = 0.0
                 steps = 0
             mean = self.load(min(t, self.frozen_at))
             load = max(0, round(rng.gauss(mean, math.sqrt(mean) / 2))) if mean > 0 else 0
             if t < self.frozen_at:
                 busy = load > 0
+                worked = self._worked(t)
                 finished = self.requests_per_s * self.interval * (load / 8)
+                finished *= worked if self.fine else 1.0
                 done += finished
                 driven += self.leak_per_request * finished if t >= self.leak_from else 0.0
-                steps += int(20 * self.interval) if busy and not self.paused(t) else 0
+                steps += int(20 * self.interval * worked) if busy else 0
             self.leaked = self.leak(t) + driven
             yield self._sample(rng, t, load, int(done), steps)
+
+    def _worked(self, t: float) -> float:
+        """The share of the interval before ``t`` in which the engine was not paused."""
+        looks = math.ceil(self.interval) if self.fine else 1
+        paused = sum(self.paused(t - part * self.interval / looks) for part in range(looks))
+        return 1 - paused / looks
 
     def _sample(self, rng: random.Random, t: float, load: int, done: int, steps: int) -> Sample:
         decay = math.exp(-self.interval / self.wander_s)
@@ -201,6 +219,8 @@ class Series:
             ),
             scrape_ok=answered,
         )
+        if self.cpu_s is not None:
+            sample.host.cpu_s = self.cpu_s(t)
         if self.file is not None:
             file = self.file(t)
             sample.host.cgroup_file, sample.host.rss_file = int(file), int(file / 2)
@@ -218,7 +238,9 @@ class Series:
         if self.device:
             sample.device = [self._device(self.device_other(t))]
         if self.ledger is not None:
-            sample.ledger = [LedgerLine("cache", "host", int(self.ledger(t)), self.ledger_bound)]
+            sample.ledger = [
+                LedgerLine("cache", self.ledger_kind, int(self.ledger(t)), self.ledger_bound)
+            ]
         sample.ready = t - self._began >= self.ready_at
         if not sample.ready:
             return sample
@@ -231,7 +253,12 @@ class Series:
             steps_total=steps,
         )
         for name, total in self.counters.items():
-            setattr(sample.load, name, int(total(t)))
+            value = total(t)
+            setattr(sample.load, name, value if name.endswith("_ratio") else int(value))
+        if self.read_every:
+            if self._page is None or t - self._page[0] >= self.read_every:
+                self._page = t, sample.load
+            sample.load_age_s, sample.load = t - self._page[0], self._page[1]
         return sample
 
     def _device(self, kept: float) -> Device:

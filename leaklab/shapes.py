@@ -165,12 +165,8 @@ def _unevenly(seed: int) -> Curve:
     return curve
 
 
-def _in_regimes(seed: int) -> Curve:
-    """Each change of the service or of its clients makes another rate, level until the next change:
-    three to six of them (log-normal, standard deviation .6). The last one lasts."""
-    rng = random.Random(seed)
-    begins = [0.0, *sorted(rng.uniform(0.08, 0.92) for _ in range(rng.randint(2, 5)))]
-    rates = [rng.lognormvariate(0, 0.6) for _ in begins]
+def _piecewise(begins: list[float], rates: list[float]) -> Curve:
+    """One rate after another, each from its begin until the next; scaled to be one at one."""
     lasts = (after - begin for begin, after in pairwise([*begins, 1.0]))
     grown: list[float] = [0.0, *accumulate(map(operator.mul, rates, lasts))]
 
@@ -180,6 +176,15 @@ def _in_regimes(seed: int) -> Curve:
         return done / grown[-1]
 
     return curve
+
+
+def _in_regimes(seed: int) -> Curve:
+    """Each change of the service or of its clients makes another rate, level until the next change:
+    three to six of them (log-normal, standard deviation .6). The last one lasts."""
+    rng = random.Random(seed)
+    begins = [0.0, *sorted(rng.uniform(0.08, 0.92) for _ in range(rng.randint(2, 5)))]
+    rates = [rng.lognormvariate(0, 0.6) for _ in begins]
+    return _piecewise(begins, rates)
 
 
 def _as_adopted(seed: int) -> Curve:
@@ -192,6 +197,54 @@ def _as_adopted(seed: int) -> Curve:
         return math.log1p(math.exp((x - half) / spread))
 
     return lambda x: (used(x) - used(0.0)) / (used(1.0) - used(0.0))
+
+
+GRAINS = 150
+
+
+def _jittered(seed: int) -> Curve:
+    """Many small events of sizes that differ, at any time, the same again after one is reached."""
+    rng = random.Random(seed)
+    times = sorted(rng.random() for _ in range(GRAINS))
+    totals = [0.0, *accumulate(rng.gammavariate(0.6, 1.0) for _ in times)]
+
+    def curve(x: float) -> float:
+        whole, part = divmod(x, 1.0)
+        return whole + totals[bisect_right(times, part)] / totals[-1]
+
+    return curve
+
+
+CROWDS, EVEN = (6, 11), 40
+"""The least and the most of them until one is reached, and how many events come between them."""
+
+
+def _in_crowds(seed: int) -> Curve:
+    """Events come in crowds, each of them dense at first and thinner then; some come between them.
+    The same again after one is reached."""
+    rng = random.Random(seed)
+    times = [rng.random() for _ in range(EVEN)]
+    for _ in range(rng.randint(*CROWDS)):
+        begins, tau = rng.random(), rng.uniform(0.01, 0.06)
+        times += [
+            (begins + min(0.5, rng.expovariate(1 / tau))) % 1.0 for _ in range(rng.randint(6, 30))
+        ]
+    times.sort()
+
+    def curve(x: float) -> float:
+        whole, part = divmod(x, 1.0)
+        return whole + bisect_right(times, part) / len(times)
+
+    return curve
+
+
+def _escalating(seed: int) -> Curve:
+    """One tenant after another is moved over: the rate climbs in three to five steps, and the last
+    one lasts."""
+    rng = random.Random(seed)
+    begins = [0.0, *sorted(rng.uniform(0.1, 0.85) for _ in range(rng.randint(2, 4)))]
+    rates = list(accumulate(rng.uniform(0.3, 1.0) for _ in begins))
+    return _piecewise(begins, rates)
 
 
 SHARES: dict[str, Callable[[int], Curve]] = {
@@ -208,4 +261,7 @@ SHARES: dict[str, Callable[[int], Curve]] = {
     "uneven": _unevenly,
     "regimes": _in_regimes,
     "adopted": _as_adopted,
+    "jittered": _jittered,
+    "crowds": _in_crowds,
+    "escalating": _escalating,
 }

@@ -10,10 +10,12 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 
-from leaklab.cases import SPENT_S, Case, Split
+from leaklab.cases import REACHED, SPENT_S, Case, Split, base_of
 from leaklab.series import MIB, Curve, Series, bursty
+from leaklab.views import habits, interval_of
 from plimsoll_sidecar.detect.attribution.footprint import FIELDS, TIME
 
 RATES = {
@@ -30,6 +32,7 @@ RATES = {
 """Mean events a second."""
 BUDGET = 512 * MIB
 STARTS = 300.0
+WANDERS_S = 45.0
 NOISES = (8 * MIB, 25 * MIB, 40 * MIB)
 
 
@@ -123,11 +126,45 @@ def in_tides(rate: float, length: float, rng: random.Random) -> Curve:
     return curve
 
 
+CAMPAIGNS = (3, 7)
+"""The least and the most of them in a run."""
+
+
+def in_campaigns(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total of which a part comes evenly, and the rest in campaigns that overlap: each ramps up,
+    stays, and dies away, in times and to a height of its own."""
+    even, step = rng.uniform(0.15, 0.45), length / MOMENTS
+    campaigns = []
+    for _ in range(rng.randint(*CAMPAIGNS)):
+        begins, ramps = rng.uniform(-0.15, 0.9) * length, rng.uniform(0.01, 0.1) * length
+        stays, dies = rng.uniform(0.02, 0.2) * length, rng.uniform(0.01, 0.08) * length
+        campaigns.append((begins, ramps, stays, dies, rng.lognormvariate(0, 0.6)))
+
+    def come(t: float) -> float:
+        height = 0.0
+        for begins, ramps, stays, dies, high in campaigns:
+            since = t - begins
+            if since > 0:
+                left = math.exp(-max(0.0, since - ramps - stays) / dies)
+                height += high * min(1.0, since / ramps) * left
+        return height
+
+    totals = [0.0, *accumulate(come(step * moment) for moment in range(MOMENTS + 1))]
+    each = (1 - even) * rate * length / totals[MOMENTS]
+
+    def curve(t: float) -> float:
+        place = min(MOMENTS, int(t / step))
+        campaigned = totals[place] + (t / step - place) * (totals[place + 1] - totals[place])
+        return even * rate * t + each * campaigned
+
+    return curve
+
+
 Vary = Callable[[float, float, random.Random], Curve]
 VARYING: dict[Split, tuple[Vary, ...]] = {
     Split.DEVELOPMENT: (switching,),
-    Split.SEEN: (in_shifts, in_cascades, drifting),
-    Split.TEST: (in_tides,),
+    Split.SEEN: (in_shifts, in_cascades, drifting, in_tides),
+    Split.TEST: (in_campaigns,),
 }
 
 
@@ -146,11 +183,12 @@ def triggers(split: Split, seeds: int = 1) -> list[Case]:
 
 def _case(split: Split, name: str, rate: str, varying: Vary, seed: int) -> Case:
     spent = SPENT_S[split][rate]
-    length = STARTS + 1.25 * spent
+    length = STARTS + REACHED * spent
     rng = random.Random(f"{split}/{name}/{rate}/{seed}")
     totals = {one: varying(mean, length, rng) for one, mean in RATES.items()}
     driver: Curve = (lambda t: t) if name == TIME else totals[name]
-    each = BUDGET / (driver(STARTS + spent) - driver(STARTS))
+    until, part = (length, REACHED) if split is Split.TEST else (STARTS + spent, 1.0)
+    each = part * BUDGET / (driver(until) - driver(STARTS))
     series = Series(
         duration=length,
         interval=min(30.0, max(1.0, round(length / 4000))),
@@ -159,6 +197,13 @@ def _case(split: Split, name: str, rate: str, varying: Vary, seed: int) -> Case:
         seed=rng.randrange(1 << 30),
         counters={FIELDS[one]: total for one, total in totals.items()},
     )
+    if split is Split.TEST:
+        series = replace(series, **habits(series.seed) | {"read_every": 0.0})
+        # What wanders for as long as a campaign lasts cannot be told from one.
+        series.wander_s = min(series.wander_s, WANDERS_S)
+        series.base = base_of(series.seed)
+        series.interval = min(interval_of(rate, series.seed), round(length / 200))
+        series.duration += 2 * series.interval
     found = f"trigger-{name}-{rate}-{seed}"
     return Case(
         found, f"trigger {name}", split, series, "HostGrowth", STARTS, "malloc_in_use", trigger=name

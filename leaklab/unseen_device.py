@@ -1,237 +1,189 @@
-"""What only looks like a leak, for the test split: slots, states and helpers on the device.
+"""What only looks like a leak, for the test split: what else a device is used for.
 
 Each is bounded as in ``unseen_host``.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from bisect import bisect_right
 from itertools import accumulate
 
 from leaklab.cases import DAY, HOUR, Build
-from leaklab.healthy_runs import Spells, levels, long, short, summed
-from leaklab.series import MIB, Series, diurnal
+from leaklab.demand import beating, between_steps, drifting, rushes, two_humps
+from leaklab.healthy_runs import Spells, integral, last, levels, long
+from leaklab.series import GIB, MIB, Series, diurnal
+from leaklab.views import LONGEST, habits
 
 
-def _widened_slots(seed: int) -> Series:
-    """The slots of adapters are as wide as the widest adapter so far: 8, 16, 32, 64. When a wider
-    one comes, the new slots are filled before the old ones go. Slots of rank 64 for eight adapters
-    of a model of a few billion parameters are some hundred MiB."""
+def _mapped_blocks(seed: int) -> Series:
+    """Blocks of the cache are mapped as contexts need them, not all at the start. They take some
+    GiB by the afternoon, and the engine accounts for each on the device."""
     rng = random.Random(seed)
-    final, takes = rng.uniform(110, 240) * MIB, rng.uniform(20, 400)
-    times = sorted(120 * (1.9 * DAY / 120) ** rng.random() for _ in range(3))
-    widths = [final / 8, final / 4, final / 2, final]
-
-    def slots(t: float) -> float:
-        wider = bisect_right(times, t)
-        old = widths[wider - 1] if wider and t - times[wider - 1] < takes else 0.0
-        return widths[wider] + old
-
+    load, bound = two_humps(2, 22, rng.uniform(0, DAY)), rng.uniform(1.5, 4) * GIB
+    tau, minutes, held = rng.uniform(0.3, 2) * HOUR, list[float](), 0.0
+    for minute in range(int(LONGEST / 60) + 1):
+        held += (bound * load(minute * 60) / 24 - held) * 60 / tau
+        minutes.append(held)
+    blocks = between_steps(minutes, 60)
     return long(
         seed,
+        **habits(seed),
         device=True,
-        device_other=slots,
+        device_other=blocks,
         device_other_in="torch_allocated",
-        load=diurnal(4, 17),
-        counters={"adapters_total": lambda t: 4 * bisect_right(times, t)},
-    )
-
-
-def _speculates_when_calm(seed: int) -> Series:
-    """An engine speculates while few ask, and does not when its batch is full. The states and masks
-    of the draft are there only meanwhile: so memory falls as load rises, and comes back with calm,
-    up to a few hundred MiB for a draft of some layers."""
-    rng = random.Random(seed)
-    rushes = Spells(rng, (HOUR, 7 * HOUR), (0.4 * HOUR, 5 * HOUR))
-    height, late, rise = rng.uniform(170, 420) * MIB, rng.uniform(30, 900), rng.uniform(10, 1800)
-
-    def drafts(t: float) -> float:
-        since = rushes.since(t)
-        if rushes.on(t):
-            return 1.0 if since < late else 0.0
-        return min(1.0, max(0.0, since - late) / rise)
-
-    return long(
-        seed,
-        device=True,
-        device_other=lambda t: height * drafts(t),
-        device_other_in="torch_allocated",
-        load=lambda t: 27 if rushes.on(t) else 6,
-        counters={"generation_tokens_total": summed(lambda t: 1400 if rushes.on(t) else 520)},
-    )
-
-
-PLACES, SLABS = 4, 8
-
-
-def _half_empty_slabs(seed: int) -> Series:
-    """A model with recurrent layers has a state of some MiB for each sequence. States lie in slabs
-    of four, and a slab goes when all its sequences have ended: one that reasons for hours holds its
-    slab alone."""
-    rng = random.Random(seed)
-    size, apart, day = rng.uniform(5, 14) * MIB, rng.uniform(35, 90), diurnal(0.25, 1)
-    taken, ends, at = [0] * SLABS, list[tuple[float, int]](), 0.0
-    slabs, running = list[tuple[float, float]](), list[tuple[float, float]]()
-    while at < 2 * DAY:
-        at += rng.expovariate(1 / apart)
-        while ends and ends[0][0] <= at:
-            ended, slab = heapq.heappop(ends)
-            taken[slab] -= 1
-            if not taken[slab]:
-                slabs.append((ended, -PLACES * size))
-        free = [slab for slab in range(SLABS) if taken[slab] < PLACES]
-        if not free or rng.random() > day(at):
-            continue
-        used = [slab for slab in free if taken[slab]]
-        slab, lasts = (used or free)[0], min(4 * HOUR, rng.lognormvariate(math.log(110), 1.4))
-        if not taken[slab]:
-            slabs.append((at, PLACES * size))
-        taken[slab] += 1
-        heapq.heappush(ends, (at + lasts, slab))
-        running += [(at, 1.0), (at + lasts, -1.0)]
-    return long(
-        seed,
-        device=True,
-        device_other=levels(slabs),
-        device_other_in="torch_allocated",
-        load=levels(running),
-        per_request=MIB,
-    )
-
-
-def _nightly_evaluation(seed: int) -> Series:
-    """Each night the model is evaluated: what it would have said for each token of a prompt is
-    asked for, which for a vocabulary of 128,000 is half a MiB for each token of a chunk. The
-    results are kept on the host until the report is written."""
-    rng = random.Random(seed)
-    begins, lasts = rng.uniform(18, 30) * HOUR, rng.uniform(0.8, 3.5) * HOUR
-    chunk, results = rng.uniform(200, 430) * MIB, rng.uniform(50, 180) * MIB
-    reports, load = rng.uniform(300, 3600), diurnal(3, 18)
-
-    def since(t: float) -> float:
-        return (t - begins) % DAY
-
-    def kept(t: float) -> float:
-        return results * min(1.0, since(t) / lasts) * (since(t) < lasts + reports)
-
-    return long(
-        seed,
-        other=kept,
-        other_in="python_objects",
-        device=True,
-        device_other=lambda t: chunk * (since(t) < lasts) * (0.75 + 0.25 * math.sin(t / 47)),
-        device_other_in="torch_allocated",
-        load=lambda t: load(t) + 12 * (since(t) < lasts),
-        counters={"prompt_tokens_total": summed(lambda t: 900 + 7000 * (since(t) < lasts))},
-    )
-
-
-def _symmetric_heap(seed: int) -> Series:
-    """Ranks that write into each other's memory share a heap, which grows by a chunk of 32 MiB when
-    a larger exchange is first needed, on all ranks alike, and never shrinks."""
-    rng = random.Random(seed)
-    times = sorted(200 * (1.95 * DAY / 200) ** rng.random() for _ in range(rng.randint(3, 7)))
-    pinned = rng.uniform(1, 6) * MIB
-    return long(
-        seed,
-        other=lambda t: pinned * bisect_right(times, t),
-        other_in="anonymous_other",
-        device=True,
-        device_other=lambda t: 32 * MIB * bisect_right(times, t),
-        device_other_in="non_torch",
-        load=diurnal(6, 23),
-    )
-
-
-def _lingering_version(seed: int) -> Series:
-    """A small model beside the large one gets a new version, and the old one stays until its last
-    sequence has ended or was idle for too long. An embedder or a ranker is some hundred MiB."""
-    rng = random.Random(seed)
-    releases = list(accumulate(rng.uniform(3, 12) * HOUR for _ in range(18)))
-    sizes = [rng.uniform(110, 225) * MIB for _ in range(19)]
-    lingers = [0.0, *(rng.uniform(600, 2.5 * HOUR) for _ in releases)]
-    runtime = rng.uniform(0.1, 0.3)
-
-    def held(t: float) -> float:
-        turn = bisect_right(releases, t)
-        old = turn > 0 and t - releases[turn - 1] < lingers[turn]
-        return sizes[turn] + (sizes[turn - 1] if old else 0.0)
-
-    return long(
-        seed,
-        other=lambda t: runtime * held(t),
-        device=True,
-        device_other=held,
-        device_other_in="torch_allocated",
-        load=diurnal(4, 16),
-    )
-
-
-def _decoder_context(seed: int) -> Series:
-    """Videos are decoded on the device by a process that is started for the first one, and leaves
-    after some idle minutes. Its context and its surfaces are some 300 MiB that are nobody's by the
-    engine's own account."""
-    rng = random.Random(seed)
-    videos = Spells(rng, (0.5 * HOUR, 6 * HOUR), (60, 2.5 * HOUR))
-    context, idles = rng.uniform(180, 320) * MIB, rng.uniform(300, 2400)
-    surfaces, rate = rng.uniform(40, 110) * MIB, rng.uniform(0.05, 0.4)
-    load = diurnal(4, 15)
-
-    def decoder(t: float) -> float:
-        since = videos.since(t)
-        if videos.on(t):
-            return context + surfaces * min(1.0, since / 300)
-        return context if since < min(t, idles) else 0.0
-
-    return long(
-        seed,
-        other=lambda t: 0.3 * decoder(t),
-        other_in="anonymous_other",
-        device=True,
-        device_other=decoder,
-        device_other_in="non_torch",
+        ledger=blocks,
+        ledger_bound=int(bound),
+        ledger_kind="device",
         load=load,
-        counters={"images_total": summed(lambda t: rate * 16 * videos.on(t))},
+        counters={"kv_usage_ratio": lambda t: blocks(t) / bound},
     )
 
 
-def _painted_pictures(seed: int) -> Series:
-    """A model that paints needs little for its steps and much for the last: decoding the latent
-    picture takes some hundred MiB for seconds. Jobs come at any time, four at a time at most."""
+def _trained_in_place(seed: int) -> Series:
+    """An adapter is trained on the engine's own device, each few hours for a quarter of an hour or
+    so: its gradients and the states of its optimizer are there meanwhile, and its batch on the
+    host."""
     rng = random.Random(seed)
-    apart, at, free = rng.uniform(12, 90), 0.0, [0.0] * 4
-    latent, decoded = rng.uniform(8, 25) * MIB, rng.uniform(60, 105) * MIB
-    changes, jobs, ends = list[tuple[float, float]](), list[tuple[float, float]](), list[float]()
-    while at < HOUR:
-        at += rng.expovariate(1 / apart)
-        place = min(range(4), key=free.__getitem__)
-        begins = max(at, free[place])
-        decodes = begins + rng.uniform(8, 45)
-        free[place] = decodes + rng.uniform(1.5, 6)
-        changes += [(begins, latent), (decodes, decoded), (free[place], -latent - decoded)]
-        jobs += [(begins, 1.0), (free[place], -1.0)]
-        ends.append(free[place])
-    ends.sort()
-    return short(
+    trains = Spells(rng, (1.2 * HOUR, 7 * HOUR), (300, 2400), LONGEST)
+    states, grows = rng.uniform(170, 390) * MIB, rng.uniform(10, 200)
+    batch, load = rng.uniform(40, 120) * MIB, drifting(seed, 8, HOUR)
+    return long(
         seed,
+        **habits(seed),
+        other=lambda t: batch * trains.on(t),
+        device=True,
+        device_other=lambda t: states * trains.on(t) * min(1.0, trains.since(t) / grows),
+        device_other_in="torch_allocated",
+        load=load,
+    )
+
+
+def _diagnostics_in_passing(seed: int) -> Series:
+    """An agent of the node looks after the devices. Each few hours it runs a short test on each, in
+    a process of its own with a context and some buffers; after a fault it runs a longer one."""
+    rng = random.Random(seed)
+    apart, long_one = (HOUR, 6 * HOUR), rng.uniform(900, 3 * HOUR)
+    short_ones = Spells(rng, apart, (40, 240), LONGEST)
+    long_ones = Spells(rng, (12 * HOUR, 40 * HOUR), (long_one, long_one + 1), LONGEST)
+    context, buffers = rng.uniform(180, 260) * MIB, rng.uniform(60, 190) * MIB
+
+    def tested(t: float) -> float:
+        if not (short_ones.on(t) or long_ones.on(t)):
+            return 0.0
+        return context + buffers * min(1.0, (t % 97) / 60)
+
+    return long(
+        seed,
+        **habits(seed),
+        device=True,
+        device_other=tested,
+        device_other_in="non_torch",
+        load=diurnal(4, 17),
+    )
+
+
+def _pooled_prompts(seed: int) -> Series:
+    """For an embedding of a long document the states of all its tokens stay on the device until its
+    last chunk is done: 8 KiB for each of up to 50,000 tokens. Documents come in jobs."""
+    rng = random.Random(seed)
+    jobs, at = Spells(rng, (0.5 * HOUR, 6 * HOUR), (600, 3 * HOUR), LONGEST), 0.0
+    changes, chunks = list[tuple[float, float]](), 6
+    while at < LONGEST:
+        at += rng.expovariate(1 / (15 if jobs.on(at) else 900))
+        size, lasts = min(360.0, 18 * rng.paretovariate(0.8)) * MIB, rng.uniform(5, 80)
+        changes += [(at + lasts * chunk / chunks, size / chunks) for chunk in range(chunks)]
+        at += lasts
+        changes.append((at, -size))
+    return long(
+        seed,
+        **habits(seed),
         device=True,
         device_other=levels(changes),
         device_other_in="torch_allocated",
-        load=levels(jobs),
-        counters={"images_total": lambda t: bisect_right(ends, t)},
+        load=lambda t: 13.0 if jobs.on(t) else 4.0,
+        counters={"prompt_tokens_total": integral(lambda t: 8000 if jobs.on(t) else 500, LONGEST)},
+    )
+
+
+def _cross_attention_slots(seed: int) -> Series:
+    """Speech is transcribed in slots, each with the states of its recording. A slot is made when
+    more recordings than ever before are in work at once, and is used again from then on."""
+    rng = random.Random(seed)
+    load, slots = drifting(seed, 7, rng.uniform(0.5, 3) * HOUR, 0.5), rng.choice((16, 24, 32))
+    each, most, records = rng.uniform(110, 220) * MIB / slots, 0, list[tuple[float, float]]()
+    at = 0.0
+    while at < LONGEST:
+        at += rng.expovariate(1 / 20)
+        needed = min(slots, round(rng.gauss(load(at), math.sqrt(load(at)))))
+        if needed > most:
+            records.append((at, (needed - most) * each))
+            most = needed
+    return long(
+        seed,
+        **habits(seed),
+        device=True,
+        device_other=levels(records),
+        device_other_in="torch_allocated",
+        load=load,
+        counters={"audios_total": integral(lambda t: 0.06 * load(t), LONGEST)},
+    )
+
+
+def _merged_adapters(seed: int) -> Series:
+    """While most requests are for one adapter, the layers that it changes are there once more with
+    the adapter merged into them. The copy goes when another one is asked for more."""
+    rng = random.Random(seed)
+    hot = Spells(rng, (0.4 * HOUR, 5 * HOUR), (900, 6 * HOUR), LONGEST)
+    size, merges = rng.uniform(150, 380) * MIB, rng.uniform(5, 300)
+    layers = rng.randint(8, 32)
+
+    def merged(t: float) -> float:
+        done = math.floor(layers * min(1.0, hot.since(t) / merges)) / layers
+        return size * done * hot.on(t)
+
+    return long(
+        seed,
+        **habits(seed),
+        device=True,
+        device_other=merged,
+        device_other_in="torch_allocated",
+        load=beating(3, 16, 3 * HOUR, rng.uniform(4, 9) * HOUR),
+        counters={"adapters_total": integral(lambda t: 0.004 * (1 + hot.on(t)), LONGEST)},
+    )
+
+
+def _elastic_ranks(seed: int) -> Series:
+    """Experts are spread over more machines as the day gets busier, and over fewer by night. Each
+    rank has a buffer for each other one, made anew at each change; those of before go with the last
+    step that used them."""
+    rng = random.Random(seed)
+    changes = [0.0, *accumulate(rng.uniform(0.7, 7) * HOUR for _ in range(60))]
+    ranks = [rng.choice((4, 6, 8, 10, 12, 16)) for _ in changes]
+    each, overlaps = rng.uniform(10, 20) * MIB, rng.uniform(20, 300)
+
+    def buffers(t: float) -> float:
+        turn = bisect_right(changes, t) - 1
+        old = ranks[turn - 1] if turn and t - last(changes, t) < overlaps else 0
+        return each * (ranks[turn] + 0.5 * old)
+
+    return long(
+        seed,
+        **habits(seed),
+        device=True,
+        device_other=buffers,
+        device_other_in="non_torch",
+        load=rushes(seed, 6, 20, (HOUR, 5 * HOUR), (HOUR, 5 * HOUR)),
     )
 
 
 FAMILIES: dict[str, Build] = {
-    "widened slots": _widened_slots,
-    "speculates when calm": _speculates_when_calm,
-    "half-empty slabs": _half_empty_slabs,
-    "nightly evaluation": _nightly_evaluation,
-    "symmetric heap": _symmetric_heap,
-    "lingering version": _lingering_version,
-    "decoder context": _decoder_context,
-    "painted pictures": _painted_pictures,
+    "mapped blocks": _mapped_blocks,
+    "trained in place": _trained_in_place,
+    "diagnostics in passing": _diagnostics_in_passing,
+    "pooled prompts": _pooled_prompts,
+    "cross-attention slots": _cross_attention_slots,
+    "merged adapters": _merged_adapters,
+    "elastic ranks": _elastic_ranks,
 }

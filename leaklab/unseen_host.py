@@ -9,190 +9,211 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
+from collections import deque
 from itertools import accumulate
 
 from leaklab.cases import DAY, HOUR, Build
-from leaklab.healthy_runs import Spells, last, levels, long, path, summed
-from leaklab.series import MIB, Series, diurnal, flat
+from leaklab.demand import between_steps, drifting, rushes, two_humps
+from leaklab.healthy_runs import integral, last, levels, long
+from leaklab.series import MIB, Series, diurnal
+from leaklab.views import LONGEST, habits
 
-MINUTES = range(0, int(2 * DAY), 60)
+MINUTE = 60.0
 
 
-def _ticked_decay(seed: int) -> Series:
-    """Without a thread of its own, jemalloc gives dirty pages back only as it is called. What an
-    evening's batch has freed stays through a night without requests, and goes with the first of
-    the morning. A few MiB stay in each of some dozen arenas."""
+def _recent_peaks(seed: int) -> Series:
+    """Google's allocator gives free pages back only above the demand of the last hour or two, lest
+    it should ask for them again at once. Memory goes up with a rush, and down an hour after it."""
     rng = random.Random(seed)
-    batches = Spells(rng, (2 * HOUR, 7 * HOUR), (300, 1500))
-    opens, closes = rng.uniform(6, 9) * HOUR, rng.uniform(16, 21) * HOUR
-    height, keeps = rng.uniform(130, 280) * MIB, math.exp(-60 / rng.uniform(300, 1500))
-
-    def load(t: float) -> float:
-        return (11 if opens <= t % DAY < closes else 0) + 22 * batches.on(t)
-
-    level, points = 0.0, []
-    for at in map(float, MINUTES):
-        if batches.on(at):
-            level += (height - level) / 4
-        elif load(at):
-            level *= keeps
-        points.append((at, level))
-    return long(seed, malloc=False, other=path(points), load=load)
-
-
-def _trimmed_by_timer(seed: int) -> Series:
-    """Servers with much churn call malloc_trim from a timer. Between two calls the heap keeps ever
-    more free pages, quickly at first: up to a twentieth or a tenth of its three or four GiB."""
-    rng = random.Random(seed)
-    calls = list(accumulate((rng.uniform(1.5, 6) * HOUR for _ in range(40)), initial=0.0))
-    height, fills = rng.uniform(130, 300) * MIB, rng.uniform(0.5, 3) * HOUR
-    left = [0.0, *(rng.uniform(0.05, 0.25) for _ in calls)]
-
-    def kept(t: float) -> float:
-        least = left[bisect_right(calls, t) - 1]
-        return height * (1 - (1 - least) * math.exp(-(t - last(calls, t)) / fills))
-
-    return long(seed, other=kept, other_in="retained", load=diurnal(5, 20))
-
-
-def _straggling_survivors(seed: int) -> Series:
-    """Python gives back an arena of a MiB when the last object in it is gone. A burst fills a
-    hundred arenas, and a few objects in each belong to sessions, which end within hours."""
-    rng = random.Random(seed)
-    bursts = list(accumulate(rng.uniform(1.5, 8) * HOUR for _ in range(30)))
-    tau, changes = rng.uniform(0.3, 1.6) * HOUR, list[tuple[float, float]]()
-    for at in bursts:
-        for _ in range(rng.randint(40, 140)):
-            made = at + rng.uniform(0, 300)
-            survivors = (rng.expovariate(1 / tau) for _ in range(rng.randint(0, 4)))
-            changes += [(made, MIB), (at + 300 + max(survivors, default=0.0), -MIB)]
-
-    def bursting(t: float) -> bool:
-        done = bisect_right(bursts, t)
-        return done > 0 and t - bursts[done - 1] < 300
-
-    load = diurnal(4, 15)
+    load = rushes(seed, rng.uniform(4, 8), rng.uniform(16, 24), (HOUR, 6 * HOUR), (300, HOUR))
+    each, window = rng.uniform(6, 12) * MIB, int(rng.uniform(0.7, 2.5) * 60)
+    drifts, recent, heap = drifting(seed, 1, HOUR, 0.12), deque[float](), list[float]()
+    for minute in range(int(LONGEST / MINUTE) + 1):
+        recent.append(each * load(minute * MINUTE) * drifts(minute * MINUTE))
+        if len(recent) > window:
+            recent.popleft()
+        heap.append(max(recent))
     return long(
         seed,
+        **habits(seed) | {"per_request": 0.3 * MIB},
+        malloc=False,
+        other=between_steps(heap, MINUTE),
+        load=load,
+    )
+
+
+def _merged_pages(seed: int) -> Series:
+    """A thread of the kernel merges equal pages of the engine's processes, some hundred of them a
+    second. When new tables are loaded the pages are written to, and each process has its own
+    again."""
+    rng = random.Random(seed)
+    loads = [0.0, *accumulate(rng.uniform(3, 16) * HOUR for _ in range(24))]
+    height, tau = rng.uniform(150, 330) * MIB, rng.uniform(0.5, 4) * HOUR
+    copies = rng.uniform(30, 900)
+
+    def shared(t: float) -> float:
+        since, turn = t - last(loads, t), bisect_right(loads, t)
+        merged = 1 - math.exp(-since / tau)
+        before = 1 - math.exp(-(loads[turn - 1] - loads[turn - 2]) / tau) if turn > 1 else 0.0
+        return max(merged, before * (1 - since / copies)) if since < copies else merged
+
+    return long(
+        seed,
+        **habits(seed),
+        other=lambda t: height * (1 - shared(t)),
+        other_in="anonymous_other",
+        load=two_humps(3, 17, rng.uniform(0, DAY)),
+    )
+
+
+def _deep_stacks(seed: int) -> Series:
+    """A parser calls itself for each level of a schema, and a thread's stack stays as deep as it
+    ever was: up to 8 MiB. A schema comes to any of some dozen threads, and few are deep."""
+    rng = random.Random(seed)
+    threads = [0.0] * rng.randint(24, 64)
+    limit, apart, at = min(8.0, 220 / len(threads)), rng.uniform(60, 900), 0.0
+    changes = list[tuple[float, float]]()
+    while at < LONGEST:
+        at += rng.expovariate(1 / apart)
+        depth, taken = min(limit, 0.25 * rng.paretovariate(0.9)), rng.randrange(len(threads))
+        if depth > threads[taken]:
+            changes.append((at, (depth - threads[taken]) * MIB))
+            threads[taken] = depth
+    return long(
+        seed,
+        **habits(seed),
         other=levels(changes),
         other_in="anonymous_other",
-        load=lambda t: load(t) + 30 * bursting(t),
+        load=diurnal(3, 18),
     )
 
 
-def _quarter_rule(seed: int) -> Series:
-    """CPython looks at its old objects when the new ones are a quarter as many. So garbage gets
-    higher as the caches of its frontend fill, by a hundred MiB within half a day."""
+def _met_tokens(seed: int) -> Series:
+    """Each of some frontends keeps the text of each token that it has met, for there are at most
+    some hundred thousand. Common ones are met within minutes, and rare ones on the third day."""
     rng = random.Random(seed)
-    every, tau = rng.uniform(500, 2600), rng.uniform(3, 12) * HOUR
-    cached, weight = rng.uniform(70, 130) * MIB, rng.uniform(1.2, 2.6)
+    load, height = two_humps(2, 20, rng.uniform(0, DAY)), rng.uniform(90, 230) * MIB
+    tokens = integral(lambda t: 60 * load(t), LONGEST)
+    scale = 60 * 12 * rng.uniform(2, 20) * HOUR
 
-    def held(t: float) -> float:
-        live = cached * (1 - math.exp(-t / tau))
-        return live + weight * (200 * MIB + live) / 4 * (t % every / every)
+    def met(t: float) -> float:
+        return 1 - math.exp(-math.sqrt(tokens(t) / scale))
 
-    return long(seed, other=held, other_in="python_objects", collects=every, load=flat(11))
-
-
-def _late_imports(seed: int) -> Series:
-    """A module is imported when a request first needs it: tables, pictures, a parser of tool calls,
-    the processor of a family of models. Such libraries are 15 to 70 MiB each, loaded and set up,
-    and some are first needed on the second day."""
-    rng = random.Random(seed)
-    sizes = [rng.uniform(15, 70) * MIB for _ in range(rng.randint(3, 6))]
-    least = min(1.0, 235 * MIB / sum(sizes))
-    imports = [(60 * (1.8 * DAY / 60) ** rng.random(), least * size) for size in sizes]
-    return long(seed, other=levels(imports), load=diurnal(2, 14))
-
-
-def _uncommitted_regions(seed: int) -> Series:
-    """A server of models in Java: its heap takes regions as soon as it needs them, and gives them
-    back at the end of a concurrent cycle, which is hours away when there is little to do. Its live
-    objects are 5 to 8 MiB for each request."""
-    rng = random.Random(seed)
-    load, each, region = diurnal(3, rng.uniform(14, 24)), rng.uniform(5, 8) * MIB, 8 * MIB
-    cycles = list(accumulate(rng.uniform(0.6, 4) * HOUR for _ in range(80)))
-    heap, done, points = 0.0, 0, list[tuple[float, float]]()
-    for at in map(float, MINUTES):
-        needed = each * load(at) * rng.uniform(1.05, 1.7)
-        if bisect_right(cycles, at) > done:
-            done, heap = bisect_right(cycles, at), 1.3 * each * load(at)
-        heap = max(heap, needed)
-        points.append((at, region * math.ceil(heap / region)))
-    return long(seed, malloc=False, other=path(points), other_in="anonymous_other", load=load)
-
-
-def _writer_pays(seed: int) -> Series:
-    """A table in shared memory, of a hundred MiB or two, is written anew by whichever container of
-    the pod leads at the time. The kernel charges each page to who touched it first."""
-    rng = random.Random(seed)
-    leads = Spells(rng, (1.5 * HOUR, 10 * HOUR), (HOUR, 9 * HOUR))
-    size, writes = rng.uniform(100, 270) * MIB, rng.uniform(20, 900)
-    grows = rng.uniform(0, 0.25)
-
-    def paid(t: float) -> float:
-        table = size * (1 + grows * t / (2 * DAY))
-        return table * min(1.0, leads.since(t) / writes) * leads.on(t)
-
-    return long(seed, other=paid, other_in="shared", load=diurnal(4, 16))
-
-
-def _user_space_kernel(seed: int) -> Series:
-    """In a sandbox with a kernel of its own, files that were read lie in that kernel's memory,
-    which is shared memory to the host. It keeps up to some hundred MiB of weights, logs and
-    libraries, and drops most of it when the node runs short."""
-    rng = random.Random(seed)
-    load, height = diurnal(4, 18), rng.uniform(130, 240) * MIB
-    read, fills = summed(load), rng.uniform(1, 9) * HOUR * 11
-    drops = [0.0, *accumulate(rng.uniform(6, 22) * HOUR for _ in range(9))]
-    keeps = [0.0, *(rng.uniform(0.1, 0.5) for _ in drops)]
-
-    def cached(t: float) -> float:
-        since, least = last(drops, t), keeps[bisect_right(drops, t) - 1]
-        return height * (1 - (1 - least) * math.exp(-(read(t) - read(since)) / fills))
-
-    return long(seed, other=cached, other_in="shared", load=load)
-
-
-def _traced_allocations(seed: int) -> Series:
-    """Someone who looks for a leak switches on that Python records where each object was made. A
-    record of ten frames is half a KiB, and there are some hundred thousand objects. All records go
-    when it is switched off."""
-    rng = random.Random(seed)
-    traced = Spells(rng, (4 * HOUR, 13 * HOUR), (0.3 * HOUR, 2 * HOUR))
-    height, tau = rng.uniform(140, 360) * MIB, rng.uniform(200, 2400)
     return long(
         seed,
-        other=lambda t: height * (1 - math.exp(-traced.since(t) / tau)) * traced.on(t),
-        load=diurnal(5, 17),
+        **habits(seed),
+        other=lambda t: height * met(t),
+        other_in="python_objects",
+        load=load,
+        counters={"generation_tokens_total": tokens},
     )
 
 
-def _pooled_buffers(seed: int) -> Series:
-    """Each message takes a buffer from a pool and returns it, at the size of the largest message
-    that it ever held. A message may be 4 MiB, as gRPC has it by default, and few are: the buffers
-    reach that one by one, ever more slowly."""
+def _lazy_automata(seed: int) -> Series:
+    """A library of expressions builds the states of its automaton as texts need them, in a cache
+    for each thread. A full cache is emptied and begins anew. All begin together, and drift apart
+    with the texts that each thread gets."""
     rng = random.Random(seed)
-    buffers, apart, at = [0.0] * rng.randint(32, 56), rng.uniform(15, 200), 0.0
-    changes = list[tuple[float, float]]()
-    while at < 2 * DAY:
+    load, threads = diurnal(3, 22), rng.randint(6, 20)
+    each, fills = rng.uniform(120, 230) * MIB / threads, rng.uniform(0.4, 5) * HOUR * 12
+    worked, pace = integral(load, LONGEST), [rng.uniform(0.6, 1.5) for _ in range(threads)]
+
+    def cached(t: float) -> float:
+        done = worked(t) / fills
+        return each * sum(done * one % 1 for one in pace)
+
+    return long(seed, **habits(seed), other=cached, load=load)
+
+
+def _quarantine(seed: int) -> Series:
+    """A hardened allocator holds back what was freed, so that a stale pointer finds nothing new
+    there. The quarantine fills once, as fast as memory is freed, and is a queue from then on."""
+    rng = random.Random(seed)
+    load, bound = drifting(seed, rng.uniform(6, 14), 3 * HOUR), rng.uniform(120, 230) * MIB
+    freed, fills = integral(load, LONGEST), rng.uniform(2, 40) * HOUR * 10
+    varies = drifting(seed + 1, 1, HOUR, 0.03)
+    return long(
+        seed,
+        **habits(seed),
+        malloc=False,
+        other=lambda t: bound * min(1.0, freed(t) / fills) * varies(t),
+        other_in="anonymous_other",
+        load=load,
+    )
+
+
+def _managed_pages(seed: int) -> Series:
+    """Managed memory is where it was last needed. When the device is short, the driver moves pages
+    that nobody reads to the host, and takes them back when they are read again: what the device
+    loses the host gains."""
+    rng = random.Random(seed)
+    load, tau = two_humps(3, 21, rng.uniform(0, DAY)), rng.uniform(600, 2 * HOUR)
+    size, lines, moved = rng.uniform(150, 400) * MIB, list[float](), 0.0
+    for minute in range(int(LONGEST / MINUTE) + 1):
+        wanted = min(1.0, max(0.0, (load(minute * MINUTE) - 6) / 11))
+        moved += (wanted - moved) * min(1.0, MINUTE / tau)
+        lines.append(size * moved)
+    out = between_steps(lines, MINUTE)
+    return long(
+        seed,
+        **habits(seed),
+        other=out,
+        other_in="anonymous_other",
+        device=True,
+        device_other=lambda t: -out(t),
+        device_other_in="non_torch",
+        load=load,
+    )
+
+
+def _thawed_by_the_hour(seed: int) -> Series:
+    """Python's old objects are frozen, so that no collection goes through them. A timer thaws and
+    collects them each few hours, and until then garbage gets more with the work that is done."""
+    rng = random.Random(seed)
+    every, load = rng.uniform(2.5, 8) * HOUR, diurnal(4, rng.uniform(12, 20))
+    worked = integral(load, LONGEST)
+    each = rng.uniform(110, 220) * MIB / (every * 12)
+    return long(
+        seed,
+        **habits(seed) | {"collects": every},
+        other=lambda t: each * (worked(t) - worked(t - t % every)),
+        other_in="python_objects",
+        load=load,
+    )
+
+
+def _linear_memories(seed: int) -> Series:
+    """A filter of the proxy is a program with a linear memory that only grows, to the size of the
+    largest body so far: one for each of some dozen threads. After some thousand requests a thread's
+    filter is made anew."""
+    rng = random.Random(seed)
+    held = [0.5] * rng.randint(16, 48)
+    most, apart, at = min(9.0, 230 / len(held)), rng.uniform(20, 160), 0.0
+    anew, changes = rng.uniform(0.002, 0.02), list[tuple[float, float]]()
+    while at < LONGEST:
         at += rng.expovariate(1 / apart)
-        size, taken = min(4.0, 0.2 * rng.paretovariate(1.1)) * MIB, rng.randrange(len(buffers))
-        if size > buffers[taken]:
-            changes.append((at, size - buffers[taken]))
-            buffers[taken] = size
-    return long(seed, other=levels(changes), load=diurnal(4, 19))
+        one = rng.randrange(len(held))
+        body = min(most, 0.3 * rng.paretovariate(0.9))
+        size = 0.5 if rng.random() < anew else max(held[one], body)
+        changes.append((at, (size - held[one]) * MIB))
+        held[one] = size
+    return long(
+        seed,
+        **habits(seed),
+        other=levels([(0.0, len(held) * 0.5 * MIB), *changes]),
+        other_in="anonymous_other",
+        load=drifting(seed, 9, 2 * HOUR),
+    )
 
 
 FAMILIES: dict[str, Build] = {
-    "ticked decay": _ticked_decay,
-    "trimmed by timer": _trimmed_by_timer,
-    "straggling survivors": _straggling_survivors,
-    "quarter rule": _quarter_rule,
-    "late imports": _late_imports,
-    "uncommitted regions": _uncommitted_regions,
-    "writer pays": _writer_pays,
-    "user-space kernel": _user_space_kernel,
-    "traced allocations": _traced_allocations,
-    "pooled buffers": _pooled_buffers,
+    "recent peaks": _recent_peaks,
+    "merged pages": _merged_pages,
+    "deep stacks": _deep_stacks,
+    "met tokens": _met_tokens,
+    "lazy automata": _lazy_automata,
+    "quarantine": _quarantine,
+    "managed pages": _managed_pages,
+    "thawed by the hour": _thawed_by_the_hour,
+    "linear memories": _linear_memories,
 }

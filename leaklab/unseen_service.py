@@ -1,4 +1,4 @@
-"""What only looks like a leak or a hang, for the test split: clients, tools and peers of a service.
+"""What only looks like a leak, for the test split: who asks, for what, and how it is answered.
 
 Each is bounded as in ``unseen_host``.
 """
@@ -7,228 +7,242 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import accumulate
 
 from leaklab.cases import DAY, HOUR, Build
-from leaklab.healthy_runs import Spells, levels, long, path, short, summed
-from leaklab.series import MIB, Series, diurnal, flat
+from leaklab.demand import between_steps, drifting, two_humps
+from leaklab.healthy_runs import Spells, integral, levels, long, path
+from leaklab.series import MIB, Series, diurnal
+from leaklab.views import LONGEST, habits
 
 
-def _many_samples(seed: int) -> Series:
-    """Some requests ask for 8 to 64 answers at once, of which each has tokens, text and
-    probabilities of its own: a MiB or so. As many requests as before hold many times as much."""
+def _compacted_contexts(seed: int) -> Series:
+    """Some agents work all day. The context of each grows with what its tools have said, until it
+    is summed up in a tenth. All begin when work begins, so their contexts grow together at first,
+    and one by one later."""
     rng = random.Random(seed)
-    asked = Spells(rng, (HOUR, 7 * HOUR), (0.3 * HOUR, 4 * HOUR))
-    requests, answers = rng.uniform(5, 12), rng.choice((8, 16, 32, 64))
-    height = min(400.0, requests * answers * rng.uniform(0.6, 1.6)) * MIB
-    mixes, drains = rng.uniform(60, 2400), rng.uniform(30, 600)
+    phase, agents = rng.uniform(0, DAY), rng.randint(5, 16)
+    most, turns = rng.uniform(150, 290) * MIB / agents, list[tuple[float, float]]()
+    for _ in range(agents):
+        turns.append((rng.uniform(0.4, 2.5) * HOUR, rng.uniform(0.05, 0.2)))
 
-    def sampling(t: float) -> float:
-        since = asked.since(t)
-        if asked.on(t):
-            return 1 - math.exp(-since / mixes)
-        return math.exp(-since / drains) if since < t else 0.0
+    def working(t: float) -> float:
+        """How long all have worked today; nought by night."""
+        since = (t + phase) % DAY
+        return since if since < 11 * HOUR else 0.0
+
+    def held(t: float) -> float:
+        since = working(t)
+        return sum(
+            most * max(left if since > turn else 0.0, since % turn / turn) for turn, left in turns
+        )
 
     return long(
         seed,
-        other=lambda t: height * sampling(t),
-        load=flat(requests),
-        counters={
-            "generation_tokens_total": summed(
-                lambda t: 40 * requests * (1 + (answers - 1) * 0.2 * sampling(t))
-            )
-        },
+        **habits(seed),
+        other=held,
+        load=lambda t: float(agents) if working(t) else 1.5,
+        counters={"prompt_tokens_total": integral(lambda t: 9000 * (working(t) > 0), LONGEST)},
     )
 
 
-def _two_continents(seed: int) -> Series:
-    """One continent asks short questions, and the other, half a day later, has long documents read.
-    There are about as many requests at any hour, and each of the second kind holds some MiB
-    more."""
+def _load_tests(seed: int) -> Series:
+    """Someone tests how much the service can take: twice as many clients after each step of some
+    minutes, until answers take too long. What they hold goes with them."""
     rng = random.Random(seed)
-    first, second = diurnal(2, rng.uniform(12, 18)), diurnal(1, rng.uniform(12, 20))
-    apart, phase = rng.uniform(8, 14) * HOUR, rng.uniform(0, DAY)
-    extra = rng.uniform(6, 11) * MIB
-
-    def documents(t: float) -> float:
-        return second(t + phase + apart)
-
+    tests, begins = list[tuple[float, float]](), 0.0
+    step, day = rng.uniform(240, 1500), diurnal(3, 11)
+    while begins < LONGEST:
+        begins += rng.uniform(1.5, 14) * HOUR
+        clients, total = 2.0, 0.0
+        for _ in range(rng.randint(4, 6)):
+            tests.append((begins, clients))
+            total += clients
+            clients, begins = total, begins + step
+        tests.append((begins, -total))
+    more = levels(tests)
     return long(
         seed,
-        other=lambda t: extra * documents(t),
-        load=lambda t: first(t + phase) + documents(t),
-        counters={"prompt_tokens_total": summed(lambda t: 400 + 900 * documents(t))},
+        **habits(seed) | {"per_request": rng.uniform(2.5, 5) * MIB},
+        load=lambda t: day(t) + more(t),
     )
 
 
-def _many_frontends(seed: int) -> Series:
-    """A few frontends share a port, and each answers for what it has counted itself. So the totals
-    are those of another one at each look, and jump back and forth, while the engine is well."""
+def _growing_launch(seed: int) -> Series:
+    """A new product is spoken about, and each day has half as many requests more than the one
+    before. Memory goes with them, and has never been as high."""
     rng = random.Random(seed)
-    count, load = rng.randint(2, 6), diurnal(3, 24)
-    weights = [rng.uniform(0.5, 1.5) for _ in range(count)]
-    asked = [rng.choice(weights) / sum(weights) for _ in range(int(2 * DAY / 30) + 1)]
-    done = summed(lambda t: 5 * load(t) / 8)
+    day, grows = two_humps(2, 11, rng.uniform(0, DAY)), rng.uniform(0.25, 0.6)
 
-    def answered(t: float) -> float:
-        return asked[int(t / 30)] * done(t)
+    def load(t: float) -> float:
+        return day(t) * (1 + grows * t / DAY)
 
     return long(
         seed,
+        **habits(seed) | {"per_request": rng.uniform(3, 7) * MIB},
         load=load,
-        per_request=rng.uniform(2.5, 4) * MIB,
-        counters={
-            "requests_total": answered,
-            "aborted_total": lambda t: 0.03 * answered(t),
-            "prompt_tokens_total": lambda t: 700 * answered(t),
-        },
+        counters={"generation_tokens_total": integral(lambda t: 55 * load(t), LONGEST)},
     )
 
 
-EVENTS = 100
-
-
-def _error_reports(seed: int) -> Series:
-    """Errors are reported with the local variables of each frame, which for a request with a
-    picture are a MiB or two. The client of the tracker keeps a hundred reports at most, and sends
-    one each twenty seconds or so."""
+def _moderated_answers(seed: int) -> Series:
+    """Each answer is held until another service has looked at it, mostly for seconds. When that
+    service is slow, hundreds are held, which the engine has done and its frontend has not given
+    out; above a limit they are refused."""
     rng = random.Random(seed)
-    failing = Spells(rng, (1.5 * HOUR, 9 * HOUR), (300, 2 * HOUR))
-    each, rate = rng.uniform(0.9, 2.3) * MIB, rng.uniform(0.08, 0.5)
-    sends, waiting, points = 1 / rng.uniform(12, 40), 0.0, [(0.0, 0.0)]
-    for at in range(30, int(2 * DAY), 30):
-        came = rate if failing.on(float(at)) else 0.001
-        waiting = min(float(EVENTS), max(0.0, waiting + 30 * (came - sends)))
-        points.append((float(at), waiting))
-    reports = path(points)
+    slow = Spells(rng, (0.8 * HOUR, 8 * HOUR), (300, 2.5 * HOUR), LONGEST)
+    load, limit = drifting(seed, 9, 2 * HOUR), rng.randint(200, 600)
+    each, rate = rng.uniform(110, 280) * MIB / limit, rng.uniform(0.05, 0.5)
+    held, points = 0.0, list[float]()
+    for step in range(int(LONGEST / 30) + 1):
+        change = rate if slow.on(30.0 * step) else -4 * rate
+        held = min(float(limit), max(3.0, held + 30 * change))
+        points.append(held)
+    waits = between_steps(points, 30)
     return long(
         seed,
-        other=lambda t: each * reports(t),
+        **habits(seed),
+        other=lambda t: each * waits(t),
         other_in="python_objects",
-        load=diurnal(4, 17),
-        counters={"errors_total": summed(lambda t: rate if failing.on(t) else 0.001)},
+        load=load,
+        counters={"inflight": lambda t: load(t) + waits(t)},
     )
 
 
-BOXES = 4
-
-
-def _sandboxes(seed: int) -> Series:
-    """Programs that the model wrote are run beside it, each in a process with an interpreter and
-    what it imports, of 35 to 100 MiB. Most end within a minute, some only by a limit of fifteen,
-    and four run at a time."""
+def _live_events(seed: int) -> Series:
+    """An event is transcribed and translated while it goes on, for two to five hours, in some
+    dozen streams that begin and end together. What was said is kept until the event ends."""
     rng = random.Random(seed)
-    apart, day, at = rng.uniform(40, 240), diurnal(0.1, 1), 0.0
-    free, changes = [0.0] * BOXES, list[tuple[float, float]]()
-    while at < 2 * DAY:
-        at += rng.expovariate(1 / apart)
-        place = min(range(BOXES), key=free.__getitem__)
-        if rng.random() > day(at) or free[place] > at:
-            continue
-        free[place] = at + min(900.0, rng.lognormvariate(math.log(35), 1.3))
-        size = rng.uniform(35, 100) * MIB
-        changes += [(at, size), (free[place], -size)]
+    events = Spells(rng, (2 * HOUR, 11 * HOUR), (1.5 * HOUR, 5 * HOUR), LONGEST)
+    rate, streams = rng.uniform(30, 52) * MIB / HOUR, rng.randint(4, 16)
+    closes, points = rng.uniform(20, 900), [(0.0, 0.0)]
+    at = 0.0
+    while at < LONGEST:
+        at += 60
+        if events.on(at):
+            points.append((at, points[-1][1] + 60 * rate))
+        elif points[-1][1]:
+            points += [(at, points[-1][1]), (at + closes, 0.0)]
+            at += closes
+        else:
+            points.append((at, 0.0))
     return long(
         seed,
-        other=levels(changes),
-        other_in="anonymous_other",
-        load=lambda t: 14 * day(t),
+        **habits(seed),
+        other=path(points),
+        load=lambda t: 4.0 + streams * events.on(t),
+        counters={"audios_total": integral(lambda t: 0.1 * streams * events.on(t), LONGEST)},
     )
 
 
-def _someones_shell(seed: int) -> Series:
-    """Someone opens a shell in the container and looks at a log or a dump with a script. The script
-    reads a part of it after another, some hundred MiB in all, and is left open over lunch."""
+def _lessons(seed: int) -> Series:
+    """A school works with an assistant in lessons of three quarters of an hour. A class that comes
+    logs in, and each pupil's session stays until all are logged out in the afternoon."""
     rng = random.Random(seed)
-    points = [(0.0, 0.0)]
-    while points[-1][0] < 2 * DAY:
-        at, size = points[-1][0] + rng.uniform(2, 11) * HOUR, rng.uniform(8, 20) * MIB
-        points += [(at, 0.0), (at + 5, size)]
-        total = rng.uniform(90, 380) * MIB
-        while size < total:
-            at += rng.uniform(10, 900)
-            more = min(total - size, rng.uniform(0.1, 0.6) * total) + 1
-            points += [(at + 5, size), (at + 15, size + more)]
-            at, size = at + 15, size + more
-        ends = at + rng.uniform(120, 5400)
-        points += [(ends, size), (ends + 1, 0.0)]
-    return long(seed, other=path(points), other_in="anonymous_other", load=diurnal(3, 14))
+    phase, lessons = rng.uniform(0, DAY), rng.randint(5, 8)
+    each = rng.uniform(130, 280) * MIB / lessons
+    classes = [rng.uniform(0.6, 1.4) for _ in range(3 * lessons + 8)]
+    logs_in, logs_out = rng.uniform(120, 600), rng.uniform(1, 4) * HOUR
+
+    def school(t: float) -> tuple[int, float, float]:
+        """Which lesson it is, how long it has gone on, and how long the day."""
+        since = (t + phase) % DAY - 8 * HOUR
+        lesson, within = divmod(since, 55 * 60)
+        return int(lesson), within, since
+
+    def sessions(t: float) -> float:
+        lesson, within, since = school(t)
+        if since < 0 or since > lessons * 55 * 60 + logs_out:
+            return 0.0
+        first = int((t + phase) // DAY) * lessons
+        come = classes[first : first + min(lesson, lessons)]
+        now = classes[first + lesson] * min(1.0, within / logs_in) if lesson < lessons else 0.0
+        return each * (sum(come) + now) / 1.2
+
+    def load(t: float) -> float:
+        lesson, within, since = school(t)
+        return 22.0 if since > 0 and lesson < lessons and within < 45 * 60 else 1.0
+
+    return long(seed, **habits(seed), other=sessions, other_in="python_objects", load=load)
 
 
-def _held_in_flight(seed: int) -> Series:
-    """A trainer gives new weights while requests are in flight. These are held where they are, for
-    as long as the weights take, and go on with the new ones. A bucket of the weights is in shared
-    memory meanwhile."""
+def _fanned_out(seed: int) -> Series:
+    """A question is split in a hundred parts, which are asked all at once and end one by one. The
+    parts' answers are kept until the last has come and all are put together."""
     rng = random.Random(seed)
-    updates = Spells(rng, (60, 500), (4, 21), HOUR)
-    bucket = rng.uniform(128, 400) * MIB
-    return short(
+    at, parts, kept = 0.0, list[tuple[float, float]](), list[tuple[float, float]]()
+    apart, each = rng.uniform(200, 2500), rng.uniform(0.4, 1.1)
+    while at < LONGEST:
+        at += rng.expovariate(1 / apart) + 30
+        count, takes = rng.randint(30, 120), rng.uniform(8, 80)
+        parts.append((at, float(count)))
+        ends = [at + takes * min(5.0, rng.lognormvariate(-0.5, 0.7)) for _ in range(count)]
+        parts += [(end, -1.0) for end in ends]
+        kept += [(end, each * MIB) for end in ends]
+        at = max(ends)
+        kept.append((at + rng.uniform(1, 30), -count * each * MIB))
+    more = levels(parts)
+    return long(
         seed,
-        paused=updates.on,
-        other=lambda t: bucket * updates.on(t),
-        other_in="shared",
-        load=diurnal(8, 24, 2100),
+        **habits(seed) | {"per_request": rng.uniform(0.5, 1.5) * MIB},
+        other=levels(kept),
+        other_in="python_objects",
+        load=lambda t: 3 + more(t),
     )
 
 
-def _cold_first_steps(seed: int) -> Series:
-    """A device that had nothing to do saves power, and its library lets go of its handles. The
-    first step after some idle minutes takes seconds, with requests waiting for it."""
+def _two_models(seed: int) -> Series:
+    """A router sends what is hard to the engine's large model and what is easy elsewhere. It learns
+    over days what is hard, and so the share of long answers here moves up and down slowly."""
     rng = random.Random(seed)
-    works, takes = Spells(rng, (100, 700), (30, 400), HOUR), rng.uniform(3, 19)
-    most = rng.uniform(4, 14)
-    return short(
-        seed,
-        paused=lambda t: works.on(t) and works.since(t) < takes,
-        load=lambda t: most if works.on(t) else 0,
-        per_request=rng.uniform(2, 6) * MIB,
-    )
+    share, day = drifting(seed, 0.4, rng.uniform(4, 14) * HOUR, 0.4), diurnal(4, 18)
+    each, tau = rng.uniform(9, 16) * MIB, rng.uniform(300, 3000)
 
+    def hard(t: float) -> float:
+        return min(0.9, share(t))
 
-def _remote_blocks(seed: int) -> Series:
-    """A decoder waits for blocks from a prefiller that is slow at times. Its requests wait then,
-    none is run, and no step is made for up to twenty seconds. Blocks that have come lie in pinned
-    buffers on the host."""
-    rng = random.Random(seed)
-    waits = Spells(rng, (40, 350), (3, 20), HOUR)
-    requests, staged = rng.randint(3, 14), rng.uniform(60, 220) * MIB
-    return short(
+    return long(
         seed,
-        paused=waits.on,
-        other=lambda t: staged * min(1.0, waits.since(t) / 15) * waits.on(t),
-        other_in="anonymous_other",
-        load=flat(float(requests)),
+        **habits(seed),
+        other=lambda t: each * day(t - tau) * hard(t - tau) * (1 - math.exp(-t / tau)),
+        load=day,
         counters={
-            "running": lambda t: 0 if waits.on(t) else requests,
-            "waiting": lambda t: requests if waits.on(t) else 0,
-            "inflight": flat(float(requests)),
+            "generation_tokens_total": integral(lambda t: 100 * day(t) * hard(t), LONGEST),
         },
     )
 
 
-def _rebuilt_tables(seed: int) -> Series:
-    """A frontend reads its prices, quotas and routes anew each few minutes, and builds a second
-    table beside the first, which goes when nobody reads it any more. A million keys are 100 to 200
-    MiB in Python."""
+def _renewed_by_night(seed: int) -> Series:
+    """Whoever runs the service restarts its engine each night, as they always did. It loads for a
+    minute or so, and what it sets up for its first users comes within the hours after."""
     rng = random.Random(seed)
-    times = list(accumulate(rng.uniform(200, 900) for _ in range(20)))
-    size, points = rng.uniform(90, 220) * MIB, [(0.0, 0.0)]
-    for at in times:
-        builds, grace = rng.uniform(8, 70), rng.uniform(2, 80)
-        points += [(at, 0.0), (at + builds, size), (at + builds + grace, size)]
-        points.append((at + builds + grace + 1, 0.0))
-    return short(seed, other=path(points), other_in="python_objects", load=diurnal(3, 16, 2300))
+    first, load = rng.uniform(1, 24) * HOUR, two_humps(3, 16, rng.uniform(0, DAY))
+    opens, tau = rng.uniform(20, 110), rng.uniform(0.3, 3) * HOUR
+    height, day = rng.uniform(100, 220) * MIB, rng.choice((1, 1, 0.5)) * DAY
+
+    def lives(t: float) -> int:
+        return 1 + max(0, math.ceil((t - first + 1e-9) / day))
+
+    def age(t: float) -> float:
+        return t if t < first else (t - first) % day
+
+    return long(
+        seed,
+        **habits(seed),
+        epoch=lives,
+        ready_at=opens,
+        other=lambda t: height * (1 - math.exp(-age(t) / tau)),
+        load=lambda t: load(t) if age(t) > opens else 0.0,
+    )
 
 
 FAMILIES: dict[str, Build] = {
-    "many samples": _many_samples,
-    "two continents": _two_continents,
-    "many frontends": _many_frontends,
-    "error reports": _error_reports,
-    "sandboxes": _sandboxes,
-    "someone's shell": _someones_shell,
-    "held in flight": _held_in_flight,
-    "cold first steps": _cold_first_steps,
-    "remote blocks": _remote_blocks,
-    "rebuilt tables": _rebuilt_tables,
+    "compacted contexts": _compacted_contexts,
+    "load tests": _load_tests,
+    "growing launch": _growing_launch,
+    "moderated answers": _moderated_answers,
+    "live events": _live_events,
+    "lessons": _lessons,
+    "fanned out": _fanned_out,
+    "two models": _two_models,
+    "renewed by night": _renewed_by_night,
 }

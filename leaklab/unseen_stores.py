@@ -1,4 +1,4 @@
-"""What only looks like a leak, for the test split: caches, tiers and stores of engines.
+"""What only looks like a leak, for the test split: queues, stores and copies of a service's data.
 
 Each is bounded as in ``unseen_host``.
 """
@@ -6,226 +6,229 @@ Each is bounded as in ``unseen_host``.
 from __future__ import annotations
 
 import heapq
-import math
 import random
-from collections import deque
-from itertools import accumulate
+from bisect import bisect_right
 
 from leaklab.cases import DAY, HOUR, Build
-from leaklab.healthy_runs import Spells, levels, long, path, summed
-from leaklab.series import GIB, MIB, Series, diurnal
+from leaklab.demand import between_steps, drifting, rushes, two_humps
+from leaklab.healthy_runs import Spells, integral, last, levels, long, path
+from leaklab.series import MIB, Series, diurnal
+from leaklab.views import LONGEST, habits
+
+MINUTE = 60.0
 
 
-def _rolling_day(seed: int) -> Series:
-    """For the bill and the quotas each request leaves a record, which is kept for 24 hours. So
-    memory rises for the whole first day: 600 bytes for each of four requests a second are 200
-    MiB."""
+def _pinned_prompts(seed: int) -> Series:
+    """Customers pay for a prompt that is kept for five minutes or an hour, and again for each time
+    that it is used. Its state lies on the host, in no ledger, and a quota bounds them all."""
     rng = random.Random(seed)
-    load = diurnal(3, rng.uniform(14, 26))
-    worked, height = summed(load), rng.uniform(130, 240) * MIB
-    each = height / worked(DAY)
-    return long(
-        seed,
-        other=lambda t: each * (worked(t) - worked(t - DAY)),
-        other_in="python_objects",
-        load=load,
-    )
-
-
-def _kept_lineage(seed: int) -> Series:
-    """Ray keeps what made each result, so that a lost one can be made again. When that is too
-    large, the older half goes. Its bound is a GiB for a node, a fifth of that for one worker."""
-    rng = random.Random(seed)
-    full, load = rng.uniform(140, 290) * MIB, diurnal(4, 20)
-    worked, fills = summed(load), rng.uniform(1.5, 10) * HOUR * 12
-
-    def kept(t: float) -> float:
-        part = worked(t) / fills
-        return full * (part if part < 1 else 0.5 + (part - 1) % 0.5)
-
-    return long(seed, other=kept, load=load)
-
-
-def _written_back(seed: int) -> Series:
-    """A tier in the ledger writes what it evicts to disk. Blocks that wait for that are in no
-    ledger. While another tenant keeps the disk busy, there are as many as the queue has places: 64
-    of a few MiB each."""
-    rng = random.Random(seed)
-    bound, tau = rng.uniform(0.5, 1.0) * GIB, rng.uniform(0.3, 3) * HOUR
-    busy = Spells(rng, (2 * HOUR, 8 * HOUR), (0.3 * HOUR, 3 * HOUR))
-    queue, fills, drains = 64 * rng.uniform(1.5, 4.5) * MIB, rng.uniform(300, 4000), 300.0
-
-    def tier(t: float) -> float:
-        return bound * (1 - math.exp(-t / tau))
-
-    def queued(t: float) -> float:
-        since = busy.since(t)
-        if busy.on(t):
-            return queue * (1 - math.exp(-since / fills)) * tier(t) / bound
-        return queue * math.exp(-since / drains) * tier(t) / bound if since < t else 0.0
-
-    return long(
-        seed,
-        other=lambda t: tier(t) + queued(t),
-        other_in="anonymous_other",
-        ledger=tier,
-        ledger_bound=int(bound),
-        load=diurnal(5, 21),
-    )
-
-
-def _processed_pictures(seed: int) -> Series:
-    """Pictures that were made ready for the encoder stay in a cache, for the next turn of their
-    conversation. One of 1,000 patches is 4.7 MB. The engine accounts for the cache, which is full
-    within hours."""
-    rng = random.Random(seed)
-    bound, cache, at = rng.choice((0.5, 1.0)) * GIB, deque[float](), 0.0
-    pictured, changes, begins = Spells(rng, (HOUR, 5 * HOUR), (900, 4 * HOUR)), [], [(0.0, 0.0)]
-    while at < 2 * DAY:
-        at += rng.expovariate(1 / (25 if pictured.on(at) else 400))
-        cache.append(min(24.0, rng.lognormvariate(1.2, 0.8)) * MIB)
-        changes.append((at, cache[-1]))
-        begins.append((at, 1.0))
-        while sum(cache) > bound:
-            changes.append((at, -cache.popleft()))
-    held = levels(changes)
-    return long(
-        seed,
-        other=held,
-        other_in="python_objects",
-        ledger=held,
-        ledger_bound=int(bound),
-        load=diurnal(3, 15),
-        counters={"images_total": levels(begins)},
-    )
-
-
-def _admitted_again(seed: int) -> Series:
-    """A cache takes only what was asked for before. The cache is in the ledger and fills slowly;
-    what tells whether a key was met is not, grows to some ten MiB and begins anew."""
-    rng = random.Random(seed)
-    load, bound = diurnal(4, 22), rng.uniform(0.4, 0.9) * GIB
-    worked, fills = summed(load), rng.uniform(6, 30) * HOUR * 12
-    keys, anew = rng.uniform(30, 80) * MIB, rng.uniform(0.7, 5) * HOUR * 12
-
-    def cached(t: float) -> float:
-        return bound * (1 - math.exp(-worked(t) / fills))
-
-    return long(
-        seed,
-        other=lambda t: cached(t) + keys * (worked(t) / anew % 1),
-        ledger=cached,
-        ledger_bound=int(bound),
-        load=load,
-    )
-
-
-def _slot_checkpoints(seed: int) -> Series:
-    """llama.cpp keeps checkpoints of a slot's context, so that a changed prompt need not be read
-    anew: three of some MiB for each of a few slots, until the slot gets another conversation. It
-    says nothing about its memory."""
-    rng = random.Random(seed)
-    size, changes = rng.uniform(7, 13) * MIB, list[tuple[float, float]]()
-    for _ in range(rng.choice((4, 6, 8))):
-        at, kept, apart = rng.uniform(0, 2 * HOUR), 0, rng.uniform(200, 2500)
-        while at < 2 * DAY:
-            ends = rng.random() < 0.2
-            change = -kept if ends else min(3 - kept, 1)
-            changes.append((at, change * size))
-            kept += change
-            at += rng.expovariate(1 / apart)
-    return long(seed, malloc=False, other=levels(changes), load=diurnal(1, 5))
-
-
-def _primitive_cache(seed: int) -> Series:
-    """On CPUs a library of kernels keeps 1,024 primitives, each made for a shape that is new: code
-    and reordered constants of 200 KiB or so. New shapes get rarer, and in the end the oldest
-    primitive goes for each."""
-    rng = random.Random(seed)
-    times = sorted(30 * (2 * DAY / 30) ** rng.random() for _ in range(rng.randint(500, 1800)))
-    least = rng.uniform(0.045, 0.08)
-    sizes = [min(1.5, least * rng.paretovariate(1.4)) * MIB for _ in times]
-    gone = zip(times[1024:], sizes, strict=False)
-    return long(
-        seed,
-        malloc=False,
-        other=levels([*zip(times, sizes, strict=True), *((at, -size) for at, size in gone)]),
-        other_in="anonymous_other",
-        load=diurnal(2, 9),
-    )
-
-
-def _uploaded_files(seed: int) -> Series:
-    """Files that clients upload for a batch lie in a file system in memory. Some clients remove
-    theirs, the others go after 24 hours, and above a quota of some 200 MiB none is taken."""
-    rng = random.Random(seed)
-    apart, quota = rng.uniform(500, 2600), rng.uniform(190, 250) * MIB
-    day, at, used = diurnal(0.15, 1), 0.0, 0.0
-    held, changes = list[tuple[float, float]](), list[tuple[float, float]]()
-    while at < 2 * DAY:
+    day, quota = two_humps(0.15, 1, rng.uniform(0, DAY)), rng.uniform(200, 310) * MIB
+    apart, at, used = rng.uniform(60, 300), 0.0, 0.0
+    ends, changes, met = list[tuple[float, float]](), list[tuple[float, float]](), 0
+    prompts = list[tuple[float, float]]()
+    while at < LONGEST:
         at += rng.expovariate(1 / apart)
-        if rng.random() > day(at):
+        while ends and ends[0][0] <= at:
+            used -= heapq.heappop(ends)[1]
+        size = min(40.0, 1.5 * rng.paretovariate(1.2)) * MIB
+        if rng.random() > day(at) or used + size > quota:
             continue
-        while held and held[0][0] <= at:
-            used -= heapq.heappop(held)[1]
-        size = min(80.0, 2 * rng.paretovariate(1.0)) * MIB
-        if used + size > quota:
-            continue
+        keeps = rng.choice((300.0, 300.0, HOUR))
+        while rng.random() < 0.6 and keeps < 8 * HOUR:
+            keeps += rng.uniform(0.2, 1) * keeps
         used += size
-        ends = at + (rng.uniform(300, 5400) if rng.random() < 0.5 else DAY)
-        heapq.heappush(held, (ends, size))
-        changes += [(at, size), (ends, -size)]
-    return long(seed, other=levels(changes), other_in="shared", load=lambda t: 3 + 12 * day(t))
-
-
-def _expired_on_access(seed: int) -> Series:
-    """Each tenant has a cache whose entries expire, but are only removed when that tenant asks
-    again: the next morning, or hours later. A cache holds some hundred answers."""
-    rng = random.Random(seed)
-    tenants = []
-    for _ in range(rng.randint(12, 30)):
-        points, at, size = [(0.0, 0.0)], rng.uniform(0, 14) * HOUR, rng.paretovariate(1.3)
-        while at < 2 * DAY:
-            fills, met = rng.uniform(600, 4 * HOUR), size * rng.uniform(0.5, 1)
-            points += [(at, points[-1][1]), (at + 30, 0.0), (at + 30 + fills, met)]
-            at += 30 + fills + rng.uniform(0.5, 16) * HOUR
-        tenants.append((path(points), size))
-    each = rng.uniform(150, 260) * MIB / sum(size for _, size in tenants)
+        heapq.heappush(ends, (at + keeps, size))
+        changes += [(at, size), (at + keeps, -size)]
+        met += 1
+        prompts.append((at, 1.0))
     return long(
         seed,
-        other=lambda t: each * sum(held(t) for held, _ in tenants),
-        other_in="python_objects",
-        load=diurnal(4, 18),
+        **habits(seed),
+        other=levels(changes),
+        other_in="anonymous_other",
+        load=lambda t: 3 + 13 * day(t),
+        counters={"distinct_prompts_total": levels(prompts)},
     )
 
 
-def _columnar_batches(seed: int) -> Series:
-    """The prompts of a batch come as a file of columns, which is read whole: some hundred MiB. The
-    pool of its library keeps a part for a while after the file is done."""
+def _overnight_queue(seed: int) -> Series:
+    """Work at half the price is taken in by day and done by night. Its prompts wait in memory, for
+    half a day at most, and a quota says when no more is taken. They count as waiting."""
     rng = random.Random(seed)
-    times = list(accumulate(rng.uniform(1.2, 7) * HOUR for _ in range(40)))
-    points, batches = [(0.0, 0.0)], list[tuple[float, float]]()
-    for at in times:
-        size, lasts, keeps = rng.uniform(90, 380) * MIB, rng.uniform(300, 2400), rng.uniform(0, 0.4)
-        goes = at + lasts + rng.uniform(300, 1500)
-        points += [(at, 0.0), (at + 40, size), (at + lasts, size), (at + lasts + 5, keeps * size)]
-        points += [(goes, keeps * size), (goes + 10, 0.0)]
-        batches += [(at, 14.0), (at + lasts, -14.0)]
-    load, batch = diurnal(4, 14), levels(batches)
+    phase, quota, each = rng.uniform(0, DAY), rng.uniform(180, 300) * MIB, rng.uniform(0.1, 0.6)
+    comes, taken = two_humps(0.1, 1, phase), quota / rng.uniform(5, 12) / HOUR
+    done, queue, held = rng.uniform(2, 5) * taken, list[float](), 0.0
+    day = two_humps(4, 18, phase)
+
+    def night(t: float) -> bool:
+        return (t + phase) / HOUR % 24 < 6
+
+    for minute in range(int(LONGEST / MINUTE) + 1):
+        at = minute * MINUTE
+        change = taken * comes(at) - (done if night(at) else 0.0)
+        held = min(quota, max(0.0, held + change * MINUTE))
+        queue.append(held)
+    waits = between_steps(queue, MINUTE)
     return long(
-        seed, other=path(points), other_in="anonymous_other", load=lambda t: load(t) + batch(t)
+        seed,
+        **habits(seed),
+        other=waits,
+        load=lambda t: day(t) + (12 if night(t) and waits(t) > 0 else 0),
+        counters={"waiting": lambda t: waits(t) / (each * MIB)},
+    )
+
+
+def _tombstones(seed: int) -> Series:
+    """An index of answers only marks what was removed or replaced. When the marked ones are half as
+    many as the live, the index is built anew beside the old one, which goes then."""
+    rng = random.Random(seed)
+    live, load = rng.uniform(80, 150) * MIB, rushes(seed, 5, 17, (HOUR, 5 * HOUR), (900, 3 * HOUR))
+    worked, fills = integral(load, LONGEST), rng.uniform(2, 14) * HOUR * 9
+    share, builds = rng.uniform(0.35, 0.7), rng.uniform(200, 1500)
+    times = [0.0]
+    for minute in range(int(LONGEST / MINUTE)):
+        if worked(minute * MINUTE) - worked(times[-1]) >= fills:
+            times.append(minute * MINUTE)
+
+    def held(t: float) -> float:
+        since, marked = t - last(times, t), (worked(t) - worked(last(times, t))) / fills
+        if last(times, t) and since < builds:
+            return live * (1 + share + since / builds)
+        return live * (1 + share * min(1.0, marked))
+
+    return long(seed, **habits(seed), other=held, load=load)
+
+
+def _resumable_streams(seed: int) -> Series:
+    """A client whose connection broke may read its answer from where it was. So answers are kept
+    for some ten minutes after their end, and there are more of them after a rush."""
+    rng = random.Random(seed)
+    load = rushes(seed, rng.uniform(2, 5), rng.uniform(14, 26), (900, 4 * HOUR), (400, 3 * HOUR))
+    done, keeps = integral(load, LONGEST), rng.uniform(600, 3600)
+    each = rng.uniform(130, 300) * MIB / (26 * keeps)
+    return long(
+        seed,
+        **habits(seed),
+        other=lambda t: each * (done(t) - done(t - keeps)),
+        other_in="python_objects",
+        load=load,
+    )
+
+
+def _replay_buffer(seed: int) -> Series:
+    """Who publishes what happens in the cache keeps the last ten thousand batches of events, for
+    subscribers that have missed some. A batch is as large as the prompts of its time."""
+    rng = random.Random(seed)
+    load, sizes = diurnal(5, 17), drifting(seed, 1, rng.uniform(2, 10) * HOUR, 0.35)
+    events, covers = integral(lambda t: load(t) * sizes(t), LONGEST), rng.uniform(1, 9) * HOUR
+    each = rng.uniform(90, 180) * MIB / (13 * covers)
+    return long(
+        seed,
+        **habits(seed),
+        other=lambda t: min(290 * MIB, each * (events(t) - events(t - covers))),
+        load=load,
+        counters={"prompt_tokens_total": integral(lambda t: 300 * load(t) * sizes(t), LONGEST)},
+    )
+
+
+def _reservoir(seed: int) -> Series:
+    """To see how prompts change, a fair sample of some hundred is kept: at first each prompt has a
+    place, and later ever fewer take that of another. It begins anew with each report."""
+    rng = random.Random(seed)
+    places, apart = rng.randint(80, 400), rng.uniform(5, 60)
+    each, report = rng.uniform(110, 200) / places, rng.uniform(8, 30) * HOUR
+    kept, changes, at, seen, next_report = (
+        list[float](),
+        list[tuple[float, float]](),
+        0.0,
+        0,
+        report,
+    )
+    while at < LONGEST:
+        if at >= next_report:
+            changes.append((at, -sum(kept)))
+            kept, seen, next_report = [], 0, at + report
+        at += rng.expovariate(1 / apart)
+        seen += 1
+        size = each * min(6.0, 0.35 * rng.paretovariate(1.4)) * MIB
+        if len(kept) < places:
+            kept.append(size)
+            changes.append((at, size))
+        elif rng.random() < places / seen:
+            one = rng.randrange(places)
+            changes.append((at, size - kept[one]))
+            kept[one] = size
+    return long(
+        seed,
+        **habits(seed),
+        other=levels(changes),
+        other_in="python_objects",
+        load=drifting(seed, 8, HOUR),
+    )
+
+
+def _nightly_datastore(seed: int) -> Series:
+    """What is drafted from is a store of phrases, and a new one is built from the day's texts each
+    night. Both are there until the last request that reads the old one has ended."""
+    rng = random.Random(seed)
+    begins, lasts = rng.uniform(0.5, 24) * HOUR, rng.uniform(0.3, 3) * HOUR
+    size, grace = rng.uniform(120, 230) * MIB, rng.uniform(60, 2400)
+    points, held, at = [(0.0, size)], size, begins
+    while at < LONGEST:
+        new = size * rng.uniform(0.9, 1.1)
+        points += [(at, held), (at + lasts, held + new), (at + lasts + grace, held + new)]
+        points.append((at + lasts + grace + 5, new))
+        held, at = new, at + DAY * rng.uniform(0.97, 1.03)
+    return long(
+        seed,
+        **habits(seed),
+        other=path(points),
+        other_in="anonymous_other",
+        load=two_humps(4, 16, rng.uniform(0, DAY)),
+    )
+
+
+def _held_for_review(seed: int) -> Series:
+    """Some answers are read by a person before they go out. They wait with their documents for
+    minutes by day, and for hours over a lunch or a night; at most some dozen wait."""
+    rng = random.Random(seed)
+    works = Spells(rng, (1.5 * HOUR, 6 * HOUR), (HOUR, 4 * HOUR), LONGEST)
+    places, rate, at = rng.randint(20, 60), 1 / rng.uniform(120, 700), 0.0
+    size, waiting = rng.uniform(130, 290) / places, list[float]()
+    changes, free = list[tuple[float, float]](), 0.0
+    while at < LONGEST:
+        at += rng.expovariate(rate)
+        while waiting and waiting[0] <= at:
+            heapq.heappop(waiting)
+        if len(waiting) >= places:
+            continue
+        free = max(free, at) + rng.uniform(20, 0.8 / rate)
+        while free < LONGEST and not works.on(free):
+            free += 120
+        held = size * rng.uniform(0.5, 1.3) * MIB
+        heapq.heappush(waiting, free)
+        changes += [(at, held), (free, -held)]
+    people = [at for at, by in sorted(changes) if by > 0]
+    ends = sorted(at for at, by in changes if by < 0)
+    load = drifting(seed, 9, HOUR)
+    return long(
+        seed,
+        **habits(seed),
+        other=levels(changes),
+        load=load,
+        counters={
+            "inflight": lambda t: load(t) + bisect_right(people, t) - bisect_right(ends, t),
+        },
     )
 
 
 FAMILIES: dict[str, Build] = {
-    "rolling day": _rolling_day,
-    "kept lineage": _kept_lineage,
-    "written back": _written_back,
-    "processed pictures": _processed_pictures,
-    "admitted again": _admitted_again,
-    "slot checkpoints": _slot_checkpoints,
-    "primitive cache": _primitive_cache,
-    "uploaded files": _uploaded_files,
-    "expired on access": _expired_on_access,
-    "columnar batches": _columnar_batches,
+    "pinned prompts": _pinned_prompts,
+    "overnight queue": _overnight_queue,
+    "tombstones": _tombstones,
+    "resumable streams": _resumable_streams,
+    "replay buffer": _replay_buffer,
+    "reservoir": _reservoir,
+    "nightly datastore": _nightly_datastore,
+    "held for review": _held_for_review,
 }

@@ -11,12 +11,12 @@ KEPT = 64 << 10
 
 
 def soaked(
-    requests: int, block: int, concurrency: int, seed: int, inject: str = ""
+    requests: int, block: int, concurrency: int, seed: int, inject: str = "", kind: str = "media"
 ) -> dict[str, Any]:
     """The figures of a soak."""
     from bench.soak import soak  # SciPy takes a second, in every worker that collects tests
 
-    found = asyncio.run(soak(requests, block, concurrency, seed, inject))
+    found = asyncio.run(soak(requests, block, concurrency, seed, inject, kind))
     return dict(found["figures"])
 
 
@@ -51,3 +51,14 @@ def test_a_hundred_thousand_requests() -> None:
     assert figures["audit_violations_count"] == 0
     assert figures["gen2_collected_count"] == 0
     assert figures["growth_high_bytes_per_request"] < 10
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_thirty_thousand_texts_with_drafts_experts_and_fp8() -> None:
+    figures = soaked(30_000, 1_500, 128, seed=3, kind="text")
+
+    assert min(figures[f"{kind}_requests_count"] for kind in ("experts", "fp8")) > 14_000
+    assert figures["audit_violations_count"] == 0
+    assert figures["gen2_collected_count"] == 0
+    assert figures["growth_high_bytes_per_request"] < 40
