@@ -355,9 +355,8 @@ class ShutdownRequest(_Request, kw_only=True):
 class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Keep a worker prepared for the next restart, for ``lease_s`` seconds from now on.
 
-    Again renews the lease; with 0 the worker is given back at once. It outlives restarts, so that
-    another worker is prepared while the lease lasts. An engine without :attr:`Capability.STANDBY`
-    refuses it (409).
+    Again renews the lease; with 0 the worker is given back at once. The lease ends with the epoch.
+    An engine without :attr:`Capability.STANDBY` refuses it (409).
     """
 
     expected_epoch: str

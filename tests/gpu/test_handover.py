@@ -5,6 +5,8 @@ Tests ``core/inheritance.py`` and ``frontend/workers/standby.py``.
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,15 @@ pytestmark = pytest.mark.skipif(
 CLIENTS, TOKENS, RESTARTS = 4, 600, 3
 
 
-@pytest.mark.parametrize("standby", ["never", "always"])
+def standby_prepared(engine: Engine, policy: str) -> None:
+    """Until there is one, which is asked for where the policy says so."""
+    if policy == "on-suspicion":
+        body = {"expected_epoch": engine.status()["epoch"], "lease_s": 60.0}
+        assert engine.admin("POST", "/standby", body)[0] == 200
+    engine.until(lambda: engine.status()["standby"] == {"state": "prepared"}, "a standby", 60)
+
+
+@pytest.mark.parametrize("standby", ["never", "always", "on-suspicion"])
 def test_streams_go_on_with_their_keys_and_values(tmp_path: Path, standby: str) -> None:
     write_checkpoint(tmp_path / "tiny")
     engine = Engine(
@@ -31,12 +41,8 @@ def test_streams_go_on_with_their_keys_and_values(tmp_path: Path, standby: str) 
         with engine.streams(CLIENTS, TOKENS) as futures:
             undisturbed = [future.result(120).text for future in futures]
         for number in range(RESTARTS):
-            if standby == "always":
-                engine.until(
-                    lambda: any(p.get("name") == "standby" for p in engine.status()["processes"]),
-                    "a standby",
-                    60,
-                )
+            if standby != "never":
+                standby_prepared(engine, standby)
             with engine.streams(CLIENTS, TOKENS) as futures:
                 engine.begin("restart", f"gpu-{number}")
                 operation = engine.finish(f"gpu-{number}", 60)
@@ -46,6 +52,7 @@ def test_streams_go_on_with_their_keys_and_values(tmp_path: Path, standby: str) 
             assert operation["carried_prefill_tokens"] == 0, operation
             stopped = next(step for step in operation["steps"] if step["name"] == "stop_worker")
             assert stopped["before_bytes"] == stopped["after_bytes"], "all of the device came back"
+            assert "stopped (" in stopped["detail"], "it says where the time went"
             engine.clean()
         if standby == "always":
             engine.until(
@@ -55,5 +62,28 @@ def test_streams_go_on_with_their_keys_and_values(tmp_path: Path, standby: str) 
                 "the standby's device memory",
                 60,
             )
+    finally:
+        engine.end()
+
+
+def test_after_a_crash_the_standby_serves(tmp_path: Path) -> None:
+    """The weights that it has mapped are compared with those of the load before it may."""
+    write_checkpoint(tmp_path / "tiny")
+    engine = Engine(
+        tmp_path / "tiny", tmp_path / "run", "--device", "cuda", "--num-blocks", "4096",
+        "--standby-worker", "on-suspicion",
+    )  # fmt: skip
+    try:
+        engine.wait_ready()
+        with engine.streams(CLIENTS, TOKENS) as futures:
+            undisturbed = [future.result(120).text for future in futures]
+        for _ in range(2):
+            standby_prepared(engine, "on-suspicion")
+            waits = next(p for p in engine.status()["processes"] if p.get("name") == "standby")
+            with engine.streams(CLIENTS, TOKENS) as futures:
+                os.kill(engine.worker_pid(), signal.SIGKILL)
+                assert [future.result(120).text for future in futures] == undisturbed
+            assert engine.worker_pid() == waits["pid"]
+            engine.clean()
     finally:
         engine.end()

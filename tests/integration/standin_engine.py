@@ -6,8 +6,8 @@
 Memory is a number that grows in the first epoch when ``--leak`` is given; with ``--hang`` the work
 counter of the first epoch stands still; with ``--unresponsive-after`` it answers nothing any more
 after so many answers to GET /status, however late the first one is asked for. Each restart adds a
-line to ``--log``. An engine restart runs the program again in the same process, as the
-restart of a container would.
+line to ``--log``, and each lease on a standby worker one to ``LOG.standby``. An engine restart runs
+the program again in the same process, as the restart of a container would.
 """
 
 import argparse
@@ -41,6 +41,7 @@ class Engine:
         self.sick = not Path(arguments.log).exists()
         self.told = 0
         """Answers to GET /status."""
+        self.standby = admin.StandbyStatus(admin.StandbyState.ABSENT)
 
     @property
     def epoch(self) -> str:
@@ -66,7 +67,16 @@ class Engine:
             processes=processes,
             capabilities=list(admin.Capability),
             report_age_s=0.0,
+            standby=self.standby,
         )
+
+    def lease(self, body: admin.StandbyRequest) -> None:
+        if body.expected_epoch != self.epoch:
+            raise Conflict("EpochChanged", f"decided on {body.expected_epoch}", self.epoch)
+        with open(self.arguments.log + ".standby", "a") as log:
+            log.write(f"{body.lease_s:g} {self.epoch} {len(self.operations)}\n")
+        state = admin.StandbyState.PREPARED if body.lease_s else admin.StandbyState.ABSENT
+        self.standby = admin.StandbyStatus(state)
 
     def operate(self, kind: str, body: admin._Request) -> admin.Operation:
         with self.lock:
@@ -165,6 +175,10 @@ def handler(engine: Engine, token: str) -> type[BaseHTTPRequestHandler]:
             try:
                 if path == "/resume":
                     engine.state = admin.EngineState.SERVING
+                    self.answer(200, engine.status())
+                    return
+                if path == "/standby":
+                    engine.lease(msgspec.json.decode(data, type=admin.StandbyRequest))
                     self.answer(200, engine.status())
                     return
                 body = msgspec.json.decode(data, type=REQUESTS[path])

@@ -135,6 +135,19 @@ def test_a_supervisor_killed_at_any_write_restarts_the_engine_once(
         assert_cured(rig)
 
 
+def test_a_standby_is_leased_from_the_suspicion_to_the_restart(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "rig", "--leak")
+    with rig.engine():
+        done = rig.supervise()
+    assert done.returncode == 0, done.stderr
+    assert_cured(rig)
+    first, *later = rig.log.with_name(rig.log.name + ".standby").read_text().splitlines()
+    lease_s, epoch, operations = first.split()
+    assert (lease_s, operations) == ("60", "0"), "before anything is done to the engine"
+    assert epoch == rig.restarts[0].split()[1]
+    assert all(line.startswith(f"60 {epoch} ") for line in later), "and not given back before it"
+
+
 @pytest.mark.parametrize("step", [5 * 3600.0, -5 * 3600.0])
 @pytest.mark.parametrize("write", [2, 5, pytest.param(7, marks=pytest.mark.long)])
 def test_a_clock_that_is_set_in_the_middle_changes_nothing(

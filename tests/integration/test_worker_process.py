@@ -671,6 +671,35 @@ def test_weights_that_a_crashed_worker_damaged_are_loaded_again(shared: Harness)
     assert generate(link, ["a"], 10) == expected
 
 
+def test_a_standby_takes_over_from_a_crashed_worker_unless_that_one_damaged_the_weights(
+    shared: Harness,
+) -> None:
+    """It has mapped them before the crash, and asks about them when it claims the KV pool."""
+    pid, link = shared.serving(1)
+    expected = generate(link, ["a"], 10)
+    standby, link = shared.prepared(2)
+    os.kill(pid, signal.SIGKILL)
+    shared.exit_of(pid)
+    send(link, worker_ipc.TakeOver(quick=True))
+    link.wait_for(worker_ipc.Ready)
+    assert generate(link, ["a"], 10) == expected
+
+    second, link = shared.prepared(3)
+    with weights_file(shared.weight_server).open("r+b") as memory:
+        memory.seek(64 << 10)
+        memory.write(b"\x7f" * 4096)
+    os.kill(standby, signal.SIGKILL)
+    shared.exit_of(standby)
+    send(link, worker_ipc.TakeOver(quick=True))
+    failed = link.wait_for(worker_ipc.Failed)
+    assert "weights changed under a worker that crashed" in failed.message
+    assert not failed.permanent
+    shared.exit_of(second)
+
+    _, link = shared.serving(4)
+    assert generate(link, ["a"], 10) == expected, "they are loaded again"
+
+
 def test_a_weight_server_ends_only_when_its_last_worker_has(start: Callable[..., Harness]) -> None:
     harness = start()
     pid, link = harness.serving(1)

@@ -7,6 +7,9 @@ what a replay leaves is good until the next one.
 
 from __future__ import annotations
 
+import logging
+import time
+
 import numpy as np
 import torch
 
@@ -16,9 +19,13 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
 
+log = logging.getLogger(__name__)
+
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FIRST = 4
 """So many are captured before the engine serves, spread over the sizes; the rest while it does."""
+SLOW_S = 0.1
+"""Longer than a capture takes without something that holds it up: it is logged with its parts."""
 FIELDS = 5
 """ids, sources, positions, slots, contexts: one number a row."""
 
@@ -118,16 +125,25 @@ class DecodeGraphs:
         slots.fill_(-1)
         sources.fill_(-1)
         before = torch.cuda.memory_reserved(kv.device)
+        begun = time.monotonic()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             compute()  # compiles kernels and makes the libraries' handles, which a capture may not
         torch.cuda.current_stream().wait_stream(stream)
+        warm = time.monotonic()
         graph = torch.cuda.CUDAGraph()
         # NCCL's watchdog asks for events in a thread of its own, which a global capture forbids.
         mode = "global" if model.group is ALONE else "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=mode):
+            freed = time.monotonic()  # torch waits for the device, and frees its caches
             tokens, logits = compute()
+        ended = time.monotonic()
+        if ended - begun >= SLOW_S:
+            log.info(
+                "capturing %d rows took long: compiled %.3f s, waited %.3f s, captured %.3f s",
+                size, warm - begun, freed - warm, ended - freed,
+            )  # fmt: skip
         self._graphs[size] = graph, tokens, logits
         self.nbytes += max(0, torch.cuda.memory_reserved(kv.device) - before)
 

@@ -108,7 +108,8 @@ def send(connection: socket.socket, message: Answer | Request, fd: int | None = 
     data = framed(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
-        connection.sendall(data[sent:])
+        if sent < len(data):  # the other side may have answered and closed by now
+            connection.sendall(data[sent:])
     except OSError as error:
         raise MappingLost(f"mapping of the weights: {error}") from None
 

@@ -20,6 +20,7 @@ from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, Leaving
 from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
 from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, Slots
+from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, Verb
@@ -53,6 +54,7 @@ class Actuator:
     ) -> None:
         self._engine, self._slots, self._endpoints = engine, slots, endpoints
         self._diagnose, self._state_dir, self._frontend = diagnose, state_dir, frontend
+        self.standby = StandbyLease(engine)
         self.policy = policy
         self.recovers = False
         self._commands: queue.Queue[Command | None] = queue.Queue()
@@ -74,6 +76,7 @@ class Actuator:
     def stop(self) -> None:
         """Take no more commands; the one under way is found again in the journal."""
         self._ending.set()
+        self.standby.stop()
         self._wake.set()
         self._commands.put(None)
 

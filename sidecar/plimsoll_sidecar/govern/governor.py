@@ -35,6 +35,7 @@ from plimsoll_sidecar.govern.life.phases import advance
 from plimsoll_sidecar.govern.manual import ManualAction
 from plimsoll_sidecar.govern.policy import restart_budget
 from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts, Restart
+from plimsoll_sidecar.govern.policy.standby import wants_standby
 from plimsoll_sidecar.govern.state import KEPT_BY_HAND, GovernorState
 
 KEPT_OUTSIDE = "lease"
@@ -107,6 +108,10 @@ class Governor:
         if ended:
             self.state.incidents = [i for i in self.state.incidents if not i.ended]
         return turn
+
+    def wants_standby(self, engine: EngineView) -> bool:
+        """Return whether a restart of the worker may come, for which one should be prepared."""
+        return wants_standby(self.state.incidents, self.policy, engine, self.state.exhausted)
 
     def restarts_left(self, now: float) -> int:
         """Return what remains of this replica's restart budget; zero after the hard stop."""

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from plimsoll_api.admin import STANDBY, EngineState, Parts, ProcessMemory, Role, Status
 from plimsoll_api.admin import DeviceMemory as EngineDevice
-from plimsoll_api.admin import EngineState, Parts, ProcessMemory, Role, Status
 from plimsoll_api.trace import (
     Device,
     Host,
@@ -238,7 +238,8 @@ def _malloc(status: Status) -> Malloc | None:
     With probes that of every process that has one.
     """
     processes = status.processes
-    workers = [p for p in processes if p.role is Role.WORKER]
+    # A standby works on nothing: all of its memory is in the ledger.
+    workers = [p for p in processes if p.role is Role.WORKER and p.name != STANDBY]
     if status.probed:
         workers = [p for p in processes if p.python_objects is not None]
     found = Malloc(

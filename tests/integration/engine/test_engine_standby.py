@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.draft_checkpoint import write_draft_checkpoint
+
 STREAMS = 4
 TOKENS = 300
+FEW_TOKENS = 150
 ROLES = ["frontend", "zygote", "weight_server", "worker", "worker"]
 
 
@@ -124,6 +130,99 @@ def test_restarts_and_crashes_before_the_standby_is_there(
     engine.end()
     assert engine.process.poll() == 0
     assert psutil.wait_procs(family, 5)[1] == []
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft_model", "fp8_pool"])
+def test_it_takes_over_with_drafts_and_with_a_pool_in_fp8(
+    start_engine: Any, tiny: Path, tmp_path: Path, kind: str
+) -> None:
+    """In a planned restart with the keys and values, after a crash without them."""
+    config: dict[str, Any] = {"method": kind, "num_speculative_tokens": 4}
+    if kind == "ngram":
+        config |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    if kind == "draft_model":
+        write_draft_checkpoint(tiny, tmp_path / "draft")
+        config["model"] = str(tmp_path / "draft")
+    flags = ["--speculative-config", json.dumps(config)]
+    if kind == "fp8_pool":
+        flags = ["--kv-cache-dtype", "fp8"]
+    engine = start_engine("--standby-worker", "always", *flags).wait_ready()
+    with engine.streams(STREAMS, FEW_TOKENS) as futures:
+        expected = texts(futures)
+    standby = prepared(engine)
+    with engine.streams(STREAMS, FEW_TOKENS) as futures:
+        engine.begin("restart", kind)
+        operation = engine.finish(kind, 60)
+        assert texts(futures) == expected
+    assert (operation["kv_handover"], operation["carried_prefill_tokens"]) == ("handed_over", 0)
+    assert engine.worker_pid() == standby["pid"]
+    standby = prepared(engine, standby["pid"])
+    with engine.streams(STREAMS, FEW_TOKENS) as futures:
+        os.kill(engine.worker_pid(), signal.SIGKILL)
+        assert texts(futures) == expected
+    assert engine.worker_pid() == standby["pid"]
+    engine.clean()
+
+
+def lease(engine: Any, lease_s: float, epoch: str | None = None) -> tuple[int, Any]:
+    body = {"expected_epoch": epoch or engine.status()["epoch"], "lease_s": lease_s}
+    code, answer = engine.admin("POST", "/standby", body)
+    return int(code), answer
+
+
+def test_with_leases_there_is_a_standby_on_suspicion_alone(
+    start_engine: Any, undisturbed: list[str]
+) -> None:
+    engine = start_engine("--standby-worker", "on-suspicion").wait_ready()
+    engine.until(lambda: "report_age_s" in engine.status(), "a report")
+    before = engine.status()
+    assert (before["standby"], "standby" in before["capabilities"]) == ({"state": "absent"}, True)
+    alone = len(engine.family())
+    with engine.streams(STREAMS, TOKENS) as futures:
+        for _ in range(2):  # again renews it, and makes no second one
+            code, status = lease(engine, 60.0)
+            assert (code, status["epoch"]) == (200, before["epoch"])
+        standby = prepared(engine)
+        assert len(engine.family()) == alone + 2, "the standby and its server for grammars"
+        engine.begin("restart", "suspected")
+        operation = engine.finish("suspected", 60)
+        assert texts(futures) == undisturbed
+    assert (operation["state"], operation["kv_handover"]) == ("succeeded", "handed_over")
+    assert engine.worker_pid() == standby["pid"]
+    steps = {step["name"]: step.get("detail", "") for step in operation["steps"]}
+    assert steps["prepare_worker"] == "the standby worker"
+    assert re.fullmatch(r"stopped \(.* s\)", steps["stop_worker"]), steps
+
+    # The lease has ended with its epoch: nobody makes another one, and nobody may ask for it there.
+    assert lease(engine, 60.0, before["epoch"])[0] == 409
+    engine.until(lambda: "report_age_s" in engine.status(), "a report of the new worker")
+    engine.until(lambda: len(engine.family()) == alone, "nobody beside the worker")
+    assert engine.status()["standby"] == {"state": "absent"}
+
+    # A supervisor that disappears, one that prepares itself, and one that is given back.
+    for lease_s, given_back in ((3.0, False), (60.0, False), (60.0, True)):
+        assert lease(engine, lease_s)[0] == 200
+        if lease_s == 60.0:
+            engine.until(lambda: standby_of(engine) is not None, "a standby")
+            if given_back:
+                prepared(engine)
+            assert lease(engine, 0.0)[0] == 200
+        engine.until(lambda: len(engine.family()) == alone, "nobody beside the worker")
+    (entry,) = [e for e in engine.status()["ledger"] if e["owner"].startswith("standby")]
+    assert entry["bytes"] == 0, "what it explained has gone with it"
+    assert entry["bound"] > 1 << 20
+    engine.clean()
+
+
+def test_leases_are_for_engines_that_take_them(engine: Any) -> None:
+    status = engine.status()
+    assert "standby" not in status["capabilities"]
+    assert "standby" not in status
+    code, answer = lease(engine, 60.0)
+    assert (code, answer["code"]) == (409, "NotPossible")
+    assert "--standby-worker never" in answer["message"]
+    for body in ({"lease_s": 1.0}, {"expected_epoch": status["epoch"], "lease_s": -1}):
+        assert engine.admin("POST", "/standby", body)[0] == 400
 
 
 def test_a_standby_for_several_ranks_is_refused(start_engine: Any) -> None:

@@ -66,6 +66,11 @@ class Hands:
 
     def __init__(self) -> None:
         self.sent: list[Command] = []
+        self.standby = self
+        self.leases: set[str | None] = set()
+
+    def follow(self, epoch: str | None) -> None:
+        self.leases.add(epoch)
 
     def send(self, command: Command) -> None:
         self.sent.append(command)
@@ -121,6 +126,7 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
     for second in range(60):
         watching.tick(1_000.0 + second)
     assert hands.sent == []
+    assert hands.leases == {None}, "no restart can come"
     assert b"plimsoll_supervisor_journal_writable 0.0" in metrics.text()
     assert b"plimsoll_supervisor_samples_total 60.0" in metrics.text()
     assert b"readonly database; free space on its volume or make it writable" in watching.state

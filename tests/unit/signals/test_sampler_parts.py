@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from plimsoll_api.admin import (
+    STANDBY,
     DeviceMemory,
     EngineState,
     LedgerEntry,
@@ -69,6 +70,28 @@ def test_epochs_become_numbers_that_grow_and_silence_keeps_the_last() -> None:
     samples = [sampler.sample() for _ in answers]
     assert [sample.epoch for sample in samples] == [0, 1, 1, 2, 3, 3]
     assert [sample.scrape_ok for sample in samples] == [a is not None for a in answers]
+
+
+def test_a_standby_is_no_part_of_the_workers_account() -> None:
+    """It works on nothing, and its memory is in the ledger: what it has alone counts there."""
+    serving = ProcessMemory(Role.WORKER, 1 << 22, malloc_in_use=50, python_objects=7)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        alone, waits = (
+            Sampler(Engine(status(processes=[serving, one]))).sample()
+            for one in (
+                ProcessMemory(Role.OTHER, process.pid),
+                ProcessMemory(Role.WORKER, process.pid, name=STANDBY, private=4096),
+            )
+        )
+        process.kill()
+    assert waits.malloc == alone.malloc
+    assert waits.malloc is not None
+    assert waits.malloc.in_use == 50
+    assert (waits.host.rss_anon, waits.host.by_process) == (4096, [])
+    assert alone.host.rss_anon is not None
+    assert alone.host.rss_anon > 4096
+    assert alone.host.by_process is not None
+    assert [one.role for one in alone.host.by_process] == ["other"]
 
 
 def test_without_an_answer_nothing_is_made_up() -> None:

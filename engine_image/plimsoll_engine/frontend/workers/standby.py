@@ -19,13 +19,13 @@ from plimsoll_api.admin import (
     STANDBY,
     DeviceMemory,
     LedgerEntry,
-    MemoryKind,
     ProcessMemory,
     Role,
     StandbyState,
     StandbyStatus,
 )
 from plimsoll_engine.frontend.epochs import CrashBudget
+from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
@@ -35,7 +35,6 @@ from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
 
-OWNER = "standby_worker"
 RETRY_S = 1.0
 """At least so long after its end the next one is begun: a replacement of the worker comes first."""
 REFUSED_RETRY_S = 10.0
@@ -44,9 +43,6 @@ HOST_SPARE_BYTES = 1 << 30
 DEVICE_SPARE_BYTES = 2 << 30
 """What must be free before one is begun. It takes less than half of it, so that the serving worker
 does not run out of memory for its sake."""
-SETTLED_REPORTS = 2
-"""The serving worker's report that counts what a standby takes of the devices: the first one may
-have been written before the standby was there."""
 
 
 class Standby:
@@ -74,10 +70,7 @@ class Standby:
         self._handle: WorkerHandle | None = None
         self._preparing: asyncio.Task[WorkerHandle] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._without: int | None = None
-        self._taken: int | None = None
-        self._settled = 0
-        self._bounds: dict[MemoryKind, int] = {}
+        self._memory = StandbyMemory()
 
     @property
     def wanted(self) -> bool:
@@ -118,23 +111,8 @@ class Standby:
         return ProcessMemory(Role.WORKER, handle.pid, name=STANDBY, private=private)
 
     def ledger(self) -> list[LedgerEntry]:
-        """Return what the standby holds.
-
-        One that was given back stays as an owner that holds nothing: the growth that it explained
-        has gone with it.
-        """
-        process = self.process
-        held = {
-            MemoryKind.HOST: 0 if process is None else process.private,
-            MemoryKind.DEVICE: 0 if process is None else self._taken,
-        }
-        entries = []
-        for kind, size in held.items():
-            if size is None or (not size and kind not in self._bounds):
-                continue
-            bound = self._bounds[kind] = max(size, self._bounds.get(kind, 0))
-            entries.append(LedgerEntry(f"{OWNER}_{kind}", kind, size, bound, Role.WORKER))
-        return entries
+        """Return what the standby holds."""
+        return self._memory.entries(self.process)
 
     def lease(self, lease_s: float) -> None:
         """Want one for so many seconds from now on; with 0, or when they are over, none any more.
@@ -151,11 +129,12 @@ class Standby:
             loop = asyncio.get_running_loop()
             self._lease = loop.call_later(lease_s, self._give_back, "its lease is over")
         else:
-            self._give_back("nobody wants it any more")
+            self._give_back("it is no longer wanted")
 
     def epoch_begun(self) -> None:
-        """Forget what an earlier epoch's standby held."""
-        self._bounds.clear()
+        """Forget what an earlier epoch's standby held, and its lease."""
+        self._memory = StandbyMemory()
+        self.close()
 
     def reported(self, devices: Sequence[DeviceMemory]) -> None:
         """Begin a standby where none is, beside the worker that reports its ``devices``."""
@@ -163,11 +142,8 @@ class Standby:
             due = self._not_before is not None and time.monotonic() >= self._not_before
             if self.wanted and due:
                 self._begin(devices)
-        elif self._settled < SETTLED_REPORTS:
-            self._settled += self.prepared is not None
-            after = beyond_torch(devices)
-            if None not in (self._without, after):
-                self._taken = max(0, (after or 0) - (self._without or 0))
+        else:
+            self._memory.seen(devices, self.prepared is not None)
 
     async def take(self) -> WorkerHandle | None:
         """Return the standby, which is none any more; waits where it still prepares itself.
@@ -195,7 +171,7 @@ class Standby:
             await self._workers.abandon(preparing.result())
 
     def close(self) -> None:
-        """Let no lease end any more, at the engine's end."""
+        """End a lease; whoever has taken the standby has it."""
         self._leased_until = 0.0
         if self._lease is not None:
             self._lease.cancel()
@@ -212,7 +188,7 @@ class Standby:
                 log.warning("no standby worker", extra={"reason": lack})
             self.error, self._not_before = lack, time.monotonic() + REFUSED_RETRY_S
             return
-        self._without, self._taken, self._settled = beyond_torch(devices), None, 0
+        self._memory.begin(devices)
         self._handle = self._workers.successor()
         self._preparing = asyncio.create_task(self._prepared(self._handle), name="standby worker")
         self._watching = asyncio.create_task(
@@ -260,16 +236,3 @@ class Standby:
         self.error = reason
         self._preparing = self._handle = None
         self._not_before = None if delay_s is None else time.monotonic() + max(delay_s, RETRY_S)
-
-
-def beyond_torch(devices: Sequence[DeviceMemory]) -> int | None:
-    """Return the used bytes of all devices that are not the serving worker's allocator's.
-
-    None where one is unknown, and without a device.
-    """
-    found = 0
-    for device in devices:
-        if device.used is None or device.torch_reserved is None:
-            return None
-        found += device.used - device.torch_reserved
-    return found if devices else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from plimsoll_api.admin import Diagnostic, ProcessMemory, Status
+from plimsoll_api.admin import Diagnostic, ProcessMemory, StandbyStatus, Status
 from plimsoll_sidecar.act.adapters.termination import Ending
 from plimsoll_sidecar.govern.command import Command, Result
 from plimsoll_sidecar.signals.process.process_id import ProcessId
@@ -39,6 +39,13 @@ class EngineAdapter(Protocol):
 
     def resume(self, epoch: str) -> None:
         """End a drain that led to nothing; :class:`EngineError` where it cannot."""
+
+    def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
+        """Have a worker prepared for the next restart for so long, with 0 none any more.
+
+        Only for an engine with :attr:`Capability.STANDBY`. Raises :class:`EngineError`, also when
+        the epoch is over.
+        """
 
     def restart_worker(self, command: Command) -> Result:
         """Replace the worker alone; its requests are carried over."""

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
-from plimsoll_api.admin import ProcessMemory
+from plimsoll_api.admin import ProcessMemory, StandbyStatus
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.termination import TERM_GRACE_S, Ender, Ending
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.signals.process.engine_processes import EngineFinder, Members, NoEngine, is_in
 from plimsoll_sidecar.signals.process.process_id import ProcessId, age_s, identify
 from plimsoll_sidecar.signals.process.process_table import command_line
@@ -51,6 +52,10 @@ class OwnedEngine:
     def end(self, frontend: ProcessId | None) -> Ending:
         """End all of the engine's processes by signals."""
         return self._owned.end(frontend)
+
+    def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
+        """Raise EngineError: only our own engine has one."""
+        raise EngineError("this engine has no standby worker")
 
 
 class OwnedProcesses:

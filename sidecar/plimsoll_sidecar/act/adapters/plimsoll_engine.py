@@ -16,6 +16,7 @@ from plimsoll_api.admin import (
     ErrorBody,
     Operation,
     OperationState,
+    StandbyStatus,
     Status,
 )
 from plimsoll_api.supervisor_config import EngineEndpoint
@@ -84,6 +85,14 @@ class PlimsollEngine(OwnedEngine):
         Raises EngineError, also when the epoch is over.
         """
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
+
+    def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
+        """``POST /standby``, fenced by ``epoch``; with 0 seconds the worker is given back.
+
+        Raises EngineError, also when the epoch is over.
+        """
+        body = admin.StandbyRequest(expected_epoch=epoch, lease_s=lease_s)
+        return _decode(self._call("POST", "/standby", body), Status).standby
 
     def trim(self, command: Command) -> Result:
         """Start the operation and wait for its end, at most ``TRIM_S`` seconds."""

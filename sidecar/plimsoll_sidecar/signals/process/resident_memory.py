@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.admin import ProcessMemory, Role
+from plimsoll_api.admin import STANDBY, ProcessMemory, Role
 from plimsoll_api.trace import Host, RoleRss
 from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
 
@@ -80,7 +80,7 @@ class Processes:
         if not living:
             return Host(processes=0 if self._named else None)
         read = {pid: identify(pid) for pid in living} | {p.pid: p for p in self._named}
-        sizes = {pid: resident(pid) for pid in living}
+        sizes = {pid: _own(resident(pid), process.private) for pid, process in living.items()}
         changed = any(identify(pid) != read[pid] for pid in living)
         if changed or any(size is None for size in sizes.values()):
             return Host(processes=len(sizes))
@@ -91,9 +91,10 @@ class Processes:
             rss_shmem=sum(size.shmem for size in known.values()),
             swap=total(size.swap for size in known.values()),
             processes=len(known),
-            by_process=[
+            by_process=[  # what a standby has grown by is in the ledger
                 RoleRss(living[pid].label, size.anon, size.shmem, size.swap)
                 for pid, size in known.items()
+                if living[pid].name != STANDBY
             ],
         )
 
@@ -129,6 +130,13 @@ class Processes:
                     found[child] = ProcessMemory(Role.OTHER, child)
                     waiting.append(child)
         return found
+
+
+def _own(size: Resident | None, private: int | None) -> Resident | None:
+    """Return what is the process's alone, where the engine says it: other pages count elsewhere."""
+    if size is None or private is None:
+        return size
+    return msgspec.structs.replace(size, anon=min(size.anon, private))
 
 
 def resident(pid: int) -> Resident | None:

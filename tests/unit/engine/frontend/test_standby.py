@@ -1,6 +1,6 @@
 """When there is a standby, and what it takes of host and devices.
 
-Tests ``frontend/workers/standby.py``.
+Tests ``frontend/workers/standby.py`` and ``frontend/workers/standby_memory.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from plimsoll_api.admin import (
     StandbyStatus,
 )
 from plimsoll_engine.frontend.workers import standby as module
-from plimsoll_engine.frontend.workers.standby import Standby, beyond_torch
+from plimsoll_engine.frontend.workers.standby import Standby
+from plimsoll_engine.frontend.workers.standby_memory import beyond_torch
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
 from plimsoll_engine.messages.worker_ipc import Prepared
 from plimsoll_engine.messages.zygote_ipc import Exited

@@ -1,0 +1,90 @@
+"""Keeps the engine's standby worker for as long as one is wanted, in a thread of its own.
+
+It is a lease: where the supervisor disappears the engine gives the standby back. Nothing depends on
+it. A lease that cannot be had makes the next restart slower, and no request of ours is repeated for
+its sake after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from plimsoll_api.admin import StandbyStatus
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.clients.http import EngineError
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 60.0
+"""From the last renewal on."""
+RENEWAL_S = 15.0
+
+
+class StandbyLease:
+    """One lease on the standby worker of ``engine``, renewed while it is wanted."""
+
+    def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._clock = engine, clock
+        self._wanted: str | None = None
+        self._changed, self._ending = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._leased: str | None = None
+        """The epoch of a lease that was not given back."""
+        self._until = 0.0
+        self._told = ""
+
+    def follow(self, epoch: str | None) -> None:
+        """Want a standby in this epoch; with None none any more. Never waits."""
+        if epoch == self._wanted:
+            return
+        self._wanted = epoch
+        self._changed.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="standby-lease", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Renew it no more. It is not given back: the next supervisor may go on with it."""
+        self._ending.set()
+        self._changed.set()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self._changed.clear()
+            self.renew()
+            idle = self._wanted is None and self._leased is None
+            self._changed.wait(None if idle else RENEWAL_S)
+
+    def renew(self) -> None:
+        """Once: ask for what is wanted now, or give back what is not wanted any more."""
+        wanted = self._wanted
+        if wanted is None and self._clock() >= self._until:
+            self._leased = None  # it has ended by itself
+        epoch = wanted if wanted is not None else self._leased
+        if epoch is None:
+            return
+        try:
+            standby = self._engine.standby(epoch, LEASE_S if wanted is not None else 0.0)
+        except EngineError as error:
+            self._tell(f"not leased: {error}" if wanted is not None else f"not given back: {error}")
+            return
+        if wanted is None:
+            self._leased = None
+            self._tell("given back")
+        else:
+            self._leased, self._until = epoch, self._clock() + LEASE_S
+            self._tell(_described(standby))
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            log.info("standby worker: %s", text)
+        self._told = text
+
+
+def _described(standby: StandbyStatus | None) -> str:
+    if standby is None:
+        return "unknown"
+    return standby.state.value + (f": {standby.error}" if standby.error else "")

@@ -1,0 +1,90 @@
+"""A lease on the standby worker: renewed, given back, and nobody's trouble.
+
+Tests ``act/standby.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import pytest
+
+from plimsoll_api.admin import StandbyState, StandbyStatus
+from plimsoll_sidecar.act import standby as module
+from plimsoll_sidecar.act.standby import LEASE_S, StandbyLease
+from plimsoll_sidecar.clients.http import EngineError
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+        self.error: str | None = None
+        self.answer = StandbyStatus(StandbyState.ABSENT, "less than 1024 MiB are free")
+
+    def standby(self, epoch: str, lease_s: float) -> StandbyStatus:
+        self.asked.append((epoch, lease_s))
+        if self.error is not None:
+            raise EngineError(self.error)
+        return self.answer
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(StandbyLease, "_run", lambda self: None)  # the test turns it itself
+    return Engine()
+
+
+def test_it_is_renewed_while_wanted_and_given_back_once(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, module.__name__)
+    lease = StandbyLease(cast(Any, engine), lambda: 100.0)
+    lease.renew()
+    assert engine.asked == []
+    lease.follow("a:1")
+    lease.renew()
+    engine.answer = StandbyStatus(StandbyState.PREPARED)
+    for _ in range(2):
+        lease.renew()
+    lease.follow(None)
+    for _ in range(3):
+        lease.renew()
+    assert engine.asked == [("a:1", LEASE_S)] * 3 + [("a:1", 0.0)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "standby worker: absent: less than 1024 MiB are free",
+        "standby worker: prepared",
+        "standby worker: given back",
+    ]
+
+
+def test_a_lease_that_cannot_be_given_back_ends_by_itself(engine: Engine) -> None:
+    now = [100.0]
+    lease = StandbyLease(cast(Any, engine), lambda: now[0])
+    lease.follow("a:1")
+    lease.renew()
+    engine.error = "no answer"
+    lease.follow(None)
+    lease.renew()
+    now[0] += LEASE_S - 1
+    lease.renew()
+    now[0] += 1
+    lease.renew()
+    assert engine.asked == [("a:1", LEASE_S), ("a:1", 0.0), ("a:1", 0.0)]
+
+
+def test_one_that_is_refused_is_asked_for_again(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, module.__name__)
+    lease = StandbyLease(cast(Any, engine), lambda: 100.0)
+    engine.error = "HTTP 409 StaleEpoch"
+    lease.follow("a:1")
+    lease.renew()
+    lease.renew()
+    engine.error = None
+    lease.follow("a:2")
+    lease.renew()
+    assert engine.asked == [("a:1", LEASE_S), ("a:1", LEASE_S), ("a:2", LEASE_S)]
+    assert caplog.records[0].getMessage() == "standby worker: not leased: HTTP 409 StaleEpoch"
+    assert len(caplog.records) == 2, "the same trouble is told once"

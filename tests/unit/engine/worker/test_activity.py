@@ -1,0 +1,29 @@
+"""What a Stop had to wait for."""
+
+from __future__ import annotations
+
+from plimsoll_engine.worker.activity import KEPT, Activity
+
+
+def test_only_what_was_done_since_the_moment_counts() -> None:
+    now = [0.0]
+    activity = Activity(lambda: now[0])
+
+    def spend(name: str, seconds: float) -> None:
+        now[0] += seconds
+        activity.did(name)
+
+    activity.begin()
+    spend("step", 1.0)
+    spend("capture", 2.0)
+    now[0] += 5.0  # it waits for messages
+    activity.begin()
+    spend("messages", 0.5)
+    spend("step", 1.5)
+    assert activity.since(0.0) == {"step": 2.5, "capture": 2.0, "messages": 0.5}
+    assert activity.since(2.0) == {"capture": 1.0, "messages": 0.5, "step": 1.5}
+    assert activity.since(9.0) == {"step": 1.0}
+    assert activity.since(10.0) == {}
+    for _ in range(2 * KEPT):
+        spend("report", 1.0)
+    assert activity.since(0.0) == {"report": float(KEPT)}
