@@ -5,6 +5,8 @@ Tests ``signals/sampler.py``.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -75,7 +77,10 @@ def test_epochs_become_numbers_that_grow_and_silence_keeps_the_last() -> None:
 def test_a_standby_is_no_part_of_the_workers_account() -> None:
     """It works on nothing, and its memory is in the ledger: what it has alone counts there."""
     serving = ProcessMemory(Role.WORKER, 1 << 22, malloc_in_use=50, python_objects=7)
-    with subprocess.Popen(["sleep", "60"]) as process:
+    forks = ["sh", "-c", "sleep 60 & echo; wait"]
+    with subprocess.Popen(forks, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         alone, waits = (
             Sampler(Engine(status(processes=[serving, one]))).sample()
             for one in (
@@ -83,7 +88,7 @@ def test_a_standby_is_no_part_of_the_workers_account() -> None:
                 ProcessMemory(Role.WORKER, process.pid, name=STANDBY, private=4096),
             )
         )
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
     assert waits.malloc == alone.malloc
     assert waits.malloc is not None
     assert waits.malloc.in_use == 50
@@ -91,7 +96,7 @@ def test_a_standby_is_no_part_of_the_workers_account() -> None:
     assert alone.host.rss_anon is not None
     assert alone.host.rss_anon > 4096
     assert alone.host.by_process is not None
-    assert [one.role for one in alone.host.by_process] == ["other"]
+    assert [one.role for one in alone.host.by_process] == ["other", "other"]
 
 
 def test_without_an_answer_nothing_is_made_up() -> None:

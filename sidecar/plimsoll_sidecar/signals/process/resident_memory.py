@@ -121,13 +121,21 @@ class Processes:
         found = dict(named)
         waiting = list(named)
         while waiting:
-            started = children(waiting.pop())
+            parent = waiting.pop()
+            started = children(parent)
             if started is None or len(found) + len(started) > MAX_PROCESSES:
                 return None
             for child in started:
                 # A zombie has no memory, and stays for as long as its parent does not care.
                 if child not in found and identify(child) is not None:
-                    found[child] = ProcessMemory(Role.OTHER, child)
+                    # What a standby forks does nothing either: its pages are the standby's.
+                    waits = found[parent].name == STANDBY
+                    found[child] = ProcessMemory(
+                        Role.OTHER,
+                        child,
+                        name=STANDBY if waits else None,
+                        private=0 if waits else None,
+                    )
                     waiting.append(child)
         return found
 
