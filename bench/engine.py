@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bench.result import RESULTS, publish
+from bench.result import RESULTS, earlier, publish
 from bench.shapes import SHAPES, random_decoder
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.runner import Runner
@@ -301,15 +301,6 @@ def main() -> None:
             torch.cuda.empty_cache()
     if arguments.scale == 1.0:
         publish(arguments.name, figures, samples, folder=arguments.out)
-
-
-def earlier(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Figures and samples of the result file, or none."""
-    try:
-        whole = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}, {}
-    return dict(whole.get("figures") or {}), dict(whole.get("samples") or {})
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from bench.engine import MAX_SEQS, WORKLOADS, add_measuring, earlier, measure, workload
-from bench.result import publish
+from bench.engine import MAX_SEQS, WORKLOADS, add_measuring, measure, workload
+from bench.result import earlier, publish
 from bench.tensor_parallel import MAX_LENGTH, RankedBench
 
 FORMATS = {"bf16": "auto", "fp8": "auto", "fp8_kv": "fp8"}

@@ -48,17 +48,20 @@ class Case:
     is_flops: bool = False
 
 
-def milliseconds(call: Callable[[int], Any]) -> float:
-    """Median of many, launched by a CUDA graph so that no launch gap is in it."""
-    for i in range(COPIES):
+def milliseconds(call: Callable[[int], Any], copies: int = COPIES) -> float:
+    """Median of many, launched by a CUDA graph so that no launch gap is in it.
+
+    ``call`` takes the number of an input set, below ``copies``.
+    """
+    for i in range(copies):
         call(i)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = [call(i) for i in range(COPIES)]
+        kept = [call(i) for i in range(copies)]
     found = triton.testing.do_bench(graph.replay, warmup=10, rep=40, return_mode="median")
     del kept
-    return float(found) / COPIES
+    return float(found) / copies
 
 
 def draw(*shape: int) -> torch.Tensor:

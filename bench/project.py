@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
+from bench.kernels import milliseconds
 from bench.result import RESULTS, publish
+from bench.shapes import SHAPES
 from plimsoll_engine.kernels import project
 from plimsoll_engine.kernels.project import Tile
 from plimsoll_engine.kernels.quantized import Quantized, Weight, quantize
@@ -52,17 +53,19 @@ class Product:
     added: bool = False
 
 
-def layer(hidden: int, inner: int, heads: int, kv_heads: int) -> list[Product]:
-    """The products of a layer with heads of 128 dimensions."""
+def layer(config: Any) -> list[Product]:
+    """The products of a layer of the model that ``config`` describes."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     return [
-        Product("qkv", (heads + 2 * kv_heads) * 128, hidden, norm=True),
-        Product("o", hidden, heads * 128, added=True),
+        Product("qkv", (heads + 2 * kv_heads) * dim, hidden, norm=True),
+        Product("o", hidden, heads * dim, added=True),
         Product("gate_up", 2 * inner, hidden, norm=True, silu=True),
         Product("down", hidden, inner, added=True),
     ]
 
 
-LAYERS = {"8b": layer(4096, 14_336, 32, 8), "06b": layer(1024, 3072, 16, 8)}
+LAYERS = {shape: layer(SHAPES[shape]()) for shape in ("8b", "06b")}
 
 
 def calls(product: Product, fp8: bool, copies: int) -> list[Callable[[], torch.Tensor]]:
@@ -88,15 +91,7 @@ def seconds(product: Product, fp8: bool, tiles: list[Tile]) -> dict[Tile, float]
     found = {}
     for tile in tiles:
         project.TILES[fp8] = tile
-        for call in made:
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            kept = [call() for call in made]
-        took = triton.testing.do_bench(graph.replay, warmup=5, rep=25, return_mode="median")
-        found[tile] = took / 1000 / len(made)
-        del kept, graph
+        found[tile] = milliseconds(lambda i: made[i](), len(made)) / 1000
     return found
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import random
 import statistics
 import sys
@@ -28,21 +27,12 @@ from typing import Any
 import torch
 
 from bench import checkpoint
-from bench.engine import earlier
-from bench.result import RESULTS, publish
+from bench.result import RESULTS, earlier, publish
 from bench.running import Engine, Stream, running
+from plimsoll_cli.figures import percentile
 
 SETTLE_S = 0.2
 """Of undisturbed streaming before each restart."""
-
-
-def percentile(values: list[float], share: float) -> float | None:
-    """Between the two nearest ranks, as numpy's default is; None without values."""
-    if not values:
-        return None
-    ranked, at = sorted(values), share * (len(values) - 1)
-    low, high = ranked[math.floor(at)], ranked[math.ceil(at)]
-    return low + (high - low) * (at - math.floor(at))
 
 
 async def standby_prepared(engine: Engine) -> None:

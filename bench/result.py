@@ -39,3 +39,12 @@ def publish(
     (folder / f"{name}.json").write_text(text + "\n")
     print(text)
     return whole
+
+
+def earlier(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures and samples of the result file, or none."""
+    try:
+        whole = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}, {}
+    return dict(whole.get("figures") or {}), dict(whole.get("samples") or {})

@@ -40,7 +40,7 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.process.collector import FullCollections
 from plimsoll_engine.process.host_memory import PythonObjects, malloc
-from plimsoll_engine.settings import Settings
+from plimsoll_engine.settings import Settings, StandbyPolicy
 
 MEDIA_CACHE_BYTES = 1 << 20
 """Of the processor cache and of the receiver cache: 28 images or 65 sounds, so that both evict."""
@@ -126,20 +126,6 @@ class Kind:
     serves: dict[str, dict[str, float]]
     tokens: int
 
-    def settings(self, folder: Path, name: str) -> dict[str, Any]:
-        """Those of the model ``name`` beside the common ones."""
-        if self is KINDS["media"]:
-            return {
-                "media_cache_bytes": MEDIA_CACHE_BYTES, "encoder_cache_tokens": ENCODER_TOKENS
-            }  # fmt: skip
-        lookup = Speculative("ngram", 4, 4, 1)
-        drafts = Speculative("draft_model", 4, model=str(folder / "draft"))
-        return {
-            "kv_cache_dtype": "fp8",
-            "standby_worker": "always",
-            "speculative": lookup if name == "experts" else drafts,
-        }
-
 
 KINDS = {
     "media": Kind({"llava": {"text": 0.6, "image": 0.2}, "whisper": {"audio": 0.2}}, 4),
@@ -163,6 +149,18 @@ def make_models(folder: Path, kind: str) -> None:
         subprocess.run([sys.executable, "-m", *command], check=True)
 
 
+def own_settings(kind: str, model: Path) -> dict[str, Any]:
+    """Those of one model of ``kind`` beside the common ones."""
+    if kind == "media":
+        return {"media_cache_bytes": MEDIA_CACHE_BYTES, "encoder_cache_tokens": ENCODER_TOKENS}
+    drafts = Speculative("draft_model", 4, model=str(model.parent / "draft"))
+    return {
+        "kv_cache_dtype": "fp8",
+        "standby_worker": StandbyPolicy.ALWAYS,
+        "speculative": Speculative("ngram", 4, 4, 1) if model.name == "experts" else drafts,
+    }
+
+
 def settings(kind: str, model: Path, concurrency: int, inject: str) -> Settings:
     """Those of the engine that serves the checkpoint in ``model``."""
     run_dir = model.parent / f"run-{model.name}"
@@ -178,7 +176,7 @@ def settings(kind: str, model: Path, concurrency: int, inject: str) -> Settings:
         num_blocks=16 * concurrency,
         max_queued=2 * concurrency,
         inject=inject,
-        **KINDS[kind].settings(model.parent, model.name),
+        **own_settings(kind, model),
     )
 
 

@@ -30,10 +30,9 @@ from bench.engine import (
     Bench,
     Request,
     add_measuring,
-    earlier,
     measure,
 )
-from bench.result import publish
+from bench.result import earlier, publish
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig

@@ -35,7 +35,7 @@ PRIORITY_RANGE = 0, (1 << 31) - 1
 class StandbyPolicy(StrEnum):
     """When a prepared worker waits beside the serving one (``--standby-worker``).
 
-    ``on-suspicion``: while whoever supervises the engine asks for it.
+    ``on-suspicion``: while a client of the admin API, such as the supervisor, holds a lease on it.
     """
 
     NEVER = "never"

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -351,17 +352,11 @@ class CoreLifecycle:
             traceback.clear_frames(error.__traceback__)
             raise
 
-    @contextlib.contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        begun = time.monotonic()
-        yield
-        self.stages_s[name] = round(time.monotonic() - begun, 4)
+    def _stage(self, name: str) -> AbstractContextManager[None]:
+        return _timed(self.stages_s, name)
 
-    @contextlib.contextmanager
-    def _ending(self, name: str) -> Iterator[None]:
-        begun = time.monotonic()
-        yield
-        self.ended_s[name] = round(time.monotonic() - begun, 4)
+    def _ending(self, name: str) -> AbstractContextManager[None]:
+        return _timed(self.ended_s, name)
 
     def _ask_for_weights(self, folder: Path, dtype: torch.dtype) -> OwnModel | None:
         """Return a model without tensors, for the weight server's weights.
@@ -580,3 +575,11 @@ def release_device_caches() -> None:
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch._C._host_emptyCache()
+
+
+@contextlib.contextmanager
+def _timed(stages_s: dict[str, float], name: str) -> Iterator[None]:
+    """Note in ``stages_s`` how many seconds the block took, unless it fails."""
+    begun = time.monotonic()
+    yield
+    stages_s[name] = round(time.monotonic() - begun, 4)

@@ -171,7 +171,7 @@ class Standby:
             await self._workers.abandon(preparing.result())
 
     def close(self) -> None:
-        """End a lease; whoever has taken the standby has it."""
+        """End a lease. A standby that was taken for a restart stays with that restart."""
         self._leased_until = 0.0
         if self._lease is not None:
             self._lease.cancel()

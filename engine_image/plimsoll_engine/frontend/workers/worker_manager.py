@@ -88,8 +88,8 @@ class WorkerManager:
         async with self.replacing:
             if self._epochs.current != lost:
                 return  # a planned restart that had begun has replaced it
-            # Whoever replaced the one before may have taken in only after the end of this worker
-            # that it was ready, and given it the requests.
+            # A restart may have learnt that this worker was ready only after it had ended, and may
+            # have given it the requests.
             self._served.epoch_ended()
             served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
             delay_s = self._crashes.spend(served_s)

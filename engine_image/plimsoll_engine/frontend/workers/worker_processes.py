@@ -128,22 +128,53 @@ class WorkerProcesses:
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
         """Start the next epoch's worker; return it when it serves."""
-        worker = self._next()
+        worker = self.successor()
         self._enter(worker)
         deadline = time.monotonic() + timeout_s
-        await self._prepare(worker, timeout_s)
+        await self.prepare(worker, timeout_s)
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
     def successor(self) -> WorkerHandle:
         """Return a worker that is to be prepared, with the number of an epoch of its own."""
-        return self._next()
+        return WorkerHandle(
+            self._epochs.reserve(),
+            self._config.run_dir,
+            self._config.media_cache_bytes,
+            self._config.tensor_parallel_size,
+            self._received,
+            self._lost,
+        )
 
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
-        """Give a successor context, weights and kernels, beside the worker that serves on.
+        """Give a worker context, weights and kernels, beside the one that serves on.
 
-        Raises :class:`WorkerLost`; nothing is left of the successor then.
+        Raises :class:`WorkerLost`; nothing is left of the worker then.
         """
-        await self._prepare(worker, timeout_s)
+        number = worker.epoch.number
+        self._living[number] = worker
+        deadline = time.monotonic() + timeout_s
+        try:
+            zygote = await self._running_zygote(deadline)
+            await self._running_weight_server(zygote)
+            self._socket.expect(worker.link)
+            for rank in range(self._config.tensor_parallel_size):
+                await self._fork(zygote, worker, rank)
+        except (ZygoteLost, RuntimeError) as error:
+            await self._lose_zygote()
+            raise WorkerLost(str(error)) from None
+        except asyncio.CancelledError:
+            await self._kill(worker)
+            if not worker.pids:
+                self._living.pop(number, None)
+            raise
+        log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
+        prepared = await self._reached(
+            worker, worker.prepared, max(0.1, deadline - time.monotonic())
+        )
+        log.info(
+            "worker prepared",
+            extra={"epoch": str(worker.epoch), "pid": worker.pid, "stages_s": prepared.stages_s},
+        )
 
     async def take_over(
         self,
@@ -233,48 +264,11 @@ class WorkerProcesses:
 
     # ---- steps
 
-    def _next(self) -> WorkerHandle:
-        return WorkerHandle(
-            self._epochs.reserve(),
-            self._config.run_dir,
-            self._config.media_cache_bytes,
-            self._config.tensor_parallel_size,
-            self._received,
-            self._lost,
-        )
-
     def _enter(self, worker: WorkerHandle) -> None:
         if self._serving is not worker:
             self._serving = worker
             self._epochs.enter(worker.epoch)
             self.starts += 1
-
-    async def _prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
-        number = worker.epoch.number
-        self._living[number] = worker
-        deadline = time.monotonic() + timeout_s
-        try:
-            zygote = await self._running_zygote(deadline)
-            await self._running_weight_server(zygote)
-            self._socket.expect(worker.link)
-            for rank in range(self._config.tensor_parallel_size):
-                await self._fork(zygote, worker, rank)
-        except (ZygoteLost, RuntimeError) as error:
-            await self._lose_zygote()
-            raise WorkerLost(str(error)) from None
-        except asyncio.CancelledError:
-            await self._kill(worker)
-            if not worker.pids:
-                self._living.pop(number, None)
-            raise
-        log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
-        prepared = await self._reached(
-            worker, worker.prepared, max(0.1, deadline - time.monotonic())
-        )
-        log.info(
-            "worker prepared",
-            extra={"epoch": str(worker.epoch), "pid": worker.pid, "stages_s": prepared.stages_s},
-        )
 
     async def _fork(self, zygote: ZygoteClient, worker: WorkerHandle, rank: int) -> None:
         """Fork a rank of ``worker``. A caller that is cancelled still knows the process."""
