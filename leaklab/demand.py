@@ -37,7 +37,7 @@ def two_humps(low: float, high: float, phase: float = 0.0) -> Curve:
 def rushes(
     seed: int, low: float, high: float, apart: tuple[float, float], lasts: tuple[float, float]
 ) -> Curve:
-    """Little, and much for a while at times that nobody knows before."""
+    """Little, with busy spells at times that cannot be predicted."""
     rng, edges = random.Random(f"rushes/{seed}"), [0.0]
     while edges[-1] < LONGEST:
         edges.append(edges[-1] + rng.uniform(*(apart if len(edges) % 2 else lasts)))

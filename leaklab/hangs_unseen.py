@@ -1,6 +1,6 @@
 """How engines hang, for the test split: what happens to requests differs, steps end in each.
 
-A peer that sent blocks is lost: what runs ends, and what waits for its blocks waits for ever. One
+A peer that sent blocks is lost: running requests end, and those that wait for its blocks hang. One
 rank has died, and the others turn in a collective that it never joins. A lock is taken twice in the
 scheduler: requests are taken in and given up, and none is worked on. The load of an engine is read
 from a page, which is served while the steps behind it have stopped. One client alone asks, and the
