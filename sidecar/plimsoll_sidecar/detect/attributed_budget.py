@@ -147,6 +147,7 @@ class AttributedBudget:
     def _take_slow(self, sample: Sample) -> None:
         watch = self.watch
         self._limit = limit_of(self.memory, watch.budget, sample, self._shared)
+        watch.state.limit = self._limit
         if watch.baseline is None:  # the warm-up, which may begin again with the first requests
             if self._slow.begun:
                 self._slow, self._said = SlowLeakWatch(), None

@@ -52,6 +52,8 @@ class World:
         self.replaceable = True
         self.abrupt = False
         self.rate: float | None = None
+        self.exhaustion_s: float | None = None
+        self.limit = memory.host.limit_bytes if memory.host else None
         self.commands: list[Command] = []
         self.events: list[Event] = []
         self.hold: str | None = None
@@ -80,6 +82,8 @@ class World:
             explained=0,
             unexplained=self.growth,
             bytes_per_s=self.rate,
+            exhaustion_s=self.exhaustion_s,
+            limit=self.limit,
         )
         assessment = Assessment(
             t=self.now,

@@ -158,6 +158,23 @@ def test_a_confirmed_leak_within_its_budget_disturbs_nobody() -> None:
 
 
 @pytest.mark.parametrize(
+    ("room", "restarts"), [(None, False), (100_000_000, False), (20_000_000, True)]
+)
+def test_only_the_end_of_the_memory_is_a_reason_to_restart_before_the_budget_is_spent(
+    room: int | None, restarts: bool
+) -> None:
+    """At 1 MB a second, 20 MB last for 20 s, and a drain may take 30 s."""
+    world = World()
+    world.growth, world.over_budget, world.rate = 100_000_000, False, 1e6
+    world.exhaustion_s = 1.0  # of the budget, which is no limit
+    world.limit = None if room is None else BASELINE + world.growth + room
+    world.run(50, done(world.to(Verb.DIAGNOSE)))
+    assert (Verb.TAKE_SLOT in world.verbs) == restarts
+    wanted = IncidentPhase.AWAITING_SLOT if restarts else IncidentPhase.CONFIRMED
+    assert world.open[0].phase is wanted
+
+
+@pytest.mark.parametrize(
     ("kind", "awaited"),
     [
         (IncidentKind.CAPACITY_LOSS, "no restart until 10% of the capacity is lost"),

@@ -56,15 +56,15 @@ def next_rung(context: TurnContext, incident: Incident) -> Action | None:
 
 
 def due(context: TurnContext, incident: Incident) -> bool:
-    """Return whether the budget is spent, or will be before a careful drain could end."""
+    """Return whether the budget is spent, or the memory ends before a careful drain could.
+
+    The budget is what a replica may gain, so its end alone is no reason to hurry: what looks like a
+    leak and stops within it costs no restart. What a drain adds beyond it is the memory limit's.
+    """
     if incident.kind is IncidentKind.STALL:
         return True
     suspicion = context.suspicions.get(incident.kind)
-    if suspicion is None:
-        return False
-    budget = incident.budget(context.assessment)
-    left = budget.exhaustion_s if budget else None
-    return suspicion.over_budget or (left is not None and left <= context.policy.drain.deadline_s)
+    return suspicion is not None and (suspicion.over_budget or context.nearly_out(incident))
 
 
 def restart_budget_spent(context: TurnContext) -> bool:

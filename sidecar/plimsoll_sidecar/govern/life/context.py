@@ -125,11 +125,9 @@ class TurnContext:
             return None
         if not budget.bytes_per_s or budget.bytes_per_s <= 0:
             return math.inf
-        limits = (
-            self.memory.host if incident.kind is IncidentKind.HOST_GROWTH else self.memory.device
-        )
-        limit = limits.limit_bytes if limits else None
-        return None if limit is None else max(0.0, limit - budget.current) / budget.bytes_per_s
+        if budget.limit is None:
+            return None
+        return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
 
     def nearly_out(self, incident: Incident) -> bool:
         """Whether memory ends sooner than a drain: then leaving loses less than staying."""
