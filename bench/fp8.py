@@ -51,8 +51,8 @@ def ours(kind: str, flags: argparse.Namespace) -> dict[str, Any]:
 
 def vllms(kind: str, flags: argparse.Namespace) -> dict[str, Any]:
     """Sets of each workload by vLLM, which keeps its own defaults beside the sizes."""
-    # This process has used CUDA by now, which a fork of it could not.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    # As this engine is measured: scheduler and model in the process that submits, without messages.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams  # an environment of its own has it
 
     llm: Any = LLM(
