@@ -186,13 +186,8 @@ def _shadow_traffic(seed: int) -> Series:
     for at in MINUTES:
         lag = min(most, max(0.0, lag + MINUTE * (load(at) - pace)))
         points.append(lag + 30 * load(at))
-    return long(
-        seed,
-        **habits(seed),
-        other=by_minutes(points, any_height(rng)),
-        other_in="python_objects",
-        load=load,
-    )
+    held = by_minutes(points, any_height(rng))
+    return long(seed, **habits(seed), other=held, other_in="python_objects", load=load)
 
 
 def _crawl_frontiers(seed: int) -> Series:
@@ -234,12 +229,8 @@ def _late_notices(seed: int) -> Series:
     for at in MINUTES:
         held = held + load(at) if slow.on(at) else held * math.exp(-MINUTE / tau)
         points.append(min(held, 1200.0) + load(at))
-    return long(
-        seed,
-        **habits(seed) | {"per_request": rng.uniform(0.4, 2) * MIB},
-        other=by_minutes(points, any_height(rng)),
-        load=load,
-    )
+    own = habits(seed) | {"per_request": rng.uniform(0.4, 2) * MIB}
+    return long(seed, **own, other=by_minutes(points, any_height(rng)), load=load)
 
 
 FAMILIES: dict[str, Build] = {
