@@ -7,12 +7,14 @@ No mechanism is in two splits: a family such as "garbage collection" has another
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from leaklab import hangs_unseen, leaks_known, leaks_seen, leaks_unseen
+from leaklab import editions, hangs_seen, hangs_unseen
+from leaklab.editions import Edition
 from leaklab.leaks_known import Mechanism
 from leaklab.series import (
     GIB,
@@ -68,57 +70,20 @@ class Case:
         )
 
 
+EDITIONS = {
+    Split.DEVELOPMENT: (editions.DEVELOPMENT,),
+    Split.SEEN: (editions.EARLIER, editions.NINTH),
+    Split.TEST: (editions.TENTH,),
+}
 LEAKS = {
-    Split.DEVELOPMENT: leaks_known.DEVELOPMENT,
-    Split.SEEN: (*leaks_known.SEEN, *leaks_seen.MECHANISMS),
-    Split.TEST: leaks_unseen.MECHANISMS,
+    split: tuple(mechanism for edition in of for mechanism in edition.mechanisms)
+    for split, of in EDITIONS.items()
 }
-_SPENT_S = {
-    "fast": 512 * MIB / (400e6 / 60),
-    "minutes": 900.0,
-    "hours": 2 * HOUR,
-    "slow": 10 * HOUR,
-}
-SPENT_S = {
-    Split.DEVELOPMENT: _SPENT_S,
-    Split.SEEN: _SPENT_S,
-    Split.TEST: {
-        "fast": 100.0,
-        "brisk": 560.0,
-        "minutes": 2900.0,
-        "hours": 4.7 * HOUR,
-        "slow": 14 * HOUR,
-    },
-}
-"""Time from a leak's begin until it has spent its budget, by name of the rate."""
-BURSTS = {Split.DEVELOPMENT: (8, 0.3), Split.SEEN: (8, 0.3), Split.TEST: (9, 0.45)}
-"""Pulses until the budget is spent, and the share of the time that each takes."""
-SWELLS = {Split.DEVELOPMENT: (2, 14, 6), Split.SEEN: (2, 14, 6), Split.TEST: (3, 15, 7)}
-"""Requests in flight at low and high load, and how often they alternate."""
 REACHED = 1.25
-"""The share of its budget that a leak has spent at the end of its run. In the test split each one
-has done so to the byte or more; in the earlier ones some have spent a little less."""
+"""The share of its budget that a leak has spent at the end of its run. Where runs are alike each
+one has done so to the byte or more; in earlier editions some have spent a little less."""
 FILLS_S = 1500.0
 """The time constant in which an accounted cache fills."""
-_SHAPES = ("steady", "load", "bursty", "late")
-SHAPES = {
-    Split.DEVELOPMENT: _SHAPES,
-    Split.SEEN: (
-        *_SHAPES,
-        "quickening",
-        "slowing",
-        "waves",
-        "lumps",
-        "ratchet",
-        "doubling",
-        "spells",
-        "tokens",
-        "stairs",
-        "renewed",
-        "swells",
-    ),
-    Split.TEST: (*_SHAPES, "tokens", "prompts", "errors", "jittered", "crowds", "escalating"),
-}
 FOLLOWED = {
     "tokens": ("generation_tokens_total", 900.0, "swells"),
     "pictures": ("images_total", 1.5, "spells"),
@@ -127,6 +92,7 @@ FOLLOWED = {
     "errors": ("errors_total", 0.3, "crowds"),
     "audios": ("audios_total", 0.6, "spells"),
     "adapters": ("adapters_total", 0.05, "jittered"),
+    "prefixes": ("distinct_prompts_total", 2.2, "telegraph"),
 }
 """The counter that a leak follows, its mean a second, and how it grows."""
 AT_REST = {"load", "bursty", *FOLLOWED}
@@ -136,21 +102,24 @@ AT_REST = {"load", "bursty", *FOLLOWED}
 def leaks(split: Split, seeds: int) -> list[Case]:
     """Mechanism x rate x shape x seed."""
     return [
-        _leak(split, mechanism, rate, shape, seed)
-        for mechanism in LEAKS[split]
-        for rate in SPENT_S[split]
-        for shape in mechanism.shapes or SHAPES[split]
+        _leak(split, edition, mechanism, rate, shape, seed)
+        for edition in EDITIONS[split]
+        for mechanism in edition.mechanisms
+        for rate in edition.spent_s
+        for shape in mechanism.shapes or edition.shapes
         for seed in range(seeds)
         if rate != "fast" or shape not in AT_REST
     ]
 
 
-def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) -> Case:
-    budget, spent = 512 * MIB, SPENT_S[split][rate]
+def _leak(
+    split: Split, edition: Edition, mechanism: Mechanism, rate: str, shape: str, seed: int
+) -> Case:
+    budget, spent = 512 * MIB, edition.spent_s[rate]
     name = f"{mechanism.name}-{rate}-{shape}-{seed}"
-    drawn = _seed(split, mechanism.name, rate, shape, seed)
+    drawn = _seed(edition.name, mechanism.name, rate, shape, seed)
     starts = 300.0 if shape != "late" else 300.0 + 2 * max(spent, 600.0)
-    if split is Split.TEST:
+    if edition.alike:
         starts = begins(drawn, spent, shape == "late")
     length = starts + REACHED * spent
     per_s = budget / spent
@@ -166,7 +135,7 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
         load=mechanism.load,
         seed=drawn,
     )
-    if split is Split.TEST:
+    if edition.alike:
         interval = interval_of(rate, drawn + len(name))
         series = replace(series, **habits(drawn), interval=interval, base=base_of(drawn))
     series = replace(series, **mechanism.beside)
@@ -175,11 +144,11 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
         series.ledger_bound = int(mechanism.accounted)
     match shape:
         case "load":
-            low, high, turns = SWELLS[split]
+            low, high, turns = edition.swells
             series.load = square_load(low, high, spent / turns)
             series.leak_per_request, series.leak_from = per_s / series.requests_per_s, starts
         case "bursty":
-            count, share = BURSTS[split]
+            count, share = edition.bursts
             pulses = bursty(per_s, spent / count, share)
             series.leak = lambda t: pulses(max(0.0, t - starts))
         case "steady" | "late":
@@ -188,15 +157,15 @@ def _leak(split: Split, mechanism: Mechanism, rate: str, shape: str, seed: int) 
             counter, mean, grows = FOLLOWED[shape]
             come = SHARES[grows](series.seed)
             total: Curve = lambda t: mean * spent * come(t / spent)  # noqa: E731
-            until, part = (length, REACHED) if split is Split.TEST else (starts + spent, 1.0)
+            until, part = (length, REACHED) if edition.alike else (starts + spent, 1.0)
             each = part * budget / (total(until) - total(starts))
             series.leak = lambda t: each * max(0.0, total(t) - total(starts))
             series.counters = {counter: total}
         case _:
             grown = SHARES[shape](series.seed)
-            full = budget * REACHED / grown(REACHED) if split is Split.TEST else budget
+            full = budget * REACHED / grown(REACHED) if edition.alike else budget
             series.leak = lambda t: full * grown(max(0.0, t - starts) / spent)
-    if split is Split.TEST:
+    if edition.alike:
         series.duration += 2 * series.interval
     return Case(
         name, f"leak {mechanism.name}", split, series, mechanism.kind, starts, mechanism.segment
@@ -218,7 +187,7 @@ def named(split: Split) -> list[Case]:
                 noise=noise,
                 segment=mechanism.segment,
                 role=mechanism.role,
-                seed=_seed(split, "named", name, seed),
+                seed=_seed(EDITIONS[split][0].name, "named", name, seed),
             )
             cases.append(
                 Case(
@@ -238,15 +207,10 @@ USUAL_PAUSE_S = 6.0
 """One step in a hundred or so takes this long in the services that hang."""
 
 
-_HANGS = {"new": 420.0, "known": 2020.0, "frontend": 1220.0}
 HANGS = {
-    Split.DEVELOPMENT: _HANGS,
-    Split.SEEN: _HANGS
-    | {"few": 2620.0, "woken": 1620.0}
-    | {"starved": 1820.0, "piling": 920.0, "flapping": 2420.0},
-    Split.TEST: {"known": 2230.0, "frontend": 1340.0} | hangs_unseen.TIMES,
+    split: {name for edition in of for name in edition.hangs} for split, of in EDITIONS.items()
 }
-"""When each comes, by name."""
+"""Their names."""
 WOKEN_S = 45.0
 """From the end of its sleep until a woken engine hangs."""
 FLAPS_S, FLAP_S = 330.0, 18.0
@@ -260,21 +224,26 @@ def stalls(split: Split) -> list[Case]:
     collective, for one rank sleeps on. A scheduler starves that counts blocks as taken which nobody
     has: all requests wait and none is run. Behind a kernel that never ends requests pile up, until
     as many clients give up as come. A link that flaps is lost for seconds at a time, and at last
-    for good. Those of the test split alone are in ``hangs_unseen``."""
-    return [
-        _stall(split, name, at + 7 * seed, seed)
-        for name, at in HANGS[split].items()
-        for seed in range(5)
-    ]
+    for good. Later ones are in ``hangs_seen`` and ``hangs_unseen``."""
+    met: Counter[str] = Counter()
+    cases = []
+    for edition in EDITIONS[split]:
+        for name, at in edition.hangs.items():
+            for seed in range(5):
+                case = _stall(split, edition, name, at + 7 * seed, seed)
+                case.name = f"hang-{name}-{met[name] + seed}"
+                cases.append(case)
+            met[name] += 5
+    return cases
 
 
-def _stall(split: Split, name: str, at: float, seed: int) -> Case:
+def _stall(split: Split, edition: Edition, name: str, at: float, seed: int) -> Case:
     series = Series(
         duration=at + 500,
         paused=lambda t: t % 100 < USUAL_PAUSE_S,
-        seed=_seed(split, "hang", name, seed),
+        seed=_seed(edition.name, "hang", name, seed),
     )
-    if split is Split.TEST:
+    if edition.alike:
         series = replace(
             series,
             **habits(series.seed),
@@ -282,6 +251,8 @@ def _stall(split: Split, name: str, at: float, seed: int) -> Case:
             fine=True,
             interval=HANGS_S[(seed + len(name)) % len(HANGS_S)],
         )
+    if name in hangs_seen.TIMES:
+        series = hangs_seen.hanging(series, name, at, seed)
     if name in hangs_unseen.TIMES:
         series = hangs_unseen.hanging(series, name, at, seed)
     if name == "few":
@@ -337,13 +308,40 @@ Build = Callable[[int], Series]
 """A negative series from its seed."""
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A family whose runs are watched in several ways in turn, from that of its ``place`` in its
+    edition on."""
+
+    build: Build
+    edition: Edition
+    place: int
+
+    def __call__(self, seed: int) -> Series:
+        return self.build(seed)
+
+    def run(self, name: str, number: int) -> Series:
+        return viewed(self.build(_seed(self.edition.name, name, number)), self.place + number)
+
+
+def watched(edition: Edition, families: dict[str, Build]) -> dict[str, Build]:
+    """The same families, watched alike with the leaks of their edition."""
+    return {
+        name: Watched(build, edition, place) for place, (name, build) in enumerate(families.items())
+    }
+
+
 def negatives(split: Split, seeds: int, families: dict[Split, dict[str, Build]]) -> list[Case]:
-    """Each family's runs. Those of the test split are watched in several ways in turn."""
-    cases = []
-    for place, (name, build) in enumerate(families[split].items()):
-        for seed in range(seeds):
-            series = build(_seed(split, name, seed))
-            if split is Split.TEST:
-                series = viewed(series, place + seed)
-            cases.append(Case(f"{name}-{seed}", name, split, series))
-    return cases
+    """Each family's runs."""
+    return [
+        Case(
+            f"{name}-{seed}",
+            name,
+            split,
+            build.run(name, seed)
+            if isinstance(build, Watched)
+            else build(_seed(split, name, seed)),
+        )
+        for name, build in families[split].items()
+        for seed in range(seeds)
+    ]

@@ -1,7 +1,7 @@
 """Runs of healthy engines. A builder takes a seed and makes heights and times of its own from it.
 
-Long runs are sampled each 30 s for two days, fast mechanisms each second for an hour; those of the
-test split in the ways of ``views``.
+Long runs are sampled each 30 s for two days, fast mechanisms each second for an hour; those of
+later editions in the ways of ``views``.
 """
 
 from __future__ import annotations

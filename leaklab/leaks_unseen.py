@@ -1,7 +1,6 @@
 """How leaks come about: the mechanisms of the test split.
 
-Their engines are as busy as healthy ones: demand comes and goes, garbage is collected, and caches
-fill beside the leak. How unsteady their memory is, ``views`` says.
+Their engines are as busy as healthy ones. How unsteady their memory is, ``views`` says.
 """
 
 from __future__ import annotations
@@ -12,150 +11,167 @@ from leaklab.series import MIB, diurnal, high_water, sawtooth
 from leaklab.views import HOUR
 
 MECHANISMS = (
-    # A counter of the metrics has the session's id among its labels, so each session adds a child,
-    # with its buckets, that is never removed.
+    # A time limit of an hour or a day is a timer with a closure over its request. A timer that was
+    # cancelled is taken out of the event loop's heap only when most of them are cancelled, and the
+    # long ones of health checks never are.
     Mechanism(
-        "request_labels",
+        "cancelled_timers",
         "python_objects",
         role="frontend",
-        shapes=("load", "prompts", "escalating", "steady"),
-        load=two_humps(4, 17, 8.5 * HOUR),
+        shapes=("load", "humps", "compounding"),
+        load=drifting(21, 11, 2400),
     ),
-    # A processor of logits that came with a request is a closure over it. The list of changes of
-    # the batch keeps those of requests that ended between two steps.
+    # A warning has the request's name in its text, so it is a new one each time, and the module's
+    # registry of warnings keeps each text to warn but once.
     Mechanism(
-        "processor_closures",
+        "warning_registry",
         "python_objects",
-        shapes=("jittered", "load", "crowds", "late"),
-        load=drifting(1, 9, 1500),
-        beside={"other": sawtooth(80 * MIB, 1300), "other_in": "python_objects"},
+        shapes=("errors", "telegraph", "steady"),
+        load=two_humps(2, 14, 9.5 * HOUR),
     ),
-    # A session with a server of tools is opened for each answer, and stays open if a call of a tool
-    # failed: its streams and its buffered events with it.
+    # A class is made from the schema of each tool. Classes refer to themselves, to their validators
+    # and from a registry of subclasses, and are not collected.
     Mechanism(
-        "tool_sessions",
+        "schema_classes",
         "python_objects",
         role="frontend",
-        shapes=("errors", "crowds", "late"),
-        load=rushes(2, 5, 16, (900, 5400), (300, 2700)),
+        shapes=("settling", "jobs", "late"),
+        load=rushes(22, 3, 17, (1200, 5000), (500, 2500)),
+        beside={"other": sawtooth(50 * MIB, 1700), "other_in": "python_objects"},
     ),
-    # What a library has found to be the best algorithm is kept by shape and by the alignment of the
-    # operands. The alignment is nearly always new, so that no entry is ever met again.
+    # A block of the prefix cache has an entry with its hash, its parent and its tokens. The block
+    # is used again in the end, and its entry stays where an adapter's name had changed the hash.
     Mechanism(
-        "algorithm_tables",
-        "malloc_in_use",
-        shapes=("steady", "prompts", "slowing"),
-        load=beating(4, 16, 2400, 3100),
-        beside={"other": high_water(90 * MIB, (600, 7200, 21_600), 300), "other_in": "retained"},
+        "block_metadata",
+        "python_objects",
+        shapes=("prefixes", "load", "steady"),
+        accounted=500 * MIB,
+        load=beating(4, 18, 2100, 5300),
     ),
-    # Work for the host is queued in a stream with a context of its own, which it frees when it
-    # runs. After an error in the stream it does not run.
+    # Who fetches a picture over a new connection reads half a MiB of certificates for it. After a
+    # failed handshake the connection is in nobody's pool, and nobody closes it.
     Mechanism(
-        "callback_contexts",
+        "trust_stores",
         "malloc_in_use",
-        shapes=("errors", "uneven", "steady"),
+        shapes=("errors", "crowds", "humps"),
+        load=rushes(23, 4, 13, (700, 3900), (500, 3100)),
+    ),
+    # A request with a seed has generators of its own, by the place that it has in the batch. Where
+    # the batch is condensed the entry moves, and the one of before is not overwritten.
+    Mechanism(
+        "seeded_generators",
+        "malloc_in_use",
+        shapes=("load", "tokens", "late"),
+        load=diurnal(4, 16, 6600),
+        beside={"other": high_water(70 * MIB, (1200, 9900, 25_000), 200), "other_in": "retained"},
+    ),
+    # One message is used again for each call of a stream, and so is the arena that its fields were
+    # taken from, which is emptied only when the stream ends. Streams between servers never end.
+    Mechanism(
+        "message_arenas",
+        "malloc_in_use",
+        shapes=("steady", "compounding", "telegraph"),
+        load=drifting(24, 8, 4000),
+    ),
+    # Reads of the disk tier go through a ring with buffers that are registered with the kernel. A
+    # ring is made anew for each device of the tier, and one with reads under way cannot be closed.
+    Mechanism(
+        "uring_buffers",
+        "anonymous_other",
+        shapes=("jobs", "telegraph", "steady"),
         accounted=600 * MIB,
-        load=diurnal(3, 15, 8640),
+        load=two_humps(4, 16, 6 * HOUR),
     ),
-    # A transfer is cut in slices, each with a staging buffer. When a peer answers late, the slice
-    # is sent again by another way and the first buffer is forgotten.
+    # A peer that comes back makes a new pair of queues, with its receive buffers. The half that the
+    # engine had of the old pair waits for a farewell that is never sent.
     Mechanism(
-        "staging_slices",
+        "half_open_pairs",
         "anonymous_other",
-        shapes=("regimes", "jittered", "crowds"),
-        accounted=700 * MIB,
-        load=rushes(3, 6, 18, (600, 3600), (400, 2400)),
+        shapes=("compounding", "crowds", "humps"),
+        load=beating(3, 15, 3500, 8100),
     ),
-    # A process that prepares pictures is replaced when it does not answer in time. Nobody ends the
-    # old one, which waits on for work with its libraries and its last picture.
+    # A kernel is compiled in a folder of its own in memory. Where the compiler fails the folder is
+    # kept, lest someone should want to look at it.
     Mechanism(
-        "orphaned_processors",
-        "anonymous_other",
-        shapes=("pictures", "lumps", "escalating"),
-        load=drifting(4, 7, 2700),
-    ),
-    # A download of an adapter that breaks off leaves its part in a file system in memory, and is
-    # tried again under another name.
-    Mechanism(
-        "partial_downloads",
+        "compiler_scratch",
         "shared",
-        shapes=("adapters", "uneven", "steady"),
-        load=two_humps(3, 14, 7 * HOUR),
+        shapes=("jobs", "settling", "lumps"),
+        load=drifting(25, 6, 3300),
     ),
-    # Clients register regions of shared memory for their tensors. One that is killed takes nothing
-    # back, and the server holds its regions open.
+    # A watchdog writes down the last thousand collectives whenever one was slow, to a file in
+    # memory whose name has the time in it.
     Mechanism(
-        "client_regions",
+        "flight_dumps",
         "shared",
-        shapes=("aborts", "escalating", "crowds"),
-        load=beating(3, 13, 1900, 4700),
-        beside={"other": sawtooth(60 * MIB, 2000)},
+        shapes=("telegraph", "uneven", "late"),
+        load=rushes(26, 5, 16, (800, 4400), (600, 3000)),
+        beside={"other": sawtooth(40 * MIB, 830)},
     ),
-    # Each thread that decodes pictures on the device has a state of its own, and the states of
-    # threads that ended after a damaged picture stay.
+    # Buffers for the records of a profile are asked for by the driver and given back when they were
+    # read. The last ones of each profile, which are not full, are not read.
     Mechanism(
-        "decoder_states",
+        "activity_buffers",
         "non_torch",
         "DeviceGrowth",
-        shapes=("pictures", "lumps", "steady"),
-        load=rushes(5, 4, 15, (1200, 7200), (600, 3600)),
+        shapes=("jobs", "humps", "steady"),
+        load=two_humps(3, 18, 11 * HOUR),
     ),
-    # A convolution gets a plan with a workspace for each length of a recording. Lengths are hardly
-    # ever the same, and plans have no bound.
+    # Processes share the device through a server. What a process had that was killed within a
+    # kernel the server keeps, until it is started anew itself.
     Mechanism(
-        "convolution_plans",
+        "ghost_contexts",
         "non_torch",
         "DeviceGrowth",
-        shapes=("audios", "slowing", "escalating"),
-        load=drifting(6, 8, 1800),
-        beside={"other": sawtooth(70 * MIB, 950), "other_in": "python_objects"},
+        shapes=("lumps", "crowds", "steady"),
+        load=diurnal(5, 14, 7500),
+        beside={"other": sawtooth(90 * MIB, 1450), "other_in": "python_objects"},
     ),
-    # A sequence of a model with recurrent layers is given a new state when it goes on after a
-    # preemption, while its old state stays in the table.
+    # A client sends embeddings in the place of a prompt. The answer refers to its request for the
+    # sake of its usage, and a store of answers keeps the last thousand for each client.
     Mechanism(
-        "recurrent_states",
+        "prompt_embeddings",
         "torch_allocated",
         "DeviceGrowth",
-        shapes=("tokens", "jittered", "late"),
-        load=diurnal(6, 19, 5100),
-        beside={"device_other": sawtooth(140 * MIB, 3300)},
+        shapes=("prompts", "load", "compounding"),
+        load=beating(5, 17, 2900, 6100),
     ),
-    # Vectors that steer the model come with an adapter and lie on the device. The adapter is
-    # evicted in the end, its vectors never.
+    # Experts that move are copied to a shadow first. When the next plan comes before a move is done
+    # the shadow is dropped from the plan, and stays in the list of what is under way.
     Mechanism(
-        "steering_vectors",
+        "expert_shadows",
         "torch_allocated",
         "DeviceGrowth",
-        shapes=("adapters", "regimes", "spells"),
-        load=two_humps(5, 15, 9 * HOUR),
+        shapes=("jobs", "humps", "late"),
+        load=drifting(27, 10, 2000),
+        beside={"device_other": sawtooth(110 * MIB, 2500)},
     ),
-    # A pool for tensors that peers write to is made for each new group of ranks. A pool of a group
-    # that is gone has no tensors any more, but a handle to it is left.
+    # A tensor that a second stream has used is free only when an event in that stream was met. The
+    # stream waits for a peer, and the events behind it are not met.
     Mechanism(
-        "symmetric_pools",
+        "pending_events",
         "torch_reserved_unused",
         "DeviceGrowth",
-        shapes=("lumps", "escalating", "late"),
-        load=drifting(7, 10, 3600),
+        shapes=("telegraph", "tokens", "steady"),
+        load=rushes(28, 4, 15, (1000, 5600), (700, 3500)),
     ),
-    # A server in C++, without a probe, keeps prompts and their states in memory for conversations
-    # that may go on. Its bound counts conversations, but not the turns of each.
+    # A separate server that splits texts in tokens, without a probe, keeps what it has found for
+    # each word. Words are numbers, names and typing errors, too.
     Mechanism(
-        "foreign_prompt_store",
-        "anonymous_other",
-        malloc=False,
-        shapes=("prompts", "load", "steady", "slowing"),
-        load=beating(2, 9, 3300, 7700),
-    ),
-    # A proxy in front of the engine, without a probe, keeps what it has read of an answer for a
-    # second try. A stream that breaks off is tried no more, and keeps its buffer.
-    Mechanism(
-        "foreign_ingress",
+        "foreign_tokenizer",
         "anonymous_other",
         role="frontend",
         malloc=False,
-        shapes=("aborts", "errors", "jittered"),
-        load=rushes(8, 5, 17, (1500, 6000), (500, 4000)),
-        beside={"other": sawtooth(60 * MIB, 610)},
+        shapes=("settling", "prefixes", "humps"),
+        load=drifting(29, 9, 5000),
+    ),
+    # The master of a shared cache, in C++ and without a probe, drops an object whose lease is over,
+    # and keeps the record of its replicas if one of them was not reached.
+    Mechanism(
+        "foreign_cache_master",
+        "anonymous_other",
+        malloc=False,
+        shapes=("telegraph", "humps", "load", "steady"),
+        load=two_humps(3, 13, 4 * HOUR),
+        beside={"other": sawtooth(55 * MIB, 520)},
     ),
 )

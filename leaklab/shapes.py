@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 
+from leaklab import unseen_shapes
 from leaklab.series import Curve
 
 
@@ -264,4 +265,5 @@ SHARES: dict[str, Callable[[int], Curve]] = {
     "jittered": _jittered,
     "crowds": _in_crowds,
     "escalating": _escalating,
+    **unseen_shapes.SHARES,
 }

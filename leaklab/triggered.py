@@ -11,9 +11,11 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from leaklab.cases import REACHED, SPENT_S, Case, Split, base_of
+from leaklab import editions
+from leaklab.cases import EDITIONS, REACHED, Case, Split, base_of
+from leaklab.editions import Edition
 from leaklab.series import MIB, Curve, Series, bursty
 from leaklab.views import habits, interval_of
 from plimsoll_sidecar.detect.attribution.trigger import FIELDS, TIME
@@ -160,34 +162,67 @@ def in_campaigns(rate: float, length: float, rng: random.Random) -> Curve:
     return curve
 
 
+SOURCES = 24
+
+
+def by_sources(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total of two dozen sources, each with a rate of its own, which are on and off by turns of
+    very unequal lengths (a power law). One quiet hour says nothing about the next."""
+    changes = list[tuple[float, float]]()
+    for _ in range(SOURCES):
+        own, at = rng.lognormvariate(0, 0.7), -rng.random() * 0.1 * length
+        mean = rng.uniform(0.004, 0.03) * length
+        while at < length:
+            on, off = (mean * min(20.0, rng.paretovariate(1.3)) for _ in range(2))
+            changes += [(max(0.0, at), own), (max(0.0, at + on), -own)]
+            at += on + off
+    changes.sort()
+    times = [0.0, *(at for at, _ in changes)]
+    rates = list(accumulate((by for _, by in changes), initial=0.02 * SOURCES))
+    spans = (after - at for at, after in pairwise(times))
+    totals = [0.0, *accumulate(one * span for one, span in zip(rates, spans, strict=False))]
+
+    def come(t: float) -> float:
+        place = bisect_right(times, t) - 1
+        return totals[place] + max(0.02, rates[place]) * (t - times[place])
+
+    each = rate * length / come(length)
+    return lambda t: each * come(t)
+
+
 Vary = Callable[[float, float, random.Random], Curve]
-VARYING: dict[Split, tuple[Vary, ...]] = {
-    Split.DEVELOPMENT: (switching,),
-    Split.SEEN: (in_shifts, in_cascades, drifting, in_tides),
-    Split.TEST: (in_campaigns,),
+VARYING: dict[str, tuple[Vary, ...]] = {
+    editions.DEVELOPMENT.name: (switching,),
+    editions.EARLIER.name: (in_shifts, in_cascades, drifting, in_tides),
+    editions.NINTH.name: (in_campaigns,),
+    editions.TENTH.name: (by_sources,),
 }
+"""By edition."""
 
 
 def triggers(split: Split, seeds: int = 1) -> list[Case]:
     """Counter x rate x way to vary x seed; the fast rate is left out, for nothing varies within a
     minute."""
-    return [
-        _case(split, name, rate, varying, number * seeds + seed)
-        for name in (*RATES, TIME)
-        for rate in SPENT_S[split]
-        if rate != "fast"
-        for number, varying in enumerate(VARYING[split])
-        for seed in range(seeds)
-    ]
+    cases, first = [], 0
+    for edition in EDITIONS[split]:
+        ways = VARYING[edition.name]
+        for name in (*RATES, TIME):
+            for rate in edition.spent_s:
+                for number in range(len(ways) * seeds if rate != "fast" else 0):
+                    case = _case(split, edition, name, rate, ways[number // seeds], number)
+                    case.name = f"trigger-{name}-{rate}-{first + number}"
+                    cases.append(case)
+        first += len(ways) * seeds
+    return cases
 
 
-def _case(split: Split, name: str, rate: str, varying: Vary, seed: int) -> Case:
-    spent = SPENT_S[split][rate]
+def _case(split: Split, edition: Edition, name: str, rate: str, varying: Vary, number: int) -> Case:
+    spent = edition.spent_s[rate]
     length = STARTS + REACHED * spent
-    rng = random.Random(f"{split}/{name}/{rate}/{seed}")
+    rng = random.Random(f"{edition.name}/{name}/{rate}/{number}")
     totals = {one: varying(mean, length, rng) for one, mean in RATES.items()}
     driver: Curve = (lambda t: t) if name == TIME else totals[name]
-    until, part = (length, REACHED) if split is Split.TEST else (STARTS + spent, 1.0)
+    until, part = (length, REACHED) if edition.alike else (STARTS + spent, 1.0)
     each = part * BUDGET / (driver(until) - driver(STARTS))
     series = Series(
         duration=length,
@@ -197,14 +232,14 @@ def _case(split: Split, name: str, rate: str, varying: Vary, seed: int) -> Case:
         seed=rng.randrange(1 << 30),
         counters={FIELDS[one]: total for one, total in totals.items()},
     )
-    if split is Split.TEST:
+    if edition.alike:
         series = replace(series, **habits(series.seed) | {"read_every": 0.0})
         # What wanders for as long as a campaign lasts cannot be told from one.
         series.wander_s = min(series.wander_s, WANDERS_S)
         series.base = base_of(series.seed)
         series.interval = min(interval_of(rate, series.seed), round(length / 200))
         series.duration += 2 * series.interval
-    found = f"trigger-{name}-{rate}-{seed}"
+    found = f"trigger-{name}-{rate}-{number}"
     return Case(
         found, f"trigger {name}", split, series, "HostGrowth", STARTS, "malloc_in_use", trigger=name
     )

@@ -1,4 +1,4 @@
-"""How runs of the test split are watched, and what engines differ in: alike for healthy and leaking
+"""How runs of later editions are watched, and what engines differ in: alike for healthy and leaking
 ones, so that neither the interval of a run nor the habits of its engine tell what it is."""
 
 from __future__ import annotations

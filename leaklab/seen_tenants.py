@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: what else a device is used for.
+"""What only looks like a leak, and was seen: what else a device is used for.
 
-Each is bounded as in ``unseen_host``.
+Each is bounded as in ``seen_kernels``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: files in memory, and what becomes a file.
+"""What only looks like a leak, and was seen: files in memory, and what becomes a file.
 
-Each is bounded as in ``unseen_host``.
+Each is bounded as in ``seen_kernels``.
 """
 
 from __future__ import annotations

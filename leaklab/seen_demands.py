@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: who asks, for what, and how it is answered.
+"""What only looks like a leak, and was seen: who asks, for what, and how it is answered.
 
-Each is bounded as in ``unseen_host``.
+Each is bounded as in ``seen_kernels``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What only looks like a hang, for the test split: engines that make no step for some seconds.
+"""What only looks like a hang, and was seen: engines that make no step for some seconds.
 
 None is still for half a minute, but where the engine says itself what it waits for.
 """

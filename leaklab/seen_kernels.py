@@ -1,4 +1,4 @@
-"""What only looks like a leak, for the test split: allocators, runtimes and kernels of the host.
+"""What only looks like a leak, and was seen: allocators, runtimes and kernels of the host.
 
 Each is bounded: what it takes comes back within hours, is in the ledger, or is less than half a
 budget.

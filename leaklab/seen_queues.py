@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: queues, stores and copies of a service's data.
+"""What only looks like a leak, and was seen: queues, stores and copies of a service's data.
 
-Each is bounded as in ``unseen_host``.
+Each is bounded as in ``seen_kernels``.
 """
 
 from __future__ import annotations
