@@ -1,4 +1,4 @@
-"""What is suspected is not yet believed: garbage and retained memory get the time to show.
+"""What is suspected is not yet believed: what else it may be gets the time to show.
 
 Tests ``detect/leak/suspicion.py``.
 """
@@ -40,10 +40,10 @@ def test_what_an_allocator_keeps_after_bursts_is_not_believed() -> None:
     assert confirmed(series) == []
 
 
-def test_a_leak_that_outlasts_collections_is_believed_early() -> None:
+def test_a_leak_that_keeps_its_pace_leaves_a_third_of_its_budget() -> None:
     (line,) = confirmed(LEAK)[:1]
     assert line.consumed_ratio is not None
-    assert line.consumed_ratio < 0.5
+    assert line.consumed_ratio < 2 / 3
 
 
 @pytest.mark.parametrize("tau", [600.0, 2400.0])
@@ -53,11 +53,11 @@ def test_heat_that_ends_is_not_believed_however_smooth_it_is(tau: float) -> None
     assert confirmed(series) == []
 
 
-def test_a_slow_trend_that_is_straight_is_believed_within_the_hour() -> None:
+def test_a_slow_trend_that_is_straight_is_believed_within_an_hour_and_a_half() -> None:
     leak = steady(48 * MIB / HOUR, 600.0)
     series = Series(duration=2 * HOUR, interval=5, leak=leak, noise=1 * MIB, per_request=0.0)
     (line,) = confirmed(series)[:1]
-    assert line.t - 600.0 <= HOUR
+    assert line.t - 600.0 <= 1.5 * HOUR
     assert line.consumed_ratio is not None
     assert line.consumed_ratio < 0.15
 

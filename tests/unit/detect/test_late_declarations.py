@@ -18,6 +18,8 @@ from plimsoll_sidecar.detect.detector import Detector
 
 POLICY = MemoryPolicy(host=MemoryBudget(256 * MIB, 3600.0), warmup_s=60.0)
 RATE = 2 * MIB
+SOON_S = 0.7 * 256 * MIB / RATE
+"""A leak is believed while at least three tenths of its budget are left."""
 Ledger = Callable[[float], list[LedgerLine]]
 
 
@@ -50,7 +52,7 @@ def test_a_pool_that_is_declared_after_the_warm_up_hides_no_leak(seen_at: float)
     series = Series(duration=220, leak=steady(RATE, 140))
     at, views = believed(series, lambda t: [CACHE, pool()] if t >= seen_at else [CACHE])
     assert at is not None
-    assert at - 140 <= 55
+    assert at - 140 <= SOON_S
     host = views[-1].host
     assert host is not None
     assert host.unexplained is not None
@@ -79,7 +81,7 @@ def test_a_pool_that_is_away_and_comes_back_hides_no_leak(away: Ledger) -> None:
 
     at, views = believed(Series(duration=220, leak=steady(RATE, 140)), ledger)
     assert at is not None
-    assert at - 140 <= 55
+    assert at - 140 <= SOON_S
     host = views[-1].host
     assert host is not None
     assert host.explained == 0
@@ -91,7 +93,7 @@ def test_a_bound_that_rises_later_hides_no_leak() -> None:
 
     at, _ = believed(Series(duration=220, leak=steady(RATE, 140)), ledger)
     assert at is not None
-    assert at - 140 <= 55
+    assert at - 140 <= SOON_S
 
 
 def test_a_cache_that_comes_with_its_memory_is_explained() -> None:

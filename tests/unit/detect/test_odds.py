@@ -21,7 +21,7 @@ from plimsoll_sidecar.detect.leak.trend import Point, Trend, fit
 MIB = 1 << 20
 STRAIGHT = Trend(
     bytes_per_s=MIB / 10, rise=100.0 * MIB, span_s=1000.0, confidence=1.0, noise=MIB / 2,
-    bytes_per_request=None, busier=False, fades=False, sound=True,
+    bytes_per_request=None, busier=False, sound=True,
     fading=0.0, climb=0.0, collections=3,
 )  # fmt: skip
 LEAK = Look(STRAIGHT, size=0.5, speed=3.0, life=0.0, segment=Segment.MALLOC_IN_USE)

@@ -249,7 +249,7 @@ class LeakBudgetWatch:
         """Whether enough of the budget has gone, for how soon the rest will."""
         assert self.budget is not None
         exhaustion, at = self.state.exhaustion_s, THRESHOLDS
-        in_time = self.budget.window_s if trend.span_s >= at.slow_s else at.urgent_s
+        in_time = self.budget.window_s if trend.span_s >= at.slow_s else at.soon_s
         early = exhaustion is not None and exhaustion <= in_time
         need = at.early_share if early else at.suspect_share
         return ratio >= need and trend.rise >= need / 2 * self.budget.growth_bytes

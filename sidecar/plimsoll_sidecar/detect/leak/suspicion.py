@@ -1,11 +1,14 @@
 """A suspicion, from its first trend to its end, and from when on it is believed to be a leak.
 
-A growth is believed at a share of its budget that depends on what else it may be: each of the other
-explanations is a mechanism of healthy engines that looks like a leak for a while.
+To wait costs little while the budget lasts for long, and shows more: most of what only looks like a
+leak ends before it has spent its budget. So the share of the budget that growth must have taken
+rises with the logarithm of the time that is left, as the threshold of a sequential test rises with
+the cost of a false alarm over that of waiting (Wald 1945).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import BudgetState, Segment
@@ -20,39 +23,27 @@ CLEAR_SPANS = 3.0
 class Hysteresis:
     """One suspicion of growth.
 
-    ``trend`` is the newest sound one, ``begun`` the growth in bytes that raised the suspicion,
-    ``begun_smooth`` its average over the last minute, and ``rounds`` the full collections since
-    then, None where they are not counted.
+    ``trend`` is the newest sound one, ``since`` when the first began, and ``begun`` the growth in
+    bytes that raised the suspicion.
     """
 
     def __init__(self, trend: Trend, point: Point, smooth: float, growth: int) -> None:
-        self.trend = trend
+        self.trend, self.begun = trend, growth
         self.since = point.t - trend.span_s
-        self.begun, self.begun_smooth, self._peak = growth, smooth, smooth
-        self._seen_at = self.looked_at = point.t
-        self.rounds = None if point.collections is None else 0
-        self._collections = point.collections
+        self._peak = smooth
+        self._seen_at = self._looked_at = point.t
 
     def stands(self, point: Point, sound: Trend | None, smooth: float) -> bool:
         """Take in a sample, its trend if that is sound, and the growth of the last minute."""
-        self._count_collections(point)
         if sound is not None:
             self.trend, self._seen_at = sound, point.t
             self._peak = max(self._peak, smooth)
         elif point.load == 0:
             # An idle engine cannot show that a leak driven by requests has ended.
-            self._seen_at += point.t - self.looked_at
-        self.looked_at = point.t
+            self._seen_at += point.t - self._looked_at
+        self._looked_at = point.t
         seen = point.t - self._seen_at <= CLEAR_SPANS * self.trend.span_s
         return seen and smooth >= self._peak / 2
-
-    def _count_collections(self, point: Point) -> None:
-        """One that is unknown counts for none."""
-        if point.collections is None or self._collections is None:
-            self._collections = point.collections
-        elif point.collections > self._collections:
-            self.rounds = (self.rounds or 0) + point.collections - self._collections
-            self._collections = point.collections
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +99,41 @@ class Standing:
 
 def unconfirmed(now: Standing, suspected: Hysteresis) -> str | None:
     """Return what else the growth may be. None when it is believed, or when there is no time."""
-    at, trend, rounds = THRESHOLDS, suspected.trend, suspected.rounds
-    held_ratio = now.held * now.ratio
-    if held_ratio >= at.certain_share or not (now.lasts(at.urgent_s) or now.in_long_step):
+    at = THRESHOLDS
+    if now.ratio >= at.certain_share or not (now.lasts(at.urgent_s) or now.in_long_step):
         return None
-    if rounds is not None and rounds < at.collections:
-        return f"may be garbage, until {at.collections} full collections passed ({rounds} so far)"
-    slow = rounds is not None and trend.span_s >= at.slow_s
-    needed = at.outlasting * suspected.begun_smooth if slow else at.doubled * suspected.begun
-    if now.held * now.growth < needed or now.segment in REUSABLE:
-        return "may be memory that an allocator retains, unless the growth continues"
-    if trend.busier:
-        return "may be caused by rising load, unless the growth continues"
-    lived = now.life(trend)
-    if lived < 1 / 2:  # a defect leaks from the begin; most of what begins later is work that ends
-        return "may be temporary work that started later, unless the growth continues"
-    enough = at.fading_share if trend.fades or lived > 2 else at.confirmed_share
+    doubts = _doubts(now, suspected)
     grows = now.state.bytes_per_s is not None
-    if (grows and held_ratio >= enough) or _straight(now, trend):
+    if grows and now.ratio >= needed_share(now, len(doubts)):
         return None
-    return "may be warm-up or a cache that still fills, unless the growth continues"
+    if not doubts and _straight(now, suspected.trend):
+        return None
+    likeliest = doubts[0] if doubts else "warm-up or a cache that still fills"
+    return f"may be {likeliest}, unless the growth continues"
+
+
+def needed_share(now: Standing, doubts: int) -> float:
+    """Return the share of the budget from which growth is believed, by the time that is left."""
+    at, left = THRESHOLDS, now.state.exhaustion_s
+    times = (now.window_s if left is None else min(left, now.window_s)) / at.urgent_s
+    waits = at.share_a_decade * math.log10(max(1.0, times))
+    return at.hurried_share + waits + at.share_a_doubt * doubts
+
+
+def _doubts(now: Standing, suspected: Hysteresis) -> list[str]:
+    """Return the mechanisms of healthy engines that this growth resembles."""
+    at, trend, doubts = THRESHOLDS, suspected.trend, []
+    if now.segment in REUSABLE or now.growth < at.continued * suspected.begun:
+        doubts.append("memory that an allocator retains")
+    if trend.busier:
+        doubts.append("caused by rising load")
+    if now.life(trend) < at.begun_late:
+        doubts.append("temporary work that started later")
+    return doubts
 
 
 def _straight(now: Standing, trend: Trend) -> bool:
     """Whether the trend is too straight to end soon, and too steep for the budget."""
     at = THRESHOLDS
-    clean = trend.confidence >= at.straight_tau and trend.rise >= at.straight_factor * trend.noise
-    steep = trend.span_s >= at.slow_s and not now.lasts(now.window_s)
-    return clean and steep and now.ratio >= at.early_share
+    straight = trend.span_s >= at.straight_s and trend.rise >= at.straight_factor * trend.noise
+    return straight and not now.lasts(now.window_s) and now.ratio >= at.early_share

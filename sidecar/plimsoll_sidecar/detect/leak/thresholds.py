@@ -18,39 +18,42 @@ class Thresholds:
     on: 31 MiB of 512 MiB. A trend must have brought half of it at least."""
     suspect_share: float = 0.25
     """Any other growth is suspected from here on."""
-    confirmed_share: float = 0.47
-    """Growth that keeps its pace is believed. Heat after a restart, graphs that are captured late
-    and pools that follow the load end below it: what is bounded and not declared stays below half
-    of a budget that was set with thought."""
-    fading_share: float = 0.65
-    """Growth that gets slower is believed: it fills something up, and takes more of the budget."""
-    certain_share: float = 0.8
-    """Whatever a growth may be, it is believed, while a fifth of the budget is left to act in."""
-    urgent_s: float = 150.0
-    """A budget that is spent sooner leaves no time for doubt: drain, restart and warm-up of an
-    engine take minutes."""
-    slow_s: float = 1200.0
-    """A trend that has lasted for so long is a slow one: it has met most of what comes and goes."""
-    doubled: float = 2.0
+    soon_s: float = 150.0
+    """A budget that would be spent sooner is spent soon: drain, restart and warm-up of an engine take
+    minutes."""
+    hurried_share: float = 0.35
+    """What is to be believed of growth that would spend its budget just after ``urgent_s``. The more
+    time is left, the less it costs to wait, and the more is demanded."""
+    share_a_decade: float = 0.15
+    """Each tenfold of the time that is left demands so much more: .5 with 10 minutes, .65 with 100,
+    .78 with half a day. What fills something up evenly has mostly ended by then."""
+    share_a_doubt: float = 0.2
+    """Each mechanism of healthy engines that the growth resembles demands so much more."""
+    certain_share: float = 0.9
+    """Whatever a growth may be, it is believed from here on."""
+    urgent_s: float = 60.0
+    """A budget that is spent sooner leaves no time for doubt. 400 MB a minute spend 512 MiB within
+    80 s, and are to be known after 30 s."""
+    continued: float = 1.5
     """What raised the suspicion must become this multiple of itself: what an allocator keeps after
     a burst does not."""
-    outlasting: float = 1.25
-    """The same for a slow trend of an engine that counts its full collections."""
-    collections: int = 2
-    """Full collections that a growth must outlast: garbage of the oldest generation may survive the
-    one that is under way."""
+    begun_late: float = 0.5
+    """Growth that explains less of the engine's life at its present pace began later. A defect leaks
+    from the begin; most of what begins later is work that ends."""
+    slow_s: float = 1200.0
+    """A trend that has lasted for so long is a slow one: it is suspected from ``early_share`` on, if
+    the budget would not last for its window."""
     tau: float = 0.8
     """Kendall's tau of a trend at least. Two equal steps reach 0.70 and three 0.79. With 8 points,
     a chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
-    straight_tau: float = 0.95
-    """Tau of a trend that is too straight to end soon, and is believed from ``early_share`` on."""
-    straight_factor: float = 50.0
+    straight_s: float = 3600.0
+    """The time that a trend has lasted at least that is believed from ``early_share`` on, because it
+    is too straight to end soon."""
+    straight_factor: float = 100.0
     """Such a trend's rise as a multiple of the median deviation from its line."""
-    noise_factor: float = 4.0
-    """The same for any trend: what rises by less is noise."""
     steady: float = 0.7
-    """A later half that brings less than this share of the earlier half gets slower. A cache that
-    fills with a time constant of 1.4 windows does just that."""
+    """A slow leak keeps its pace: a later half that brings less than this share of the earlier one
+    gets slower. A cache that fills with a time constant of 1.4 windows does just that."""
 
 
 THRESHOLDS = Thresholds()

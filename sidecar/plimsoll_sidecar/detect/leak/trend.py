@@ -25,8 +25,6 @@ MIN_SHARE, MAX_SHARE = 0.05, 20.0
 """Bounds of a later half's rise as a share of the earlier half's: beyond them it is a step."""
 THIRD_SHARE = 0.2
 """The middle and the last third of a trend each bring at least this share of its rise."""
-MIN_CONCLUSIVE = 0.3
-"""Confidence is scaled down where a smaller share of the pairs has comparable load."""
 BUSIER_TAU, MIN_BUSIER_RATIO = 0.45, 0.5
 """Kendall's tau of the load from which it climbs, over the pairs that differ, if enough do: a load
 that climbs slowly is comparable from each point to the next, and not in the end."""
@@ -53,8 +51,8 @@ class Point:
 class Trend:
     """A rise over ``span_s``.
 
-    ``confidence`` is between 0 and 1; ``busier`` says that the load rose with it, ``fades`` that
-    its end was slower than its begin, and ``sound`` that it is no step and no noise.
+    ``confidence`` is Kendall's tau; ``busier`` says that the load rose with it, and ``sound`` that
+    it is no step and no noise.
 
     The odds look closer: ``fading`` is the logarithm of the later half's rise as a share of the
     earlier half's, ``climb`` says how the load climbed (from -1 to 1, like Kendall's tau), and
@@ -68,7 +66,6 @@ class Trend:
     noise: float
     bytes_per_request: float | None
     busier: bool
-    fades: bool
     sound: bool
     fading: float
     climb: float
@@ -129,18 +126,16 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
     first_half, second_half = middle - begin, end - middle
     thirds = min(first_half, second_half) >= THIRD_SHARE * rise
     share = second_half / max(1.0, first_half)
-    conclusive = min(1.0, len(slopes) / pairs / MIN_CONCLUSIVE)
     differ = max(differ, MIN_BUSIER_RATIO * pairs)
     return Trend(
         bytes_per_s=slope,
         rise=rise,
         span_s=span,
-        confidence=tau * conclusive,
+        confidence=tau,
         noise=noise,
         bytes_per_request=_per_request(first, last, rise),
         busier=busier >= BUSIER_TAU * differ,
-        fades=second_half < at.steady * first_half,
-        sound=tau >= at.tau and rise >= at.noise_factor * noise and thirds,
+        sound=tau >= at.tau and thirds,
         fading=math.log(min(MAX_SHARE, max(MIN_SHARE, share))),
         climb=busier / differ,
         collections=_between(first.collections, last.collections),
