@@ -211,7 +211,8 @@ class Load(msgspec.Struct, omit_defaults=True):
     host's blocks that is pinned by no such transfer, so that nothing can take its place, and
     ``encoder_lost_ratio`` the share of the encoder cache's budget that is held by no request that
     runs, with what lies outside of it. ``distinct_prompts_total`` counts prompts
-    that were not seen lately, ``adapters_total`` loads of adapters.
+    that were not seen lately, ``adapters_total`` loads of adapters. ``paused`` is true while
+    somebody keeps the engine from making steps; an engine that makes some need not say.
     """
 
     running: Number | None = None
@@ -233,6 +234,7 @@ class Load(msgspec.Struct, omit_defaults=True):
     kv_lost_ratio: float | None = None
     offload_lost_ratio: float | None = None
     encoder_lost_ratio: float | None = None
+    paused: bool | None = None
 
 
 class StandbyState(OpenEnum):
