@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -148,7 +149,8 @@ def load_of(sums: dict[str, float], profile: EngineProfile) -> Load | None:
     if "running" not in known:
         return None
     usage = known.pop("kv_usage_ratio", None)
-    load = Load(**{name: int(value) for name, value in known.items()})
+    counts: dict[str, Any] = {name: int(value) for name, value in known.items()}
+    load = Load(**counts)
     load.kv_usage_ratio = usage
     steps = (names for names in profile.steps if all(name in sums for name in names))
     counted = next(steps, None)
