@@ -64,7 +64,7 @@ ODD = {
     ),
     "words of a later engine": changed(
         state="confused",
-        capabilities=["trim", "levitate"],
+        capabilities=["trim", "teleport"],
         ledger=[{"owner": "o", "kind": "tape", "bytes": 5, "bound": 9}],
         standby={"state": "half_awake"},
         later={},
