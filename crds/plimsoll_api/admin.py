@@ -22,6 +22,11 @@ missing or wrong token, 404 for an unknown operation, 409 for a call that was de
 epoch or that meets another operation under way.
 
 A key that is absent or null is unknown, never zero. Sizes are bytes, times are seconds.
+
+The two may have different versions. An answer may have fields, states and capabilities that the
+supervisor does not know (:mod:`plimsoll_api.open_enum`), and lack every field that has a default. A
+request names only what differs from the defaults, which never change; an engine refuses a request
+with a field or word that it does not know (400), for it cannot do what was asked.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
+
+from plimsoll_api.open_enum import OpenEnum
 
 ADMIN_PREFIX = "/admin/v1"
 
@@ -63,7 +70,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
         return cls(boot_id, int(number))
 
 
-class EngineState(StrEnum):
+class EngineState(OpenEnum):
     """Where an engine stands. New requests are taken in while warming, serving and restarting."""
 
     STARTING = "starting"
@@ -77,7 +84,7 @@ class EngineState(StrEnum):
     FAILED = "failed"
 
 
-class Capability(StrEnum):
+class Capability(OpenEnum):
     """What an engine can do; the remediation ladder skips the rungs it cannot."""
 
     TRIM = "trim"
@@ -94,7 +101,7 @@ STANDBY = "standby"
 """The name of the process that is prepared to take a worker's place."""
 
 
-class Role(StrEnum):
+class Role(OpenEnum):
     """What a process of the engine is for."""
 
     FRONTEND = "frontend"
@@ -104,7 +111,7 @@ class Role(StrEnum):
     OTHER = "other"
 
 
-class MemoryKind(StrEnum):
+class MemoryKind(OpenEnum):
     """Which memory a ledger entry or a budget speaks of."""
 
     HOST = "host"
@@ -204,7 +211,8 @@ class Load(msgspec.Struct, omit_defaults=True):
     host's blocks that is pinned by no such transfer, so that nothing can take its place, and
     ``encoder_lost_ratio`` the share of the encoder cache's budget that is held by no request that
     runs, with what lies outside of it. ``distinct_prompts_total`` counts prompts
-    that were not seen lately, ``adapters_total`` loads of adapters.
+    that were not seen lately, ``adapters_total`` loads of adapters. ``paused`` is true while
+    somebody keeps the engine from making steps; an engine that makes some need not say.
     """
 
     running: Number | None = None
@@ -226,9 +234,10 @@ class Load(msgspec.Struct, omit_defaults=True):
     kv_lost_ratio: float | None = None
     offload_lost_ratio: float | None = None
     encoder_lost_ratio: float | None = None
+    paused: bool | None = None
 
 
-class StandbyState(StrEnum):
+class StandbyState(OpenEnum):
     """How far the standby worker is."""
 
     ABSENT = "absent"
@@ -308,7 +317,7 @@ class DrainMode(StrEnum):
     ABORT = "abort"
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """``expected_epoch`` is the fence: an engine in another epoch refuses the call (409)."""
 
     operation_id: OperationId
@@ -326,7 +335,7 @@ class DrainRequest(_Request, kw_only=True):
     deadline_s: Seconds = 30.0
 
 
-class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Serve again after a drain."""
 
     expected_epoch: str
@@ -352,7 +361,7 @@ class ShutdownRequest(_Request, kw_only=True):
     deadline_s: Seconds = 30.0
 
 
-class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Keep a worker prepared for the next restart, for ``lease_s`` seconds from now on.
 
     Again renews the lease; with 0 the worker is given back at once. The lease ends with the epoch.
@@ -363,7 +372,7 @@ class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lease_s: Seconds
 
 
-class OperationState(StrEnum):
+class OperationState(OpenEnum):
     """How far an operation is. The last two are final."""
 
     RUNNING = "running"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from enum import StrEnum
 
 import msgspec
 
 from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.open_enum import OpenEnum
 from plimsoll_api.units import format_bytes, format_left
 
 
-class Segment(StrEnum):
+class Segment(OpenEnum):
     """Where memory is."""
 
     PYTHON_OBJECTS = "python_objects"

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
 from plimsoll_api.assessment import Trigger
 from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase, WaitReason
+from plimsoll_api.open_enum import OpenEnum
 from plimsoll_api.supervision import Action
 
 JOURNAL_FILE = "journal.sqlite"
@@ -18,7 +17,7 @@ JOURNAL_FILE = "journal.sqlite"
 has one :class:`IncidentRecord` as JSON, in the column ``body``."""
 
 
-class Reason(StrEnum):
+class Reason(OpenEnum):
     """How an incident ended (LeakIncident ``status.outcome``)."""
 
     CLEARED = "Cleared"
@@ -42,7 +41,7 @@ class Reason(StrEnum):
     MANUAL_RESUME = "ManualResume"
 
 
-class StepOutcome(StrEnum):
+class StepOutcome(OpenEnum):
     """What became of a step.
 
     ``Begun`` is in the journal before anything is sent. ``Requested`` is for the operator to do, as

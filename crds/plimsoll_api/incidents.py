@@ -5,10 +5,10 @@ Without pydantic, which the supervisor does not load; the resource is in ``leaki
 
 from __future__ import annotations
 
-from enum import StrEnum
+from plimsoll_api.open_enum import OpenEnum
 
 
-class IncidentKind(StrEnum):
+class IncidentKind(OpenEnum):
     """What went wrong, or what a person did by hand (``ManualAction``)."""
 
     HOST_GROWTH = "HostGrowth"
@@ -26,7 +26,7 @@ OPERATOR_ONLY = frozenset({IncidentKind.CRASH_LOOP})
 """Kinds that only the operator records: the supervisor cannot see them."""
 
 
-class IncidentPhase(StrEnum):
+class IncidentPhase(OpenEnum):
     """Where an incident stands. The last three are ends."""
 
     OPEN = "Open"
@@ -44,7 +44,7 @@ class IncidentPhase(StrEnum):
 ENDED = frozenset({IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED, IncidentPhase.SUPPRESSED})
 
 
-class WaitReason(StrEnum):
+class WaitReason(OpenEnum):
     """Why an incident waits before a restart (``status.waitingReason``)."""
 
     SERVICE_RESTART_BUDGET = "ServiceRestartBudgetExhausted"

@@ -15,6 +15,7 @@ from plimsoll_api.admin import DrainMode
 from plimsoll_api.cel import rule, validations
 from plimsoll_api.maintenance_window import MaintenanceWindow
 from plimsoll_api.manifest import POSITIVE_DURATION, FieldForm, PositiveSeconds, written
+from plimsoll_api.open_enum import OpenEnum
 
 MAX_SLOTS = 16
 
@@ -35,7 +36,7 @@ class LogLevel(StrEnum):
     ERROR = "Error"
 
 
-class Action(StrEnum):
+class Action(OpenEnum):
     """A rung of the remediation ladder, lightest first."""
 
     TRIM = "Trim"

@@ -189,8 +189,9 @@ class Sample(msgspec.Struct, omit_defaults=True):
 
     ``serving`` says whether the serving port answered anything when the status did not (null where
     it was not asked). ``ready`` is false while the engine says that it starts, warms up or replaces
-    its worker. ``load_age_s`` is the age of ``load`` where that is read at intervals. ``parts`` is
-    what an engine that is not ours calls its processes.
+    its worker, and null in a state that this version does not know. ``load_age_s`` is the age of
+    ``load`` where that is read at intervals. ``parts`` is what an engine that is not ours calls its
+    processes.
     """
 
     t: float

@@ -22,7 +22,7 @@ from pathlib import Path
 
 VLLM = {"/health": "GET", "/version": "GET", "/v1/models": "GET", "/metrics": "GET"}
 DEV = {"/reset_prefix_cache": "POST", "/reset_mm_cache": "POST", "/sleep": "POST"}
-PAUSE = {"/pause": "POST", "/resume": "POST"}
+PAUSE = {"/pause": "POST", "/resume": "POST", "/is_paused": "GET"}
 SGLANG = {
     "/v1/models": "GET",
     "/metrics": "GET",
@@ -48,7 +48,7 @@ class Engine:
         self.running, self.busy, self.asked = arguments.running, arguments.busy, 0
         self.cache = b"\1" * (arguments.cache_mib << 20)
         self.sick = Path(arguments.sick)
-        self.began = time.monotonic()
+        self.began, self.paused_at = time.monotonic(), 0.0
         self.held: list[bytearray] = []
         if arguments.leak_mib_s:
             threading.Thread(target=self.leak, args=(arguments.leak_mib_s,), daemon=True).start()
@@ -64,7 +64,7 @@ class Engine:
             out.write(f"{os.getpid()} {line}\n")
 
     def metrics(self) -> str:
-        steps = int((time.monotonic() - self.began) * 50)
+        steps = int(((self.paused_at or time.monotonic()) - self.began) * 50)
         if self.kind.startswith("vllm"):
             label = '{engine="0",model_name="m"}'
             return (
@@ -111,10 +111,14 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
                 busy = engine.asked <= engine.busy
                 text = json.dumps({"version": "0.5.23", "internal_states": [{}]})
                 self.answer(500 if busy else 200, text)
+            elif path == "/is_paused":
+                engine.note(self.path)
+                self.answer(200, json.dumps({"is_paused": bool(engine.paused_at)}))
             else:
                 if method == "POST":
                     engine.note(self.path)
                     engine.cache = b""
+                    engine.paused_at = time.monotonic() if path == "/pause" else 0.0
                 self.answer(200, "{}")
 
         do_GET = do_POST = do_OPTIONS = any_method

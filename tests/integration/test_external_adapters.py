@@ -26,7 +26,7 @@ from plimsoll_api.supervisor_config import (
     SupervisorConfig,
     encode,
 )
-from plimsoll_sidecar.act.adapters import external_server
+from plimsoll_sidecar.act.adapters import external_load, external_server
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
@@ -318,6 +318,36 @@ def test_a_connection_is_work_where_there_are_no_metrics(rig: Rig) -> None:
         result = adapter.drain(command(epoch, Verb.DRAIN, 1.0))
         assert "1 requests left" in result.message
     assert adapter.drain(command(epoch, Verb.DRAIN, 5.0)).message == "idle"
+
+
+def test_a_pause_is_known_where_the_server_says_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A paused vLLM keeps its requests: to the sampler it looks like one that hangs."""
+    monkeypatch.setattr(external_load, "SCRAPE_S", 0.05)
+    monkeypatch.setattr(external_load, "SILENT_S", 0.05)
+    rig.start("vllm-pause", "--running=2")
+    sampler = Sampler(rig.adapter(EngineType.VLLM))
+    server = HttpClient(f"http://127.0.0.1:{rig.port}")
+
+    def load_when(moves: bool) -> Load:
+        deadline = time.monotonic() + 10
+        before = sampler.sample().load.steps_total
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            load = sampler.sample().load
+            if (load.steps_total != before) is moves:
+                return load
+            before = load.steps_total
+        raise AssertionError("the engine did neither")
+
+    assert load_when(moves=True).paused is None
+    assert "/is_paused" not in rig.calls, "an engine that makes steps is not asked"
+    server.call("POST", "/pause?mode=keep", 3.0, b"")
+    paused = load_when(moves=False)
+    assert (paused.paused, paused.running, paused.inflight) == (True, 2, 2)
+    server.call("POST", "/resume", 3.0, b"")
+    assert load_when(moves=True).paused is None
 
 
 def test_a_sample_of_an_external_engine_knows_load_and_memory_and_no_ledger(rig: Rig) -> None:

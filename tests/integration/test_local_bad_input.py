@@ -111,11 +111,16 @@ def test_an_engine_that_never_becomes_ready_is_given_up(tmp_path: Path, tiny: Pa
     os.mkfifo(stuck / "model.safetensors")
     file = write(tmp_path, stuck)
     file.write_text(file.read_text().replace("startupTimeout: 60s", "startupTimeout: 8s"))
+    impatient = "from plimsoll_cli import main; from plimsoll_cli.local import runner; "
+    impatient += "runner.READY_MARGIN_S = 2.0; raise SystemExit(main.main())"
 
-    done = run_local(file, tmp_path / "run")
+    command = [sys.executable, "-c", impatient, "run", "--local", "-f", str(file), "--no-view"]
+    command += ["--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 1
-    assert "the engine" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the engine was not ready within 10 s" in done.stderr
     assert "engine.log" in done.stderr
 
 

@@ -20,6 +20,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, Superviso
 from plimsoll_sidecar.act.adapters import plimsoll_engine
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import EngineError
+from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.main import build, parser
 
 SOUND = {
@@ -39,7 +40,7 @@ def changed(**values: object) -> bytes:
 GARBAGE = {
     "no JSON": b"<html>502 Bad Gateway</html>",
     "another shape": b'{"state": "serving"}',
-    "a state nobody knows": changed(state="confused"),
+    "a state that is no word": changed(state="<confused>"),
     "no epoch": changed(epoch=None),
     "text for a number": changed(uptime_s="long"),
     "not a number": changed().replace(b'"uptime_s": 1.0', b'"uptime_s": NaN'),
@@ -61,6 +62,13 @@ ODD = {
         devices=[{"index": -1, "used": -5, "total": -9, "torch_allocated": -5}],
         load={"running": -1, "waiting": -1, "inflight": -1, "steps_total": -1},
     ),
+    "words of a later engine": changed(
+        state="confused",
+        capabilities=["trim", "teleport"],
+        ledger=[{"owner": "o", "kind": "tape", "bytes": 5, "bound": 9}],
+        standby={"state": "half_awake"},
+        later={},
+    ),
     "the same process twice, and no worker": changed(processes=[{"role": "other", "pid": 1}] * 2),
 }
 
@@ -81,6 +89,10 @@ def server(body: bytes, pause_s: float = 0.0) -> Iterator[int]:
                     time.sleep(pause_s)
             except OSError:
                 return
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
 
         def log_message(self, format: str, *args: object) -> None:
             return
@@ -165,3 +177,15 @@ def test_a_supervisor_lives_on_it_and_sends_nothing(
     assert b"plimsoll_supervisor_samples_total 100.0" in metrics.text()
     if body in GARBAGE.values():
         assert b'plimsoll_signal_unknown_samples_total{signal="engine"} 100.0' in metrics.text()
+
+
+def test_an_operation_in_a_state_of_a_later_engine_has_not_ended(
+    token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plimsoll_engine, "TRIM_S", 0.5)
+    answer = b'{"id":"op-1","kind":"trim","state":"suspended","epoch_before":"aa:1","started_at":1}'
+    trim = Command(verb=Verb.TRIM, operation_id="op-1", incident="i", epoch="aa:1", deadline_s=1.0)
+    with server(answer) as port:
+        result = engine_on(port, token).trim(trim)
+    assert result.outcome is Outcome.FAILED
+    assert "still running" in result.message

@@ -6,8 +6,10 @@ leads there. Version 1 and 2. A limit of a group above it is not seen.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from plimsoll_api.control_group import memory_group
 from plimsoll_engine.process.host_memory import bytes_of
 
 PROC = Path("/proc")
@@ -35,18 +37,13 @@ def host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 def _folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
     """Return where the group's files may be, the likeliest place first."""
-    found: list[tuple[Path, int]] = []
     try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if "memory" in controllers.split(","):
-            found.append((cgroups / "memory" / path.lstrip("/"), 1))
-        elif not controllers:
-            found.append((cgroups / path.lstrip("/"), 2))
-    return [*found, (cgroups, 2), (cgroups / "memory", 1)]
+        own = memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))
+    except OSError:
+        own = None
+    roots = {2: cgroups, 1: cgroups / "memory"}
+    found = [(roots[own.version] / own.path.lstrip("/"), own.version)] if own else []
+    return [*found, *((root, version) for version, root in roots.items())]
 
 
 def _left(folder: Path, version: int) -> int | None:

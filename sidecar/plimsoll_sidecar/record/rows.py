@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from plimsoll_api.open_enum import unknown_words
 from plimsoll_api.times import LAST_TIME
 from plimsoll_sidecar.clock import Reading
 from plimsoll_sidecar.detect.leak.baseline import Checkpoint
@@ -66,6 +67,9 @@ def decode(body: object, checksum: object, kind: type[_T]) -> _T:
         value = cast("_T", _DECODERS[kind].decode(body))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise Damaged(str(error)) from error
+    word = next(unknown_words(value), None)
+    if word is not None:
+        raise Damaged(f"{type(word).__name__} {word.value} is of a later version")
     if not _sound(msgspec.to_builtins(value)):
         raise Damaged("it has a number that is out of range")
     times = _times(value)

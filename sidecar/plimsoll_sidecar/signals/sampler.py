@@ -108,7 +108,7 @@ class Sampler:
             parts=self._parts,
         )
         if status is not None:
-            sample.ready = status.state in WORKING
+            sample.ready = status.state in WORKING if status.state.is_known else None
             sample.malloc = self._malloc(status)
             sample.load, sample.load_age_s = load_of(status), status.load_age_s
             sample.ledger = [

@@ -248,3 +248,58 @@ def test_a_page_that_cannot_be_read_leaves_everything_as_it_was() -> None:
         blind.load, blind.load_age_s = SampleLoad(), None
         assert watch.update(blind) is None
         assert watch.in_long_step
+
+
+def held(engine: External, watch: StallWatch, seconds: int, paused: bool | None = True) -> bool:
+    """Whether a stall is suspected while the engine makes no step and says this of a pause."""
+    for _ in range(seconds):
+        engine.t += 1
+        sample = engine.sample()
+        sample.load.paused = paused
+        if watch.update(sample) is not None:
+            return True
+    return False
+
+
+def test_a_first_pause_that_the_engine_tells_of_is_no_stall() -> None:
+    """VLLM's ``/pause?mode=keep``: its requests stay in flight, for hours if need be."""
+    engine, watch = External(), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 300)
+    assert not held(engine, watch, 3600)
+    engine.serve(watch, 300)
+
+
+@pytest.mark.parametrize("told", [False, None])
+def test_a_pause_that_is_denied_or_unknown_is_judged_as_before(told: bool | None) -> None:
+    engine, watch = External(), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 300)
+    assert held(engine, watch, 20, told)
+
+
+def test_a_hang_after_a_pause_is_a_stall_and_the_pause_is_no_history() -> None:
+    """The pause says nothing of how long this engine takes for a step."""
+    engine, watch = External(), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 300)
+    assert not held(engine, watch, 600)
+    engine.serve(watch, 60)
+    seconds, suspicion = engine.hang(watch, 120)
+    assert suspicion is not None
+    assert seconds is not None
+    assert seconds <= 20
+
+
+def test_an_engine_that_does_not_go_on_after_a_pause_is_a_stall() -> None:
+    engine, watch = External(), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 300)
+    assert not held(engine, watch, 600)
+    assert held(engine, watch, int(TIMEOUT_S) + 5, None)
+
+
+def test_pauses_one_after_the_other_do_not_hide_a_hang() -> None:
+    """A trainer pauses its engine every minute for new weights: what it does between counts."""
+    engine, watch = External(), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 300)
+    for _ in range(6):
+        if held(engine, watch, 10, True) or held(engine, watch, 30, False):
+            return
+    raise AssertionError("no stall in three minutes without a step")

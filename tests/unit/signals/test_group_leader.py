@@ -98,3 +98,12 @@ def test_the_leader_is_known_by_its_name(
     leads = leader_of(kind, worker)
     assert leads(leader)
     assert not any(map(leads, [*others, worker]))
+
+
+def test_the_page_of_a_leader_of_a_later_version_is_read() -> None:
+    """It is not ready as far as its worker can tell, and serves as soon as it says so."""
+    group = Group()
+    group.look(b'{"engine_state":"hibernating","later":1}')
+    group.look(b'{"engine_state":"serving","later":1}')
+    group.clock.now += SURE_S
+    assert group.serves()

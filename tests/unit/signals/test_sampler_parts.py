@@ -274,3 +274,11 @@ def test_the_account_of_all_is_unknown_while_one_process_is_silent() -> None:
         malloc = silent.sample().malloc
         seen.append(malloc.in_use if malloc else None)
     assert seen == [12, None, None, None, 5], "one that became another program has none to come"
+
+
+def test_a_state_of_a_later_engine_says_nothing_of_its_readiness() -> None:
+    """Neither that it starts, which would put off its warm-up for ever, nor that it makes steps."""
+    sample = Sampler(Engine(status(state=EngineState("hibernating")))).sample()
+    assert sample.scrape_ok
+    assert sample.ready is None
+    assert sample.load == Load()

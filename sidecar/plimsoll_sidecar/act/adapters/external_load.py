@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from plimsoll_api.admin import Load
+from plimsoll_sidecar.act.adapters.external_pause import PauseReader
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.serving.prometheus_text import reader
@@ -42,6 +44,7 @@ class ExternalLoad:
         self._waiting = waiting
         self._read = reader(profile.names)
         self._aborts = Aborts(profile)
+        self._pause = PauseReader(server, profile.paused, clock)
         self._next = 0.0
         self._at: float | None = None
         self._load: Load | None = None
@@ -65,6 +68,7 @@ class ExternalLoad:
         self._load, self._at, self._before, self._next = None, None, {}, 0.0
         self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
         self._aborts = Aborts(self._profile)
+        self._pause.forget()
 
     def expire(self) -> None:
         """Have the next call read the page."""
@@ -106,6 +110,7 @@ class ExternalLoad:
         load.inflight = max(known, self._waiting() or 0)
         if moved == self._moved and load.inflight:
             self._next = now + SILENT_S
+            load.paused = self._pause.read()
         self._moved = moved
 
     def _at_the_door(self, sums: dict[str, float]) -> int | None:
@@ -144,7 +149,8 @@ def load_of(sums: dict[str, float], profile: EngineProfile) -> Load | None:
     if "running" not in known:
         return None
     usage = known.pop("kv_usage_ratio", None)
-    load = Load(**{name: int(value) for name, value in known.items()})
+    counts: dict[str, Any] = {name: int(value) for name, value in known.items()}
+    load = Load(**counts)
     load.kv_usage_ratio = usage
     steps = (names for names in profile.steps if all(name in sums for name in names))
     counted = next(steps, None)

@@ -21,12 +21,12 @@ class EngineProfile:
     """One kind of engine.
 
     ``alive`` is a cheap path that any answer to says that the frontend lives. ``trims``, ``pause``
-    and ``resume`` are used only where the server has them. ``metrics`` maps fields of
-    :class:`~plimsoll_api.admin.Load` to sample names that are summed; ``usage`` names a gauge from
-    0 to 1, the newest name first. ``steps`` lists counters of the engine's steps, the best first,
-    each a tuple of names that are summed; the first one counts of which the page has all names.
-    ``steps_are_progress`` says that tokens are counted when their request ends, so that only steps
-    show that work goes on. ``load_path`` answers how many requests
+    and ``resume`` are used only where the server has them, and ``paused`` says whether it is
+    paused. ``metrics`` maps fields of :class:`~plimsoll_api.admin.Load` to sample names that are
+    summed; ``usage`` names a gauge from 0 to 1, the newest name first. ``steps`` lists counters of
+    the engine's steps, the best first, each a tuple of names that are summed; the first one counts
+    of which the page has all names. ``steps_are_progress`` says that tokens are counted when their
+    request ends, so that only steps show that work goes on. ``load_path`` answers how many requests
     the server has not answered yet; ``entered`` are metrics that say the same, less those of
     ``entered_not``. ``begun`` and ``finished`` are counters of requests at their first token and at
     their end; ``aborts_since`` is on the pages of versions whose counter of aborts has no line
@@ -49,6 +49,7 @@ class EngineProfile:
     pause: str | None = None
     pause_body: bytes | None = None
     resume: str | None = None
+    paused: str | None = None
     metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)
     steps: tuple[tuple[str, ...], ...] = ()
     steps_are_progress: bool = False
@@ -74,6 +75,7 @@ VLLM = EngineProfile(
     # The engine is idle, or out of time: mode says it to newer versions, the other to 0.14.
     pause="/pause?mode=abort&wait_for_inflight_requests=false&clear_cache=false",
     resume="/resume",
+    paused="/is_paused",
     metrics={
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),

@@ -35,6 +35,7 @@ WORKER_START_S = 600.0
 """Longest start of a worker after the old one ended: it may have to load its weights again."""
 ENGINE_EXIT_S = 60.0
 DIAGNOSTIC_S = 15.0
+_FINAL = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
 
 _T = TypeVar("_T")
@@ -167,7 +168,7 @@ class PlimsollEngine(OwnedEngine):
                 else:
                     data = self._call("GET", f"/operations/{command.operation_id}")
                 operation = _decode(data, Operation)
-                if operation.state is not OperationState.RUNNING:
+                if operation.state in _FINAL:
                     return _result(command, operation)
                 trouble = "still running"
             except Refused as error:

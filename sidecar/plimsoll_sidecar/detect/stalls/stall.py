@@ -3,10 +3,11 @@
 A pause is a stall when it is longer, by a margin, than any that this service's own history holds,
 where that history covers the present demand; and at the latest after the configured timeout. Idle
 is no stall, and neither is a request that waits for the compilation of its own grammar alone. What
-is unknown (a failed scrape, a worker that starts) stops the clock rather than counts as a stall. A
-frontend whose processes live has stalled itself when for twice the timeout neither its status nor
-its serving port answered: a silent status alone says that we are blind, not that nobody is served.
-A frontend that has ended and left its processes answers nobody any more.
+is unknown (a failed scrape, a worker that starts) stops the clock rather than counts as a stall,
+and so does a known pause: somebody keeps the engine from making steps. A frontend whose processes
+live has stalled itself when for twice the timeout neither its status nor its serving port answered:
+a silent status alone says that we are blind, not that nobody is served. A frontend that has ended
+and left its processes answers nobody any more.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StallWatch:
         self._prompt_tokens: int | None = None
         self._frozen_s = 0.0
         self._silent_s = self._headless_s = 0.0
-        self._answered = self._read = self._idle = False
+        self._answered = self._read = self._idle = self._rested = False
         self._cpu_s: float | None = None
         self._cpu_spent: float | None = None
 
@@ -70,6 +71,10 @@ class StallWatch:
         progress, under_way = _progress(sample.load), _due(sample.load)
         if progress is None or under_way is None:
             return self._suspicion()
+        if sample.load.paused or self._rested:
+            # The time since the last page lies within the pause, at least in part.
+            step, self._cpu_s = 0.0, None
+        self._rested = sample.load.paused is True
         self._take_work(sample, step, progress, under_way)
         return self._suspicion()
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.control_group import MemoryGroup, memory_group
+
 ROOT = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
 """Version 1 writes ``no limit`` as the largest multiple of a page, near 2**63."""
@@ -74,21 +76,12 @@ class Cgroup:
         return _version1(self.folder) if self.version == 1 else _version2(self.folder)
 
 
-def membership(pid: int) -> tuple[int, str] | None:
-    """Return the version of the memory controller and the path of the process's group in it."""
+def membership(pid: int) -> MemoryGroup | None:
+    """Return the process's group; None where that cannot be read."""
     try:
-        lines = os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()).split("\n")
+        return memory_group(os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()))
     except OSError:
         return None
-    unified: tuple[int, str] | None = None
-    for line in filter(None, lines):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            return 1, path
-        if controllers == "":
-            unified = (2, path)
-    return unified
 
 
 def _another_root(pid: int) -> bool | None:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from plimsoll_engine import server
 from plimsoll_engine.api.answer import error_body, overloaded
 from plimsoll_engine.api.body import BodyReader, BodyRefused
+from plimsoll_engine.http import connection
 from plimsoll_engine.http.budget import BodyBudget
 from plimsoll_engine.http.connections import Connections
 from plimsoll_engine.http.limits import HttpLimits
@@ -58,7 +59,8 @@ class App:
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[Port, Connections, App]]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Port, Connections, App]]:
+    monkeypatch.setattr(connection, "LINGER_S", 1.0)
     connections, app = Connections(LIMITS, overloaded, error_body), App()
     listener = server._bind("127.0.0.1", 0, "--port")
     http = server._http(app, connections)
