@@ -53,7 +53,8 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
     ``baseline`` is the memory of this epoch after its warm-up, ``current`` the floor of the recent
     samples, ``explained`` the growth that the engine's ledger accounts for within its bounds,
     ``unexplained`` what remains of ``current - baseline`` (never below zero).
-    ``exhaustion_s`` forecasts when the budget is spent, null when nothing grows.
+    ``exhaustion_s`` forecasts when the budget is spent, null when nothing grows. ``age_s`` is the
+    time since the baseline, and ``requests`` what the engine answered in that time.
     """
 
     current: int | None = None
@@ -63,6 +64,8 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
     consumed_ratio: float | None = None
     bytes_per_s: float | None = None
     exhaustion_s: float | None = None
+    age_s: float | None = None
+    requests: int | None = None
 
 
 class SlowGrowth(msgspec.Struct, omit_defaults=True):
