@@ -1,6 +1,6 @@
 """What the operator tells supervisors of each other, when, and how much of it.
 
-Tests ``fleet/peers.py``, ``policies/peers.py`` and ``handlers/peers.py``.
+Tests ``fleet/peers.py``, ``policies/peers.py``, ``handlers/peers.py`` and ``scraper.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from plimsoll_operator.policies.peers import replicas_of_policy
 from plimsoll_operator.policies.render import render as render_policy
 from plimsoll_operator.policies.selected_pod import SelectedPod, State
 from plimsoll_operator.render import Images
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.figures import Figures
 
 KEY = Key("ml", "qwen")
@@ -155,3 +157,16 @@ def test_supervisors_find_it_beside_their_configuration() -> None:
         assert after["data"] == before["data"] | {PEERS_FILE: text}
         changed = [one["kind"] for one, other in zip(quiet, told, strict=True) if one != other]
         assert changed == ["ConfigMap"], "no pod is replaced for it"
+
+
+def test_growth_is_as_new_as_the_last_round_and_changes_no_status() -> None:
+    changed: list[Key] = []
+    scraper = Scraper(Store(), changed.append)
+    assert scraper.latest(KEY) == {}
+    scraper.publish(KEY, {"qwen-0": Figures(host=0.1)})
+    newer = {"qwen-0": Figures(host=0.1, host_growth=GROWN)}
+    scraper.publish(KEY, newer)
+    assert scraper.latest(KEY) == newer
+    assert changed == [KEY], "once, for the share of the budget"
+    scraper.forget(KEY)
+    assert scraper.latest(KEY) == {}
