@@ -135,10 +135,10 @@ def judged(name: str, seed: int) -> Found | None:
         seen = replicas[0].seen
         if seen is not None:
             after = weighed(seen, "pod-0", published).suspicions
-            for plain, one in zip(seen.suspicions, after, strict=True):
-                if one != plain:
+            for plain, told in zip(seen.suspicions, after, strict=True):
+                if told != plain:
                     alone.append(plain.confidence)
-                    compared.append(one.confidence)
+                    compared.append(told.confidence)
         published = now
     if not alone:
         return None
