@@ -13,13 +13,17 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.names import METRICS_PORT
-from plimsoll_api.peers import PEERS_FILE
+from plimsoll_api.names import METRICS_PORT, object_name
+from plimsoll_api.peers import PEERS_FILE, decode
+from plimsoll_operator.handlers.peers import PUBLISH_S
 from plimsoll_sidecar.detect.peers import weighed
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.peers_file import PeersFile
+from tests.cluster.operator.test_adopt import LISTED_S
 from tests.cluster.operator.test_fleet_safety import SELECTOR, leaking
 from tests.cluster.operator.test_lifecycle import own_address
+from tests.cluster.operator.test_policy_fleet import leaking as leaking_in_policy
+from tests.cluster.operator.test_policy_fleet import pods, policy, workload
 
 MIB = 1 << 20
 
@@ -67,15 +71,15 @@ def test_the_growth_of_all_replicas_reaches_the_one_that_is_suspected(
     kubectl.play_kubelet("tiny", address)
     eventually(lambda: kubectl.holds("tiny", Ready="True"))
     eventually(lambda: "restarts" in kubectl.get("plinf", "tiny")["status"])
-    pods = {one["metadata"]["name"]: one["metadata"]["uid"] for one in pods_of(kubectl)}
+    uids = {one["metadata"]["name"]: one["metadata"]["uid"] for one in pods_of(kubectl)}
     role = kubectl.get("role", "tiny-supervisor")["rules"]
     assert PEERS_FILE not in data(kubectl), "a quiet service has none"
 
-    mine = min(pods)
+    mine = min(uids)
     leaking(kubectl, "leak", mine)
     (tmp_path / PEERS_FILE).write_text(eventually(lambda: data(kubectl)[PEERS_FILE], 40))
     peers = file.peers()
-    assert {one.pod for one in peers} == set(pods)
+    assert {one.pod for one in peers} == set(uids)
     assert len({one.revision for one in peers}) == 1
     sizes = {one.pod: one.host.bytes for one in peers if one.host}
     assert len(set(sizes.values())) == 3
@@ -89,8 +93,28 @@ def test_the_growth_of_all_replicas_reaches_the_one_that_is_suspected(
 
     kubectl.patch("leakincident", "leak", {"status": {"phase": "Resolved"}}, "status")
     eventually(lambda: PEERS_FILE not in data(kubectl))
-    assert {one["metadata"]["name"]: one["metadata"]["uid"] for one in pods_of(kubectl)} == pods
+    assert {one["metadata"]["name"]: one["metadata"]["uid"] for one in pods_of(kubectl)} == uids
     assert kubectl.get("role", "tiny-supervisor")["rules"] == role
+
+
+def test_a_policy_compares_the_pods_of_one_workload(
+    kubectl: Any, start: Callable[..., Any], eventually: Any, address: str
+) -> None:
+    start("--scrape=2")
+    kubectl.apply(policy(), workload("vllm", 2), workload("other", 1))
+    eventually(lambda: len(pods(kubectl, "vllm")) == 2 and pods(kubectl, "other"), LISTED_S)
+    for name in (*pods(kubectl, "vllm"), *pods(kubectl, "other")):
+        running = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
+        kubectl.patch("pod", name, {"status": running}, "status")
+    leaking_in_policy(kubectl, pods(kubectl, "vllm")[0], "vllm", "Open")
+
+    def published() -> set[tuple[str, str]]:
+        text = kubectl.get("configmap", object_name("engines"))["data"].get(PEERS_FILE, "[]")
+        return {(one.pod, one.workload) for one in decode(text.encode()) if one.host}
+
+    wanted = {(name, "Deployment/vllm") for name in pods(kubectl, "vllm")}
+    # A summary that was made before the pods had an address is a minute old until the next one.
+    eventually(lambda: published() == wanted, PUBLISH_S + 2 * LISTED_S)
 
 
 def pods_of(kubectl: Any) -> list[dict[str, Any]]:
