@@ -53,6 +53,16 @@ def service() -> Dashboard:
                            "{{pod}} {{kind}}"),
                           (f"max by (kind) (plimsoll_memory_slow_leak{{{AT}}})",
                            "{{kind}}: 1 while it leaks"), width=HALF))
+        .with_panel(lines("Growth since the warm-up", BYTES,
+                          "Unexplained growth in an hour, on average since the warm-up: replicas "
+                          "of one revision under one load are alike.",
+                          (f"plimsoll_memory_unexplained_bytes{{{AT}}} / "
+                           f"plimsoll_memory_baseline_age_seconds{{{AT}}} * 3600",
+                           "{{pod}} {{kind}}"), width=HALF))
+        .with_panel(lines("Requests since the warm-up", COUNT, "A second, on average.",
+                          (f"plimsoll_memory_baseline_requests{{{AT}}} / "
+                           f"plimsoll_memory_baseline_age_seconds{{{AT}}}",
+                           "{{pod}} {{kind}}"), width=HALF))
         .with_panel(lines("Requests", COUNT, "Load of the engine.",
                           (f"sum(plimsoll_engine_num_requests_running{{{AT}}})", "running"),
                           (f"sum(plimsoll_engine_num_requests_waiting{{{AT}}})", "waiting"),

@@ -54,7 +54,8 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
     samples, ``explained`` the growth that the engine's ledger accounts for within its bounds,
     ``unexplained`` what remains of ``current - baseline`` (never below zero).
     ``exhaustion_s`` forecasts when the budget is spent, null when nothing grows. ``limit`` is where
-    the memory ends: the container's limit, or the size of the devices.
+    the memory ends: the container's limit, or the size of the devices. ``age_s`` is the time since
+    the baseline, and ``requests`` what the engine answered in that time.
     """
 
     current: int | None = None
@@ -65,6 +66,8 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
     bytes_per_s: float | None = None
     exhaustion_s: float | None = None
     limit: int | None = None
+    age_s: float | None = None
+    requests: int | None = None
 
 
 class SlowGrowth(msgspec.Struct, omit_defaults=True):

@@ -75,11 +75,13 @@ def reconcile(
     kept_incidents: int,
     status: Object | None = None,
     restricted: bool = True,
+    peers: str = "",
 ) -> Plan:
     """Plan what there should be, and which of the service's own objects should go.
 
     ``pods`` are those that are not terminating, ``status`` is the last one, and ``restricted``
-    holds the service's ``podTemplate`` to the pod security standard. Raises :class:`InvalidSpec`.
+    holds the service's ``podTemplate`` to the pod security standard. ``peers`` is what supervisors
+    are told of each other's growth. Raises :class:`InvalidSpec`.
     """
     before = status or {}
     update = pod_hash(service)
@@ -94,7 +96,7 @@ def reconcile(
     try:
         if restricted and service.spec.pod_template is not None:
             check(service, pod_template(service, images), rendered_template(service, images))
-        desired = render(service, images, pinned, held, instead, course.paused)
+        desired = render(service, images, pinned, held, instead, course.paused, peers)
     except NotAllowed as error:
         raise InvalidSpec(str(error)) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -57,6 +57,7 @@ class Scraper:
         self._store, self._changed, self._clock = store, changed, clock
         self._port = port
         self._published: dict[Key, tuple[float, dict[str, Figures]]] = {}
+        self._latest: dict[Key, dict[str, Figures]] = {}
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[Key, dict[str, str]] = {}
         self._limit = asyncio.Semaphore(MAX_CONCURRENT)
@@ -67,18 +68,23 @@ class Scraper:
         found = self._published.get(key)
         return found[1] if found else None
 
+    def latest(self, key: Key) -> dict[str, Figures]:
+        """Figures by pod name, of the pods that answered in the last round."""
+        return self._latest.get(key, {})
+
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
         """Scrape these pods, by name, for a policy, because its pods are not in the store."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:
         """After the service or policy is gone."""
-        self._published.pop(key, None)
-        self._followed.pop(key, None)
+        for known in (self._published, self._latest, self._followed):
+            known.pop(key, None)
 
     def publish(self, key: Key, fresh: dict[str, Figures]) -> None:
         """Publish ``fresh`` for the status if it reads differently there and the time has come."""
         now = self._clock()
+        self._latest[key] = fresh
         known = self._published.get(key)
         if known and _shown(known[1]) == _shown(fresh):
             return

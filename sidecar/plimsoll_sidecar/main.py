@@ -14,6 +14,7 @@ from pathlib import Path
 
 from plimsoll_api import logs
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
+from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
@@ -37,6 +38,7 @@ from plimsoll_sidecar.signals.device.exporter_page import Pod
 from plimsoll_sidecar.signals.group_leader import GroupLeader, leader_of
 from plimsoll_sidecar.signals.group_members import GroupMembers, workers_of
 from plimsoll_sidecar.signals.group_pages import GroupPages
+from plimsoll_sidecar.signals.peers_file import PeersFile
 from plimsoll_sidecar.signals.process.process_id import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
@@ -119,8 +121,9 @@ def build(
         orphaned=OrphanedMemory.of_pod(),
     )
     metrics = Metrics(lambda: source.cgroup)
+    peers = PeersFile(arguments.config.with_name(PEERS_FILE))
     supervisor = Supervisor(
-        config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod, group
+        config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod, group, peers
     )
     return supervisor, metrics
 

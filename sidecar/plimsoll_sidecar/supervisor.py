@@ -28,6 +28,7 @@ from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.sweep import Sweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
+from plimsoll_sidecar.detect import peers
 from plimsoll_sidecar.detect.group import LEAKS, MINE, joined
 from plimsoll_sidecar.detect.leak.baseline import Checkpoint
 from plimsoll_sidecar.govern.command import (
@@ -50,6 +51,7 @@ from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher, describe
 from plimsoll_sidecar.record.rows import LastKnownEngine
 from plimsoll_sidecar.signals.group_members import GroupMembers
+from plimsoll_sidecar.signals.peers_file import PeersFile
 from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import known_signals
 
@@ -86,7 +88,8 @@ class Supervisor:
     """One supervisor of one engine.
 
     ``new_detector`` makes a detector for a configuration, at the start and after a change.
-    ``group`` is there for the leader of a multi-node group.
+    ``group`` is there for the leader of a multi-node group, ``peers`` where an operator publishes
+    the other replicas' growth.
     """
 
     def __init__(
@@ -100,8 +103,9 @@ class Supervisor:
         state_dir: Path,
         replica: str,
         group: GroupMembers | None = None,
+        peers: PeersFile | None = None,
     ) -> None:
-        self._group = group
+        self._group, self._peers, self._replica = group, peers, replica
         self._config, self._source, self._metrics = config, source, metrics
         self._new_detector, self._publisher, self._state_dir = new_detector, publisher, state_dir
         self._detector = new_detector(config.current)
@@ -178,6 +182,8 @@ class Supervisor:
             requested = policy.sweep_shared_memory and policy.mode is Mode.RECOVER
             self._metrics.swept(self._sweep.follow(self._frontend(), requested))
         assessment = self._detector.update(sample)
+        if self._peers is not None:
+            assessment = peers.weighed(assessment, self._replica, self._peers.peers())
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:

@@ -1,4 +1,4 @@
-"""What engines, supervisors and exporters answer when they are asked for their figures."""
+"""What engines, supervisors and exporters say of their figures, and the operator of all of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.assessment import Assessment, Suspicion
 from plimsoll_api.engines import EngineType
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.peers import MAX_PEERS_BYTES
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_operator.status import figures
@@ -19,10 +22,12 @@ from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import HttpClient
 from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.detect.peers import weighed
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.device.dcgm import Dcgm
+from plimsoll_sidecar.signals.peers_file import PeersFile
 from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.sampler import Sampler, known_signals
 from tests.fuzz.watched import Target
@@ -46,6 +51,7 @@ def make(name: str, folder: Path) -> Target:
         "engine-page": _external,
         "exporter-page": _exporter,
         "status": _status,
+        "peers": _peers,
     }[name](folder)
 
 
@@ -205,6 +211,38 @@ def _status(folder: Path) -> Target:
         b'{"state":' + b"[" * LARGE,
         b'{"unknown":' + b"[" * LARGE,
         b"\n" * LARGE,
+    )
+    return Target(run, (*NUMBERS, *words), large)
+
+
+def _peers(folder: Path) -> Target:
+    """A supervisor and the published growth of its replicas. No file has any error to declare."""
+    path = folder / "peers.json"
+
+    def run(data: bytes) -> None:
+        path.unlink(missing_ok=True)
+        file = PeersFile(path)
+        path.write_bytes(data)
+        found = file.peers()
+        sizes = [one.host.bytes for one in found if one.host]
+        doubt = [
+            Suspicion(kind=kind, segment=None, confidence=0.9, consumed_ratio=0.1, bytes=size)
+            for kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+            for size in (1 << 20, *sizes[:1])
+        ]
+        before = Assessment(t=1.0, epoch=1, warm=True, suspicions=doubt)
+        for pod in ("", "qwen-0", *(one.pod for one in found[:2])):
+            after = weighed(before, pod, found)
+            assert all(0.2 < one.confidence < 1 for one in after.suspicions), after
+            msgspec.json.encode(after)
+
+    fields = ("pod", "revision", "workload", "host", "device", "bytes", "age_s", "requests")
+    words = (*(f'"{field}":' for field in fields), '"qwen-0"', "1048576", "1125899906842625")
+    one = b'{"pod":"qwen-0","revision":"1","host":{"bytes":1,"age_s":1,"requests":1}},'
+    large = lambda: (  # noqa: E731
+        b"[" * LARGE,
+        b"[" + one * (MAX_PEERS_BYTES // len(one)),
+        b'[{"pod":"' + b"a" * LARGE,
     )
     return Target(run, (*NUMBERS, *words), large)
 

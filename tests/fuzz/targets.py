@@ -19,7 +19,7 @@ FAMILIES = {
         "chat", "chat-images", "completions", "responses", "tokenize", "detokenize",
         "transcriptions", "lora-adapters", "admin",
     ),
-    "pages": ("operator-page", "engine-page", "exporter-page", "status"),
+    "pages": ("operator-page", "engine-page", "exporter-page", "status", "peers"),
     "files": ("trace", "journal", "journal-rows"),
     "messages": ("to-worker", "from-worker", "zygote", "ranks"),
     "media": ("images", "sounds"),
@@ -29,13 +29,13 @@ KINDS = (
     ("operator-page", "engine-page", "exporter-page"),
     ("trace",),
     ("journal", "journal-rows"),
-    ("admin", "status"),
+    ("admin", "status", "peers"),
     ("to-worker", "from-worker", "zygote", "ranks"),
     ("images", "chat-images"),
     ("sounds", "transcriptions"),
 )
-"""What arrives: HTTP bodies, metrics pages, traces, journals, admin messages, messages between the
-engine's processes, images, sounds. The time of a fuzz run is shared within a kind."""
+"""What arrives: HTTP bodies, metrics pages, traces, journals, what supervisors are told, messages
+between the engine's processes, images, sounds. The time of a fuzz run is shared within a kind."""
 NAMES = {name: family for family, names in FAMILIES.items() for name in names}
 
 

@@ -6,7 +6,8 @@ removes that file, so that the next process is well. Calls that do something are
 that of SIGTERM says whether ``--gate`` was there. ``--helpers`` are processes beside the main one,
 which nothing ends but a signal of their own, as vLLM's and SGLang's, and each ``--title`` is one
 more that has it; the main one listens once ``--hold`` is gone. The first ``--busy`` questions for
-its version are errors. ``--cache-mib`` is what a trim gives back. With ``--outstays`` SIGTERM ends
+its version are errors, and ``--requests-s`` are answered in each second. ``--cache-mib`` is what a
+trim gives back. With ``--outstays`` SIGTERM ends
 the titled processes alone, as vLLM's server does while it has open streams. A ``--worker`` of a
 multi-node engine listens nowhere.
 """
@@ -47,7 +48,7 @@ class Engine:
         self.kind, self.log = arguments.kind, Path(arguments.log)
         self.running, self.busy, self.asked = arguments.running, arguments.busy, 0
         self.cache = b"\1" * (arguments.cache_mib << 20)
-        self.sick = Path(arguments.sick)
+        self.sick, self.requests_s = Path(arguments.sick), arguments.requests_s
         self.began, self.paused_at = time.monotonic(), 0.0
         self.held: list[bytearray] = []
         if arguments.leak_mib_s:
@@ -58,6 +59,12 @@ class Engine:
             if self.sick.exists():
                 self.held.append(bytearray(b"\1" * int(rate * (1 << 20) / 10)))
             time.sleep(0.1)
+
+    def served(self, label: str) -> str:
+        if not self.requests_s:
+            return ""
+        count = (time.monotonic() - self.began) * self.requests_s
+        return f"vllm:request_success_total{label} {count:.0f}.0\n"
 
     def note(self, line: str) -> None:
         with self.log.open("a") as out:
@@ -74,7 +81,7 @@ class Engine:
                 f"vllm:kv_cache_usage_perc{label} {self.running / 4}\n"
                 f"vllm:generation_tokens_total{label} {steps}.0\n"
                 f"vllm:generation_tokens_created{label} 1.7e+09\n"
-                f"vllm:iteration_tokens_total_count{label} {steps}.0\n"
+                f"vllm:iteration_tokens_total_count{label} {steps}.0\n" + self.served(label)
             )
         label = '{model_name="m"}'
         return (
@@ -139,6 +146,7 @@ def main() -> None:
     parse.add_argument("--gate", type=Path, default=Path("/nonexistent"))
     parse.add_argument("--leak-mib-s", type=float, default=0.0)
     parse.add_argument("--running", type=int, default=0)
+    parse.add_argument("--requests-s", type=float, default=0.0)
     parse.add_argument("--helpers", type=int, default=0)
     parse.add_argument("--cache-mib", type=int, default=0)
     parse.add_argument("--busy", type=int, default=0)

@@ -36,9 +36,15 @@ RELIST_S = 1.0
 
 class Pod:
     """An engine that is started again whenever it ends, as the kubelet does, and its supervisor.
-    ``environment`` is added to that of both."""
+    ``environment`` is added to that of both, and ``arguments`` are the engine's."""
 
-    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        mode: Mode = Mode.RECOVER,
+        arguments: tuple[str, ...] = ("--leak-mib-s=8",),
+    ) -> None:
         self.folder, self.log = folder, folder / "log"
         self._environment = os.environ | {"POD_NAME": "external-0"} | (environment or {})
         # Without a name, what other tests left in a container is taken for the engine.
@@ -46,6 +52,7 @@ class Pod:
         self.state_dir, self.sick = folder / "state", folder / "sick"
         self.state_dir.mkdir()
         self.sick.touch()
+        self._mode, self._arguments = mode, arguments
         self.ports = [_free_port() for _ in range(2)]
         self.ready_at_start: list[bool] = []
         self._ending = threading.Event()
@@ -61,7 +68,7 @@ class Pod:
             memory=MemoryPolicy(
                 host=MemoryBudget(growth_bytes=64 << 20, window_s=3600.0), warmup_s=1.0
             ),
-            supervision=Supervision(mode=Mode.RECOVER, drain=Drain(deadline_s=5.0)),
+            supervision=Supervision(mode=self._mode, drain=Drain(deadline_s=5.0)),
             sample_interval_s=0.25,
         )
         path = self.folder / "supervisor.json"
@@ -74,7 +81,7 @@ class Pod:
 
     def _keep(self) -> None:
         command = [sys.executable, str(HERE / "standin_external.py"), "--kind=vllm"]
-        command += [f"--port={self.ports[0]}", f"--log={self.log}", "--leak-mib-s=8"]
+        command += [f"--port={self.ports[0]}", f"--log={self.log}", *self._arguments]
         command += [f"--sick={self.sick}", f"--gate={self.state_dir / readiness.NAME}"]
         environment = self._environment | {CONTAINER_ENV: self.container}
         while not self._ending.is_set():

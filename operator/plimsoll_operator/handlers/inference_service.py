@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
+from plimsoll_operator.fleet.peers import replicas_of_service
 from plimsoll_operator.handlers.event import Recorder
 from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects, Refusals, write_status
+from plimsoll_operator.handlers.peers import Summaries
 from plimsoll_operator.handlers.pod import attend, pod_events
 from plimsoll_operator.kinds import (
     BY_KIND,
@@ -63,6 +65,7 @@ class Controller:
         self._served, self._recorder = served, Recorder(api, clock)
         self._owned = OwnedObjects(api, store)
         self._refusals = Refusals()
+        self._peers = Summaries()
         self.suspects: set[Key] = set()
         """Services whose current revision leaks in most replicas."""
 
@@ -72,6 +75,7 @@ class Controller:
         if item is None:
             self._scraper.forget(key)
             self._refusals.forget(key)
+            self._peers.forget(key)
             self.suspects.discard(key)
             return
         if item["metadata"].get("deletionTimestamp"):
@@ -84,6 +88,7 @@ class Controller:
         try:
             service = parse(item)
             plan = await self._carry_out(key, item, service)
+            again.append(self._peers.next_s(key))
             pods, incidents = self._store.of(key, {"Pod"}), self._incidents(key)
             again.append(
                 await attend(self._api, self._store, key, item, pods, incidents, self._clock())
@@ -102,15 +107,17 @@ class Controller:
 
     async def _carry_out(self, key: Key, item: Object, service: InferenceService) -> Plan:
         owned = {ref(item): item for item in self._store.of(key, _OWNED)}
+        pods, incidents = self._pods(key), self._incidents(key)
         plan = reconcile(
             service,
             owned,
-            self._pods(key),
-            self._incidents(key),
+            pods,
+            incidents,
             self._config.images,
             self._config.kept_incidents,
             (self._store.service(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
+            self._peers.text(key, replicas_of_service(pods), incidents, self._scraper.latest(key)),
         )
         uid, replicas = service.metadata.uid, first_replicas(service)
         for desired in plan.desired:

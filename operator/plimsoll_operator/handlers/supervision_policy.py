@@ -18,6 +18,7 @@ from plimsoll_operator.config import Config
 from plimsoll_operator.handlers.event import Recorder
 from plimsoll_operator.handlers.inference_service import now
 from plimsoll_operator.handlers.owned import NameConflict, OwnedObjects, Refusals, write_status
+from plimsoll_operator.handlers.peers import Summaries
 from plimsoll_operator.handlers.pod import attend
 from plimsoll_operator.handlers.rolling_restart import RollingRestarts
 from plimsoll_operator.kinds import (
@@ -38,6 +39,7 @@ from plimsoll_operator.policies.limits import (
     too_many_accounts,
     too_many_workloads,
 )
+from plimsoll_operator.policies.peers import replicas_of_policy
 from plimsoll_operator.policies.policy_status import of_workloads, status
 from plimsoll_operator.policies.render import render
 from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
@@ -94,6 +96,7 @@ class PolicyController:
         self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
         self._restarts = RollingRestarts(api, webhook if config.webhook is not None else None)
         self._refusals = Refusals()
+        self._peers = Summaries()
         self._listed: dict[Key, _Listed] = {}
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads of which a revision leaks in most replicas."""
@@ -104,6 +107,7 @@ class PolicyController:
         if item is None:
             self._scraper.forget(key)
             self._refusals.forget(key)
+            self._peers.forget(key)
             self._listed.pop(key, None)
             self._restarts.forget(key)
             self.suspects.pop(key, None)
@@ -181,7 +185,11 @@ class PolicyController:
         workloads = grouped(pods)
         chosen = with_slots(key.name, workloads, leases)
         accounts = sorted({one.account for one in pods if one.state is State.SUPERVISED})
-        desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held)
+        incidents = self._incidents(key)
+        peers = self._peers.text(
+            key, replicas_of_policy(pods), incidents, self._scraper.latest(key)
+        )
+        desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, peers)
         for one in desired:
             await self._owned.apply(key, uid, one, 0)
         wanted = {ref(one) for one in desired}
@@ -195,7 +203,7 @@ class PolicyController:
             and owner_uid(item) == uid
             and not (where.kind == LEASE.kind and where.name in kept)
         ]
-        old = old_incidents(self._incidents(key), self._config.kept_incidents)
+        old = old_incidents(incidents, self._config.kept_incidents)
         await self._owned.remove(key, surplus + old)
         return too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
 

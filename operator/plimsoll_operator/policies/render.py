@@ -34,6 +34,7 @@ from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.policies.workloads import Workload
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 from plimsoll_operator.render.ownership import owned
+from plimsoll_operator.render.supervisor import peers_data
 
 RBAC = "rbac.authorization.k8s.io"
 REPORT = "report"
@@ -76,19 +77,20 @@ def render(
     accounts: Collection[str],
     workloads: Sequence[Workload] = (),
     held: Collection[str] = (),
+    peers: str = "",
 ) -> list[Object]:
     """All objects of ``policy``, in the order in which they are to be applied.
 
     ``accounts`` are the ServiceAccounts of the pods that it supervises. ``workloads`` are those
     that have slots. ``held`` names slots that are no longer wanted and still held: their holders
-    give them back.
+    give them back. ``peers`` is what the supervisors are told of each other's growth.
     """
     name = object_name(policy.metadata.name)
     config: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name},
-        "data": {CONFIG_FILE: encode(supervisor_config(policy)).decode()},
+        "data": {CONFIG_FILE: encode(supervisor_config(policy)).decode()} | peers_data(peers),
     }
     owners = list(workloads)
     if all(one.ref is not None for one in owners):

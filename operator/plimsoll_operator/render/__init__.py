@@ -47,12 +47,14 @@ def render(
     held: Sequence[str] = (),
     instead: tuple[str, dict[str, Any]] | None = None,
     paused: bool = False,
+    peers: str = "",
 ) -> list[dict[str, Any]]:
     """All objects of ``service``, in the order in which they are to be applied.
 
     ``pinned`` is the pod template of the spec's revision where one exists already,
     ``held`` names slot Leases that supervisors hold, ``instead`` is another revision that runs in
-    place of the spec's, by its hash and template, ``paused`` stops a roll-out.
+    place of the spec's, by its hash and template, ``paused`` stops a roll-out, ``peers`` is what
+    the supervisors are told of each other's growth.
     """
     template = pinned or pod_template(service, images)
     of, running = instead or (pod_hash(service), template)
@@ -60,7 +62,7 @@ def render(
         service_account(service),
         role(service, held),
         role_binding(service),
-        config_map(service),
+        config_map(service, peers),
         *slot_leases(service),
         *disruption_budget(service),
         *network_policy(service),

@@ -10,6 +10,7 @@ from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.serving import Engine
 from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
@@ -86,6 +87,11 @@ def _limited(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | N
     return replace(budget, limit_bytes=parse_bytes(limit))
 
 
+def peers_data(peers: str) -> dict[str, str]:
+    """Return what a ConfigMap has besides the configuration: the file of ``peers``, if any."""
+    return {PEERS_FILE: peers} if peers else {}
+
+
 def supervisor_args(at: SupervisorPlaces) -> list[str]:
     """Return the arguments of the supervisor's command."""
     return [
@@ -98,8 +104,8 @@ def supervisor_args(at: SupervisorPlaces) -> list[str]:
     ]
 
 
-def config_map(service: InferenceService) -> dict[str, Any]:
-    """Build the ConfigMap with ``supervisor.json``.
+def config_map(service: InferenceService, peers: str = "") -> dict[str, Any]:
+    """Build the ConfigMap with ``supervisor.json``, and with ``peers`` where there are any.
 
     It is mounted as a directory, so that changes need no restart.
     """
@@ -107,5 +113,5 @@ def config_map(service: InferenceService) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": names.supervisor(service.metadata.name)},
-        "data": {CONFIG_FILE: encode(supervisor_config(service)).decode()},
+        "data": {CONFIG_FILE: encode(supervisor_config(service)).decode()} | peers_data(peers),
     }

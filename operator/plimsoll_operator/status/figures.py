@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import Segment
+from plimsoll_api.peers import MAX_AGE_S, MAX_GROWTH_BYTES, MAX_REQUESTS, Grown
 
 STEP = 5
 """Percent: a status that moved with every sample would be written for ever."""
@@ -43,18 +44,22 @@ class Slow:
 class Figures:
     """One replica by its supervisor's metrics. None is unknown. Ratios are of the growth budget.
 
-    ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory.
+    ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory. A memory's
+    growth is None until all of it is known.
     """
 
     host: float | None = None
     device: float | None = None
     restarts_left: int | None = None
     slow: tuple[Slow, ...] | None = None
+    host_growth: Grown | None = None
+    device_growth: Grown | None = None
 
 
 _SAMPLE = re.compile(
     rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining"
-    rb"|plimsoll_memory_slow_leak(?:_bytes_per_second|_limit_seconds)?)"
+    rb"|plimsoll_memory_slow_leak(?:_bytes_per_second|_limit_seconds)?"
+    rb"|plimsoll_memory_unexplained_bytes|plimsoll_memory_baseline_(?:age_seconds|requests))"
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
     re.MULTILINE,
 )
@@ -65,6 +70,13 @@ _RATE = b"plimsoll_memory_slow_leak_bytes_per_second"
 _LIMIT = b"plimsoll_memory_slow_leak_limit_seconds"
 _SLOW = {_LEAKS: 1.0, _RATE: MAX_BYTES_PER_S, _LIMIT: MAX_LEFT_S}
 """Samples that tell of slow leaks, each with its largest value."""
+
+_GROWN = {
+    b"plimsoll_memory_unexplained_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_baseline_age_seconds": MAX_AGE_S,
+    b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
+}
+"""Samples that tell of growth, in the order of :class:`Grown`, each with its largest value."""
 
 _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
@@ -78,12 +90,15 @@ def parse(page: bytes) -> Figures:
     """
     ratios: dict[bytes, float | None] = {}
     slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
+    grown: dict[bytes, dict[bytes, float | None]] = {}
     left: float | None = None
     for name, labels, text in _SAMPLE.findall(page):
         if name == b"plimsoll_restart_budget_remaining":
             left = _number(text, MAX_RESTARTS)
         elif not (kind := _KIND.search(labels)):
             continue
+        elif name in _GROWN:
+            grown.setdefault(kind[1], {})[name] = _number(text, _GROWN[name])
         elif name in _SLOW:
             found = _SEGMENT.search(labels)
             segment = found[1].decode() if found else ""
@@ -91,7 +106,14 @@ def parse(page: bytes) -> Figures:
         else:
             ratios[kind[1]] = _number(text, MAX_RATIO)
     whole = int(left) if left is not None and left.is_integer() else None
-    return Figures(ratios.get(b"host"), ratios.get(b"device"), whole, _slow(slow))
+    growths = (_grown(grown.get(kind, {})) for kind in (b"host", b"device"))
+    return Figures(ratios.get(b"host"), ratios.get(b"device"), whole, _slow(slow), *growths)
+
+
+def _grown(seen: Mapping[bytes, float | None]) -> Grown | None:
+    """Return the growth of one memory; None where a part of it is unknown."""
+    known = [int(value) for name in _GROWN if (value := seen.get(name)) is not None]
+    return Grown(*known) if len(known) == len(_GROWN) else None
 
 
 def _slow(

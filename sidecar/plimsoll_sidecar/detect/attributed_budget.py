@@ -118,6 +118,7 @@ class AttributedBudget:
         """Take in a sample's ``total`` bytes and the sizes of its segments."""
         point = self._point(sample, total, scrape)
         self.watch.update(point, sizes, scrape.ready, in_long_step)
+        self._tell_since(point)
         self._take_slow(sample)
         if self.watch.budget is not None and sample.scrape_ok:
             undeclared = point.bytes - point.declared
@@ -143,6 +144,16 @@ class AttributedBudget:
         if found is not None:
             suspicion.evidence.append(found)
         return suspicion
+
+    def _tell_since(self, point: Point) -> None:
+        """Say what the engine has met since the warm-up, for a comparison with other replicas."""
+        if not self.bases:
+            return
+        base, state = self.bases[0], self.watch.state
+        state.age_s = max(0.0, point.t - base.t)
+        if point.requests is not None and base.requests is not None:
+            answered = point.requests - base.requests
+            state.requests = answered if answered >= 0 else None
 
     def _take_slow(self, sample: Sample) -> None:
         watch = self.watch

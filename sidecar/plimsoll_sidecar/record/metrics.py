@@ -75,6 +75,14 @@ class Metrics:
         self._baseline = gauge(
             "memory_baseline_bytes", "Memory after warm-up in this epoch.", "kind"
         )
+        self._baseline_age = gauge(
+            "memory_baseline_age_seconds",
+            "Time since the warm-up, from whose end growth counts.",
+            "kind",
+        )
+        self._baseline_requests = gauge(
+            "memory_baseline_requests", "Requests answered since the warm-up.", "kind"
+        )
         self._budget_bytes = gauge(
             "memory_budget_bytes",
             "Unexplained growth that the leak budget allows within its window.",
@@ -287,6 +295,8 @@ class Metrics:
         state = budget or BudgetState()
         _set(self._unexplained, kind, state.unexplained)
         _set(self._baseline, kind, state.baseline)
+        _set(self._baseline_age, kind, state.age_s)
+        _set(self._baseline_requests, kind, state.requests)
         _set(self._consumed, kind, state.consumed_ratio)
         _set(self._exhaustion, kind, state.exhaustion_s)
         if state.unexplained is not None:

@@ -12,11 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_api.peers import Grown, Peer, decode, encode
 from plimsoll_operator.scraper import MAX_BYTES, address_of
 from plimsoll_operator.status.figures import MAX_RATIO, MAX_RESTARTS, Figures, memory, parse
 
 RATIO = b'plimsoll_memory_budget_consumed_ratio{kind="host"} '
 LEFT = b"plimsoll_restart_budget_remaining "
+GROWTH = (
+    b'plimsoll_memory_unexplained_bytes{kind="host"} ',
+    b'plimsoll_memory_baseline_age_seconds{kind="host"} ',
+    b'plimsoll_memory_baseline_requests{kind="host"} ',
+)
 INT64 = 2**63
 
 NUMBERS = st.one_of(
@@ -27,7 +33,9 @@ NUMBERS = st.one_of(
 )
 LINES = st.one_of(
     st.builds(
-        bytes.__add__, st.sampled_from([RATIO, LEFT, RATIO.replace(b"host", b"device")]), NUMBERS
+        bytes.__add__,
+        st.sampled_from([RATIO, LEFT, RATIO.replace(b"host", b"device"), *GROWTH]),
+        NUMBERS,
     ),
     st.builds(
         lambda labels, value: b"plimsoll_memory_budget_consumed_ratio{" + labels + b"} " + value,
@@ -49,6 +57,8 @@ def test_figures_of_any_page_fit_a_status(page: bytes) -> None:
     for ratio in (found.host, found.device):
         assert ratio is None or 0 <= ratio <= MAX_RATIO
     assert found.restarts_left is None or 0 <= found.restarts_left <= MAX_RESTARTS
+    peers = [Peer("pod", "1", host=found.host_growth, device=found.device_growth)]
+    assert decode(encode(peers)) == tuple(peers)
     shown = memory({"pod": found})
     for field in ("hostConsumedPercent", "deviceConsumedPercent"):
         value = shown.get(field, 0)
@@ -68,6 +78,16 @@ def test_half_a_restart_is_unknown_and_the_last_sample_counts() -> None:
     assert parse(LEFT + b"2.5") == Figures()
     assert parse(RATIO + b"0.5\n" + RATIO + b"+Inf") == Figures()
     assert parse(RATIO + b"+Inf\n" + RATIO + b"0.5\r\n") == Figures(host=0.5)
+
+
+def test_growth_is_known_as_a_whole_or_not_at_all() -> None:
+    size, age, requests = GROWTH
+    whole = [size + b"1048576.0", age + b"61.7", requests + b"9"]
+    assert parse(b"\n".join(whole)) == Figures(host_growth=Grown(1 << 20, 61, 9))
+    for index in range(3):
+        assert parse(b"\n".join(whole[:index] + whole[index + 1 :])) == Figures()
+        odd = [*whole, GROWTH[index] + b"1e18"]
+        assert parse(b"\n".join(odd)) == Figures()
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ class Thresholds:
     suspect_share: float = 0.25
     """Any other growth is suspected from here on."""
     soon_s: float = 150.0
-    """A budget that would be spent sooner is spent soon: drain, restart and warm-up of an engine take
-    minutes."""
+    """A budget that would be spent sooner is spent soon: drain, restart and warm-up of an engine
+    take minutes."""
     hurried_share: float = 0.35
-    """What is to be believed of growth that would spend its budget just after ``urgent_s``. The more
-    time is left, the less it costs to wait, and the more is demanded."""
+    """What growth must have taken that would spend its budget within ``urgent_s``. The more time is
+    left, the less it costs to wait, and the more is demanded."""
     share_a_decade: float = 0.15
     """Each tenfold of the time that is left demands so much more: .5 with 10 minutes, .65 with 100,
     .78 with half a day. What fills something up evenly has mostly ended by then."""
@@ -38,17 +38,17 @@ class Thresholds:
     """What raised the suspicion must become this multiple of itself: what an allocator keeps after
     a burst does not."""
     begun_late: float = 0.5
-    """Growth that explains less of the engine's life at its present pace began later. A defect leaks
-    from the begin; most of what begins later is work that ends."""
+    """Growth that explains less of the engine's life at its present pace began later. A defect
+    leaks from the start; most of what begins later is work that ends."""
     slow_s: float = 1200.0
-    """A trend that has lasted for so long is a slow one: it is suspected from ``early_share`` on, if
-    the budget would not last for its window."""
+    """A trend that has lasted for so long is a slow one: it is suspected from ``early_share`` on,
+    if the budget would not last for its window."""
     tau: float = 0.8
     """Kendall's tau of a trend at least. Two equal steps reach 0.70 and three 0.79. With 8 points,
     a chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
     straight_s: float = 3600.0
-    """The time that a trend has lasted at least that is believed from ``early_share`` on, because it
-    is too straight to end soon."""
+    """The least duration of a trend that is believed from ``early_share`` on, because it is too
+    straight to end soon."""
     straight_factor: float = 100.0
     """Such a trend's rise as a multiple of the median deviation from its line."""
     steady: float = 0.7

@@ -1,0 +1,172 @@
+"""What the operator tells supervisors of each other, when, and how much of it.
+
+Tests ``fleet/peers.py``, ``policies/peers.py``, ``handlers/peers.py`` and ``scraper.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Grown, Peer, decode
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervisor_config import CONFIG_FILE
+from plimsoll_api.workloads import Membership, WorkloadRef
+from plimsoll_operator.fleet.peers import growing, replicas_of_service, summary
+from plimsoll_operator.handlers.peers import PUBLISH_S, Summaries
+from plimsoll_operator.kinds import Key
+from plimsoll_operator.plan import parse, reconcile
+from plimsoll_operator.policies.peers import replicas_of_policy
+from plimsoll_operator.policies.render import render as render_policy
+from plimsoll_operator.policies.selected_pod import SelectedPod, State
+from plimsoll_operator.render import Images
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.scraper import Scraper
+from plimsoll_operator.status.figures import Figures
+
+KEY = Key("ml", "qwen")
+GROWN = Grown(1 << 20, 60, 7)
+NAMES = ("qwen-0", "qwen-1", "qwen-2")
+FIGURES = {name: Figures(host_growth=GROWN) for name in NAMES}
+
+
+def pod(name: str, revision: str = "64d8") -> dict[str, Any]:
+    labels = {"plimsoll.dev/revision": revision} if revision else {}
+    return {"kind": "Pod", "metadata": {"name": name, "labels": labels}}
+
+
+def incident(name: str, phase: str = "Open", kind: str = "HostGrowth") -> dict[str, Any]:
+    return {"spec": {"pod": name, "kind": kind}, "status": {"phase": phase}}
+
+
+PODS = replicas_of_service([pod(name) for name in NAMES])
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "counts"),
+    [
+        ("Open", "HostGrowth", True),
+        ("Verifying", "DeviceGrowth", True),
+        ("Resolved", "HostGrowth", False),
+        ("Suppressed", "HostGrowth", False),
+        ("Open", "Stall", False),
+    ],
+)
+def test_growth_is_compared_while_its_incident_is_open(phase: str, kind: str, counts: bool) -> None:
+    assert growing([incident("qwen-0", phase, kind)]) == ({"qwen-0"} if counts else set())
+    text = Summaries().text(KEY, PODS, [incident("qwen-0", phase, kind)], FIGURES)
+    assert bool(text) is counts
+
+
+def test_an_incident_without_a_status_has_just_begun() -> None:
+    assert growing([{"spec": {"pod": "qwen-0", "kind": "HostGrowth"}}]) == {"qwen-0"}
+
+
+def test_a_summary_has_each_replica_that_says_what_it_grew_by() -> None:
+    figures = FIGURES | {"qwen-1": Figures(host=0.4), "gone": Figures(host_growth=GROWN)}
+    found = decode(Summaries().text(KEY, PODS, [incident("qwen-0")], figures).encode())
+    assert found == (
+        Peer("qwen-0", "64d8", host=GROWN),
+        Peer("qwen-2", "64d8", host=GROWN),
+    )
+
+
+def test_pods_of_unknown_revision_are_nobodys_peers() -> None:
+    assert replicas_of_service([pod("a"), pod("b", "")]) == [Peer("a", "64d8")]
+
+
+def test_one_replica_has_nobody_to_be_compared_with() -> None:
+    assert summary([Peer("qwen-0", "64d8", host=GROWN)], {"qwen-0"}) == ""
+
+
+def test_a_large_service_tells_of_so_many_and_of_the_suspected_first() -> None:
+    peers = [Peer(f"qwen-{n:03}", "64d8", host=GROWN) for n in range(200)]
+    found = [one.pod for one in decode(summary(peers, {"qwen-150", "qwen-199"}).encode())]
+    assert len(found) == MAX_PEERS
+    assert found == sorted(found)
+    assert {"qwen-000", "qwen-061", "qwen-150", "qwen-199"} <= set(found)
+
+
+def test_a_policy_compares_the_supervised_replicas_of_one_workload() -> None:
+    def of(name: str, workload: str | None, state: State = State.SUPERVISED, **member: str) -> Any:
+        ref = WorkloadRef("Deployment", workload) if workload else None
+        return SelectedPod(
+            name, "default", state, member=Membership(ref, "apps", **({"revision": "1"} | member))
+        )
+
+    pods = [
+        of("a-0", "a"),
+        of("a-1", "a", revision="2"),
+        of("b-0", "b"),
+        of("b-1", "b"),
+        of("bare", None),
+        of("waits", "a", State.WAITING),
+        of("worker", "a", group="0"),
+        of("unknown", "a", revision=""),
+    ]
+    peers = replicas_of_policy(pods)
+    assert [one.pod for one in peers] == ["a-0", "a-1", "b-0", "b-1"]
+    figures = {one.pod: Figures(device_growth=GROWN) for one in peers}
+    found = decode(Summaries().text(KEY, peers, [incident("a-1")], figures).encode())
+    assert found == (
+        Peer("a-0", "1", "Deployment/a", device=GROWN),
+        Peer("a-1", "2", "Deployment/a", device=GROWN),
+    )
+
+
+def test_a_text_is_kept_for_a_minute_and_a_quiet_service_has_none() -> None:
+    now = 0.0
+    summaries = Summaries(lambda: now)
+    opened = [incident("qwen-0")]
+    assert summaries.text(KEY, PODS, opened, {}) == "", "nobody was asked yet"
+    assert summaries.next_s(KEY) is None
+    first = summaries.text(KEY, PODS, opened, FIGURES)
+    grown = {name: Figures(host_growth=Grown(2 << 20, 120, 9)) for name in NAMES}
+    now = PUBLISH_S - 1
+    assert summaries.text(KEY, PODS, opened, grown) == first
+    assert summaries.next_s(KEY) == 1
+    now = PUBLISH_S
+    assert decode(summaries.text(KEY, PODS, opened, grown).encode())[0].host == Grown(
+        2 << 20, 120, 9
+    )
+    assert summaries.text(KEY, PODS, [incident("qwen-0", "Resolved")], grown) == ""
+    assert summaries.next_s(KEY) is None
+
+
+def test_supervisors_find_it_beside_their_configuration() -> None:
+    item = {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 2},
+        "spec": {"model": {"uri": "file:///m"}},
+    }
+    policy = SupervisionPolicy.model_validate(
+        item | {"kind": "SupervisionPolicy", "spec": {"selector": {"matchLabels": {"a": "b"}}}}
+    )
+    text = summary([Peer(name, "64d8", host=GROWN) for name in NAMES], {"qwen-0"})
+
+    def objects(peers: str) -> list[list[dict[str, Any]]]:
+        plan = reconcile(parse(item), {}, [], [], Images("e:1", "s:1"), 10, peers=peers)
+        return [plan.desired, render_policy(policy, [], peers=peers)]
+
+    for quiet, told in zip(objects(""), objects(text), strict=True):
+        (before,) = [one for one in quiet if one["kind"] == "ConfigMap"]
+        (after,) = [one for one in told if one["kind"] == "ConfigMap"]
+        assert set(before["data"]) == {CONFIG_FILE}
+        assert after["data"] == before["data"] | {PEERS_FILE: text}
+        changed = [one["kind"] for one, other in zip(quiet, told, strict=True) if one != other]
+        assert changed == ["ConfigMap"], "no pod is replaced for it"
+
+
+def test_growth_is_as_new_as_the_last_round_and_changes_no_status() -> None:
+    changed: list[Key] = []
+    scraper = Scraper(Store(), changed.append)
+    assert scraper.latest(KEY) == {}
+    scraper.publish(KEY, {"qwen-0": Figures(host=0.1)})
+    newer = {"qwen-0": Figures(host=0.1, host_growth=GROWN)}
+    scraper.publish(KEY, newer)
+    assert scraper.latest(KEY) == newer
+    assert changed == [KEY], "once, for the share of the budget"
+    scraper.forget(KEY)
+    assert scraper.latest(KEY) == {}

@@ -1,0 +1,91 @@
+"""A supervisor believes what was published while it is recent, and within its bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll_api import peers
+from plimsoll_api.peers import MAX_AGE_S, MAX_PEERS, MAX_PEERS_BYTES, Grown, Peer
+from plimsoll_sidecar.signals.peers_file import FRESH_S, PeersFile
+
+ONE = Peer("qwen-0", "64d8", host=Grown(1 << 20, 60, 7))
+TWO = Peer("qwen-1", "64d8", "Deployment/qwen", device=Grown(0, 61, 0))
+LARGEST = Grown(peers.MAX_GROWTH_BYTES, MAX_AGE_S, peers.MAX_REQUESTS)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_file_counts_while_it_changes(tmp_path: Path) -> None:
+    path, clock = tmp_path / peers.PEERS_FILE, Clock()
+    file = PeersFile(path, clock)
+    assert file.peers() == ()
+    path.write_bytes(peers.encode([ONE, TWO]))
+    assert file.peers() == (ONE, TWO)
+    clock.now += FRESH_S - 1
+    assert file.peers() == (ONE, TWO)
+    clock.now += 1
+    assert file.peers() == (), "the operator is away"
+    path.write_bytes(peers.encode([TWO]))
+    assert file.peers() == (TWO,)
+    path.unlink()
+    assert file.peers() == ()
+
+
+def test_a_file_of_unknown_age_counts_from_its_first_change(tmp_path: Path) -> None:
+    path = tmp_path / peers.PEERS_FILE
+    path.write_bytes(peers.encode([ONE]))
+    file = PeersFile(path)
+    assert file.peers() == ()
+    path.write_bytes(peers.encode([TWO]))
+    assert file.peers() == (TWO,)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[" * 40_000,
+        b'[{"pod":"a","revision":"b","host":{"bytes":1,"age_s":2,"requests":3}}',
+        b'[{"pod":"a","revision":""}]',
+        b'[{"pod":"a","revision":"b","host":{"bytes":-1,"age_s":2,"requests":3}}]',
+        b'[{"pod":"a","revision":"b","host":{"bytes":1e300,"age_s":2,"requests":3}}]',
+        b'[{"pod":"a","revision":"b","host":{"bytes":1,"age_s":2}}]',
+        b'[{"pod":"\xff","revision":"b"}]',
+        b'[{"pod":"' + b"a" * 254 + b'","revision":"b"}]',
+        peers.encode([ONE] * (MAX_PEERS + 1)),
+        peers.encode([ONE]) + b" " * MAX_PEERS_BYTES,
+    ],
+)
+def test_a_file_that_breaks_a_bound_says_nothing(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / peers.PEERS_FILE
+    file = PeersFile(path)
+    path.write_bytes(data)
+    assert file.peers() == ()
+    path.write_bytes(peers.encode([ONE]))
+    assert file.peers() == (ONE,)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_end_a_supervisor(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("peers") / peers.PEERS_FILE
+    file = PeersFile(path)
+    path.write_bytes(data)
+    file.peers()
+
+
+def test_the_largest_file_has_room() -> None:
+    worst = [Peer("p" * 253, "r" * 63, "w" * 317, LARGEST, LARGEST)] * MAX_PEERS
+    data = peers.encode(worst)
+    assert len(data) <= MAX_PEERS_BYTES
+    assert peers.decode(data) == tuple(worst)
