@@ -84,10 +84,10 @@ def test_quantized_weights_mean_the_same_as_in_torch(layer: Layer, rows: int) ->
     the rounding itself."""
     torch.manual_seed(rows)
     x = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
-    weights = [Quantized(*quantize(weight)) for weight in (layer.gate_up, layer.down)]
-    found = FusedOps().experts(x, layer.router, *weights, CHOSEN, True)
-    assert torch.equal(found, FusedOps().experts(x, layer.router, *weights, CHOSEN, True))
-    meant = ReferenceOps().experts(x, layer.router, *weights, CHOSEN, True)
+    gate_up, down = (Quantized(*quantize(weight)) for weight in (layer.gate_up, layer.down))
+    found = FusedOps().experts(x, layer.router, gate_up, down, CHOSEN, True)
+    assert torch.equal(found, FusedOps().experts(x, layer.router, gate_up, down, CHOSEN, True))
+    meant = ReferenceOps().experts(x, layer.router, gate_up, down, CHOSEN, True)
     assert error(found, meant) < 0.02
     assert 0.01 < error(found, layer.of(ReferenceOps(), x)) < 0.1
 

@@ -111,15 +111,16 @@ def test_a_lease_takes_device_memory_and_gives_all_of_it_back(engine: Engine) ->
         taken = settled() - without
         assert LEAST_BYTES < taken < MOST_BYTES
         entry = engine.found(lambda: of_standby(engine), "the standby's device memory", 30)
+        assert entry is not None
         assert LEAST_BYTES < entry["bytes"] <= entry["bound"]
         lease(engine, lease_s)
         gone(engine, pid)
         engine.until(lambda: len(engine.family()) == alone, "nobody beside the worker")
         engine.until(lambda: used() == without, f"the {taken} bytes", 30)
         assert settled() == without
-        entry = of_standby(engine)
-        assert entry is not None
-        assert entry["bytes"] == 0
+        left = of_standby(engine)
+        assert left is not None
+        assert left["bytes"] == 0
     engine.clean()
 
 

@@ -97,9 +97,9 @@ def test_quantized_experts_equal_their_reference(
         if isinstance(weight, Quantized):  # each row has its own size
             weight.scales.mul_(torch.rand_like(weight.scales) + 0.2)
     x = draw(tokens, hidden, dtype=dtype) * torch.logspace(-1, 1, tokens)[:, None].to(DEVICE, dtype)
-    found = FUSED.experts(x, router, *weights, chosen, True)
+    found = FUSED.experts(x, router, weights[0], weights[1], chosen, True)
     assert (found.shape, found.dtype) == (x.shape, dtype)
-    expected = REFERENCE.experts(x, router, *weights, chosen, True)
+    expected = REFERENCE.experts(x, router, weights[0], weights[1], chosen, True)
     for row, wanted in zip(found, expected, strict=True):
         assert error(row, wanted) < tolerance
 
@@ -108,23 +108,23 @@ def test_quantized_experts_equal_their_reference(
 def test_every_tile_computes_the_same_of_quantized_weights(tile: Any) -> None:
     dtype = torch.float32 if tile in experts.tiles(torch.float32) else NARROW
     router, *exact = mixture(3, 80, 56, dtype)
-    weights = [narrow(weight) for weight in exact]
+    gate_up, down = (narrow(weight) for weight in exact)
     x = draw(19, 80, dtype=dtype)
     routes = routing.route(x @ router.T, 2, True, tile.rows, tile.sort)
-    found = experts._products(x, *weights, routes, tile)
-    expected = REFERENCE.experts(x, router, *weights, 2, True)
+    found = experts._products(x, gate_up, down, routes, tile)
+    expected = REFERENCE.experts(x, router, gate_up, down, 2, True)
     assert error(found, expected) < (2e-3 if dtype == torch.float32 else 2e-2)
 
 
 def test_a_row_of_zeros_leaves_the_others_as_they_are() -> None:
     """Its scale is the smallest there is, and its result is zero."""
     router, *exact = mixture(3, 64, 32, torch.float32)
-    weights = [narrow(weight) for weight in exact]
+    gate_up, down = (narrow(weight) for weight in exact)
     x = draw(4, 64)
     x[2] = 0.0
-    found = FUSED.experts(x, router, *weights, 2, True)
+    found = FUSED.experts(x, router, gate_up, down, 2, True)
     assert not bool(found[2].any())
-    assert error(found, REFERENCE.experts(x, router, *weights, 2, True)) < 2e-3
+    assert error(found, REFERENCE.experts(x, router, gate_up, down, 2, True)) < 2e-3
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
