@@ -22,7 +22,7 @@ from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import client_of, until_left
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.responses import DONE, Choice, Envelope, event, usage
+from plimsoll_engine.api.responses import DONE, ChatChoice, Choice, Envelope, event, usage
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
 from plimsoll_engine.http.budget import BodyBudget, OverBudget
@@ -65,6 +65,8 @@ class Answer(Response):
         self._usage = usage
         self.continuous = False
         """Whether each chunk of the stream has the usage so far."""
+        self.prompt_ids: Sequence[int] | None = None
+        """The tokens of a chat's prompt, where the answer is to name them."""
         self._begun = False
         self._answers: BodyBudget
         self._client: str
@@ -132,9 +134,11 @@ class Answer(Response):
 
     def opening(self) -> Iterator[bytes]:
         """Yield the events that a stream begins with."""
+        more = {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids}
         for one in self._choices:
             if (first := one.first()) is not None:
-                yield self._chunk([first])
+                yield self._chunk([first], more)
+                more = {}
 
     def pieces(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
         """Yield the events for ``delta`` of ``choice``."""
@@ -182,6 +186,8 @@ class Answer(Response):
         """Return the body of an answer in one piece."""
         wholes = [choice.whole() for choice in self._choices]
         body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
+        if isinstance(self._choices[0], ChatChoice):
+            body["prompt_token_ids"] = self.prompt_ids
         return msgspec.json.encode(body)
 
     def _usage_body(self) -> dict[str, object]:

@@ -114,7 +114,7 @@ async def _asked(
     name = f"{prefix}-{secrets.token_hex(12)}"
     batch = Batch(name, body.n or 1, [], asyncio.Event(), body.model)
     rooms = [room(engine, ids, max_tokens, param) for ids in prompts]
-    echoed = sum(map(len, prompts)) if prepared.echoes else 0
+    echoed = sum(map(len, prompts)) if prepared.echoes or body.return_token_ids else 0
     _check_size(engine, body, rooms, batch.n, echoed, param)
     for ids, tokens in zip(prompts, rooms, strict=True):
         tokenizer = engine.tokenizer
@@ -140,7 +140,8 @@ def _check_size(
 ) -> None:
     """Raise ApiError where the answer to all prompts, ``rooms`` tokens each, is too large.
 
-    Each choice repeats its prompt; ``echoed`` is the tokens of all prompts, 0 without ``echo``.
+    ``echoed`` is the tokens of all prompts where each choice repeats its own, as text or by number,
+    else 0.
     """
     limit = engine.max_model_len
     if limit is None:
@@ -151,8 +152,9 @@ def _check_size(
         fields = f"{lower} or top_logprobs"
     else:
         logprobs, fields = body.logprobs, "n, max_tokens, logprobs or the number of prompts"
-    choices, tokens = n * len(rooms), n * (sum(rooms) + echoed)
-    answer_sizes.check(choices, tokens, logprobs, answer_sizes.largest(limit), fields)
+    choices, tokens = n * len(rooms), n * sum(rooms)
+    most = answer_sizes.largest(limit)
+    answer_sizes.check(choices, tokens, logprobs, most, fields, n * echoed)
 
 
 def room(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:

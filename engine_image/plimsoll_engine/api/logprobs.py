@@ -19,6 +19,11 @@ LOWEST = -9999.0
 """Instead of minus infinity, which JSON lacks; OpenAI's own value."""
 
 
+def name_of(token_id: int) -> str:
+    """Return what stands for a token's text where the client wants ids (vLLM's form)."""
+    return f"token_id:{token_id}"
+
+
 def chat(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> list[msgspec.Raw]:
     """Entries of a chat's ``logprobs.content``, one a token."""
     return [

@@ -65,8 +65,8 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of both APIs.
 
-    ``priority`` and ``cache_salt`` are vLLM's, ``deadline_s`` is our own; the last group says
-    nothing about the text and is let through.
+    ``priority``, ``cache_salt`` and the ``return_`` ones are vLLM's, ``deadline_s`` is our own; the
+    last group says nothing about the text and is let through.
     """
 
     model: str
@@ -89,6 +89,8 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     user: Name | None = None
     priority: Priority = 0

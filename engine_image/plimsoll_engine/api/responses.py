@@ -24,12 +24,19 @@ def event(body: dict[str, Any]) -> bytes:
 class CompletionChoice:
     """One choice of ``/v1/completions``: its chunks, or the whole that they add up to.
 
-    ``echo`` is the prompt, where the text is to begin with it.
+    ``echo`` is the prompt, where the text is to begin with it. ``prompt_ids`` are its tokens, where
+    the choice is to name them and its own.
     """
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, index: int, text_of: TokenText, echo: str = "") -> None:
+    def __init__(
+        self,
+        index: int,
+        text_of: TokenText,
+        echo: str = "",
+        prompt_ids: Sequence[int] | None = None,
+    ) -> None:
         self.index = index
         self._text_of = text_of
         self._offset = 0
@@ -37,26 +44,51 @@ class CompletionChoice:
         self._texts: list[str] = [echo]
         self._logprobs: dict[str, list[Any]] = {}
         self._finish_reason: str | None = None
+        self._prompt_ids = prompt_ids
+        self._prompt_told = False
+        self._ids: list[int] = []
 
     def first(self) -> dict[str, Any] | None:
         """Return what a stream opens with: the prompt, where it was asked for."""
-        return self._choice(self._echo, {}, None) if self._echo else None
+        return self._piece(self._echo, {}, None, ()) if self._echo else None
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield what a stream sends of ``delta``: one chunk, or none before there is text."""
         if delta.text or delta.finish_reason is not None:
-            yield self._choice(delta.text, self._told(delta.logprobs), delta.finish_reason)
+            entry = self._told(delta.logprobs)
+            yield self._piece(delta.text, entry, delta.finish_reason, delta.token_ids)
 
     def add(self, delta: Delta) -> None:
         """Collect ``delta`` for an answer that is not streamed."""
         self._texts.append(delta.text)
+        self._ids += delta.token_ids
         for key, values in self._told(delta.logprobs).items():
             self._logprobs.setdefault(key, []).extend(values)
         self._finish_reason = delta.finish_reason
 
     def whole(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed."""
-        return self._choice("".join(self._texts), self._logprobs, self._finish_reason)
+        wanted = self._prompt_ids is not None
+        choice = self._choice("".join(self._texts), self._logprobs, self._finish_reason)
+        return choice | {
+            "prompt_token_ids": self._prompt_ids,
+            "token_ids": self._ids if wanted else None,
+        }
+
+    def _piece(
+        self,
+        text: str,
+        entry: dict[str, list[Any]],
+        finish_reason: str | None,
+        token_ids: Sequence[int],
+    ) -> dict[str, Any]:
+        """Return a chunk of a stream; the first one has the tokens of the prompt."""
+        choice = self._choice(text, entry, finish_reason)
+        if self._prompt_ids is not None:
+            choice["token_ids"] = token_ids
+            if not self._prompt_told:
+                choice["prompt_token_ids"], self._prompt_told = self._prompt_ids, True
+        return choice
 
     def _told(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         if not tokens:
@@ -76,13 +108,19 @@ class CompletionChoice:
 
 
 class ChatChoice:
-    """One choice of ``/v1/chat/completions``. ``parser`` takes tool calls out of the text."""
+    """One choice of ``/v1/chat/completions``. ``parser`` takes tool calls out of the text.
+
+    With ``ids`` it names its tokens.
+    """
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, index: int, text_of: TokenText, parser: ToolCallParser | None) -> None:
+    def __init__(
+        self, index: int, text_of: TokenText, parser: ToolCallParser | None, ids: bool = False
+    ) -> None:
         self.index = index
+        self._ids: list[int] | None = [] if ids else None
         self._text_of = text_of
         self._parser = parser
         self._calls: list[ToolCall] = []
@@ -92,31 +130,33 @@ class ChatChoice:
 
     def first(self) -> dict[str, Any] | None:
         """Return what a stream opens with: the role."""
-        return self._chunk({"role": "assistant", "content": ""}, [], None)
+        return self._chunk({"role": "assistant", "content": ""}, (), None)
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield what a stream sends of ``delta``: text and tool calls in chunks of their own."""
         parsed = self._parse(delta)
-        # Log probabilities go with the first chunk there is.
-        tokens = delta.logprobs
+        # Log probabilities and tokens go with the first chunk there is.
+        tokens, ids = delta.logprobs, delta.token_ids
         if parsed.text:
-            yield self._chunk({"content": parsed.text}, tokens, None)
-            tokens = []
+            yield self._chunk({"content": parsed.text}, tokens, None, ids)
+            tokens, ids = [], ()
         for call in parsed.calls:
             self._calls.append(call)
             entry = {"index": len(self._calls) - 1} | _call(call)
-            yield self._chunk({"tool_calls": [entry]}, tokens, None)
-            tokens = []
+            yield self._chunk({"tool_calls": [entry]}, tokens, None, ids)
+            tokens, ids = [], ()
         if delta.finish_reason is not None:
-            yield self._chunk({}, tokens, self._reason(delta.finish_reason))
-        elif tokens:
-            yield self._chunk({"content": ""}, tokens, None)
+            yield self._chunk({}, tokens, self._reason(delta.finish_reason), ids)
+        elif tokens or (ids and self._ids is not None):
+            yield self._chunk({"content": ""}, tokens, None, ids)
 
     def add(self, delta: Delta) -> None:
         """Collect ``delta`` for an answer that is not streamed."""
         parsed = self._parse(delta)
         self._texts.append(parsed.text)
         self._calls += parsed.calls
+        if self._ids is not None:
+            self._ids += delta.token_ids
         self._logprobs += logprobs.chat(delta.logprobs, self._text_of)
         self._finish_reason = delta.finish_reason
 
@@ -135,6 +175,7 @@ class ChatChoice:
             "message": message,
             "logprobs": logprobs.around(self._logprobs),
             "finish_reason": self._reason(self._finish_reason),
+            "token_ids": self._ids,
         }
 
     def _parse(self, delta: Delta) -> Parsed:
@@ -150,14 +191,19 @@ class ChatChoice:
         return "tool_calls" if finish_reason == "stop" and self._calls else finish_reason
 
     def _chunk(
-        self, delta: dict[str, Any], tokens: Sequence[TokenLogprobs], finish_reason: str | None
+        self,
+        delta: dict[str, Any],
+        tokens: Sequence[TokenLogprobs],
+        finish_reason: str | None,
+        ids: Sequence[int] = (),
     ) -> dict[str, Any]:
-        return {
+        chunk: dict[str, Any] = {
             "index": self.index,
             "delta": delta,
             "logprobs": logprobs.around(logprobs.chat(tokens, self._text_of)),
             "finish_reason": finish_reason,
         }
+        return chunk if self._ids is None else chunk | {"token_ids": ids}
 
 
 Choice = CompletionChoice | ChatChoice

@@ -20,6 +20,7 @@ from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
 from plimsoll_engine.api.body_sizes import BodySizes
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.logprobs import TokenText, name_of
 from plimsoll_engine.api.prepare import Text
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
@@ -80,10 +81,13 @@ def _generation(
         async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
             prepared = await preparer.completion(body)
         made = await batch.completion(engine, prepared, _tenant(request))
-        text_of = engine.tokenizer.token_text
+        text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
         echoes = [echo for echo in prepared.echoes for _ in range(made.n)]
         echoes = echoes or [""] * len(made.generations)
-        choices = [CompletionChoice(i, text_of, echo) for i, echo in enumerate(echoes)]
+        choices = [
+            CompletionChoice(i, text_of, echo, generation.prompt_ids if ids else None)
+            for i, (echo, generation) in enumerate(zip(echoes, made.generations, strict=True))
+        ]
         return _answer(engine, made, choices, prepared.body)
 
     @api.post("/v1/chat/completions")
@@ -91,12 +95,14 @@ def _generation(
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             prepared = await preparer.chat(body)
         made = await batch.chat(engine, prepared, _tenant(request))
-        text_of = engine.tokenizer.token_text
+        text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
         choices = [
-            ChatChoice(i, text_of, ToolCallParser() if prepared.calls else None)
+            ChatChoice(i, text_of, ToolCallParser() if prepared.calls else None, ids)
             for i in range(len(made.generations))
         ]
-        return _answer(engine, made, choices, prepared.body)
+        answer = _answer(engine, made, choices, prepared.body)
+        answer.prompt_ids = made.generations[0].prompt_ids if ids else None
+        return answer
 
     @api.post("/v1/responses")
     async def responses(request: Request) -> Response:
@@ -247,6 +253,12 @@ def _errors(api: FastAPI) -> None:
     async def not_allowed(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed for {request.url.path}"
         return error_response(ApiError(405, message, code="method_not_allowed"))
+
+
+def _token_text(
+    engine: AsyncEngine, body: protocol.CompletionRequest | protocol.ChatRequest
+) -> TokenText:
+    return name_of if body.return_tokens_as_token_ids else engine.tokenizer.token_text
 
 
 def _tenant(request: Request) -> str:

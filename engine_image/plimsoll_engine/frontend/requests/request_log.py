@@ -46,12 +46,14 @@ class TokenLogprobs(NamedTuple):
 class Delta(NamedTuple):
     """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one.
 
-    The log probabilities are of all tokens since the last one, where they were asked for.
+    ``token_ids`` are all tokens since the last one. So are those of the log probabilities, where
+    they were asked for.
     """
 
     text: str
     finish_reason: str | None
     logprobs: list[TokenLogprobs]
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,9 @@ class Generation:
     """One running request."""
 
     __slots__ = (
-        "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "admission",
-        "attempt", "ended", "finish_reason", "media", "output_ids", "parked", "prompt_ids",
-        "request_id", "sampling", "started", "times", "wake", "with_worker",
+        "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "_taken",
+        "admission", "attempt", "ended", "finish_reason", "media", "output_ids", "parked",
+        "prompt_ids", "request_id", "sampling", "started", "times", "wake", "with_worker",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +119,8 @@ class Generation:
         self._stops = StopMatcher(stops)
         self._pending: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._taken = 0
+        """How many of its tokens were taken."""
         self._error: tuple[str, str, str | None] | None = None
         self.wake = asyncio.Event() if wake is None else wake
         self.ended = asyncio.Event()
@@ -171,7 +175,9 @@ class Generation:
             raise RequestFailed(*self._error)
         if not self._pending and not self.done:
             return None
-        delta = Delta("".join(self._pending), self.finish_reason, self._logprobs)
+        new = self.output_ids[self._taken :]
+        delta = Delta("".join(self._pending), self.finish_reason, self._logprobs, new)
+        self._taken += len(new)
         self._pending.clear()
         self._logprobs = []
         return delta
