@@ -22,6 +22,7 @@ from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import client_of, until_left
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.prompt_logprobs import OfPrompts
 from plimsoll_engine.api.responses import DONE, ChatChoice, Choice, Envelope, event, usage
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
@@ -67,6 +68,8 @@ class Answer(Response):
         """Whether each chunk of the stream has the usage so far."""
         self.prompt_ids: Sequence[int] | None = None
         """The tokens of a chat's prompt, where the answer is to name them."""
+        self.of_prompts: OfPrompts | None = None
+        """Where something is to be said of the prompts' tokens."""
         self._begun = False
         self._answers: BodyBudget
         self._client: str
@@ -160,6 +163,8 @@ class Answer(Response):
         while open_choices:
             for choice, delta in await self._next(open_choices):
                 self.collect(choice, delta)
+        if self.of_prompts is not None:
+            await self.of_prompts.tell(self._batch, self._choices)
         encoded = self.encoded()
         with self.reserved(len(encoded)):
             await self._start(send, self.whole_type)
@@ -188,6 +193,7 @@ class Answer(Response):
         body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
         if isinstance(self._choices[0], ChatChoice):
             body["prompt_token_ids"] = self.prompt_ids
+            body["prompt_logprobs"] = self._choices[0].prompt_logprobs
         return msgspec.json.encode(body)
 
     def _usage_body(self) -> dict[str, object]:

@@ -39,8 +39,11 @@ class CompletionChoice:
     ) -> None:
         self.index = index
         self._text_of = text_of
-        self._offset = 0
+        self._offset = len(echo)
         self._echo = echo
+        self.prompt_logprobs: list[msgspec.Raw] | None = None
+        self.before: dict[str, list[Any]] = {}
+        """Log probabilities of the echo."""
         self._texts: list[str] = [echo]
         self._logprobs: dict[str, list[Any]] = {}
         self._finish_reason: str | None = None
@@ -69,8 +72,13 @@ class CompletionChoice:
     def whole(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed."""
         wanted = self._prompt_ids is not None
-        choice = self._choice("".join(self._texts), self._logprobs, self._finish_reason)
+        told = {
+            name: self.before.get(name, []) + self._logprobs.get(name, [])
+            for name in self.before or self._logprobs
+        }
+        choice = self._choice("".join(self._texts), told, self._finish_reason)
         return choice | {
+            "prompt_logprobs": self.prompt_logprobs,
             "prompt_token_ids": self._prompt_ids,
             "token_ids": self._ids if wanted else None,
         }
@@ -120,6 +128,7 @@ class ChatChoice:
         self, index: int, text_of: TokenText, parser: ToolCallParser | None, ids: bool = False
     ) -> None:
         self.index = index
+        self.prompt_logprobs: list[msgspec.Raw] | None = None
         self._ids: list[int] | None = [] if ids else None
         self._text_of = text_of
         self._parser = parser

@@ -23,9 +23,11 @@ from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenText, name_of
 from plimsoll_engine.api.prepare import Text
 from plimsoll_engine.api.preparer import Preparer
+from plimsoll_engine.api.prompt_logprobs import OfPrompts
 from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesAnswer
 from plimsoll_engine.api.responses_request import FIELDS
+from plimsoll_engine.api.sampling_params import prompt_logprobs
 from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
@@ -275,4 +277,8 @@ def _answer(
     usage = options is not None and options.include_usage
     answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
     answer.continuous = usage and options is not None and options.continuous_usage_stats
+    if prompt_logprobs(body) is not None:
+        echoes = isinstance(body, protocol.CompletionRequest) and body.echo
+        echo = body.logprobs if echoes else None
+        answer.of_prompts = OfPrompts(body.prompt_logprobs, echo, _token_text(engine, body))
     return answer
