@@ -74,7 +74,11 @@ def flags(given: list[str]) -> list[str]:
             found.append(name)
             while rest and not rest[0].startswith("--"):
                 module = rest.pop(0)
-                found.append(f"{module}={SETTING.adapter}")
+                if module.startswith("{"):
+                    told = json.loads(module) | {"path": str(SETTING.adapter)}
+                    found.append(json.dumps(told))
+                else:
+                    found.append(f"{module}={SETTING.adapter}")
                 if rest and os.path.isdir(rest[0]):
                     rest.pop(0)
         elif name in WITH_VALUE:

@@ -20,7 +20,7 @@ from plimsoll_engine.messages import worker_ipc
 def exact(model: Any, make_engine: Any, helpers: Any, ids: list[int]) -> torch.Tensor:
     """[tokens - 1, vocabulary]: what an engine says of the next token after each beginning."""
     engine = make_engine(num_blocks=128)
-    rows = []
+    rows: list[torch.Tensor] = []
     logits = model.logits
 
     def keeps(hidden: torch.Tensor) -> torch.Tensor:
