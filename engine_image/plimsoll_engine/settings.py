@@ -24,6 +24,8 @@ from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
+REASONING_PARSERS = "qwen3", "deepseek_r1"
+"""vLLM's names; both mean the form of ``api/reasoning.py``."""
 WORKER_SOCKET = "worker.sock"
 WEIGHTS_SOCKET = "weights.sock"
 ENGINE_FILE = "engine.json"
@@ -78,6 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_tokens: int | None = None
     media_cache_bytes: int = MEDIA_CACHE_BYTES
     tensor_parallel_size: int = 1
+    reasoning_parser: str | None = None
     max_loras: int = 0
     max_lora_rank: int = 0
     standby_worker: StandbyPolicy = StandbyPolicy.NEVER
@@ -196,6 +199,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--tensor-parallel-size", default=1, type=_positive, metavar="N",
         help="GPUs of this host that compute the model together")  # fmt: skip
+    add("--reasoning-parser", choices=REASONING_PARSERS,
+        help="separate what models think from what they answer in chats; default: no")  # fmt: skip
     add("--enable-lora", action="store_true", help="take LoRA adapters; their API reads folders")
     add("--max-loras", default=4, type=_positive, metavar="N", help="adapters loaded at once")
     add("--max-lora-rank", default=64, type=_positive, metavar="R", help="largest rank of one")
@@ -277,6 +282,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         encoder_cache_tokens=flags.encoder_cache_tokens,
         media_cache_bytes=flags.media_cache_mib << 20,
         tensor_parallel_size=flags.tensor_parallel_size,
+        reasoning_parser=flags.reasoning_parser,
         max_loras=flags.max_loras if flags.enable_lora else 0,
         max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,

@@ -161,7 +161,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(_Common, kw_only=True):
-    """The body of ``/v1/chat/completions``."""
+    """The body of ``/v1/chat/completions``; ``include_reasoning`` is vLLM's."""
 
     messages: Messages
     max_completion_tokens: MaxTokens | None = None
@@ -170,6 +170,7 @@ class ChatRequest(_Common, kw_only=True):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    include_reasoning: bool = True
     parallel_tool_calls: bool | None = None
     store: bool | None = None
     service_tier: str | None = None

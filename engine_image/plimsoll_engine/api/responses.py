@@ -10,6 +10,7 @@ import msgspec
 
 from plimsoll_engine.api import logprobs
 from plimsoll_engine.api.logprobs import TokenText
+from plimsoll_engine.api.reasoning import ReasoningParser, Split
 from plimsoll_engine.api.tool_calls import Parsed, ToolCall, ToolCallParser
 from plimsoll_engine.frontend.requests.request_log import Delta, Generation, TokenLogprobs
 
@@ -118,20 +119,30 @@ class CompletionChoice:
 class ChatChoice:
     """One choice of ``/v1/chat/completions``. ``parser`` takes tool calls out of the text.
 
-    With ``ids`` it names its tokens.
+    With ``ids`` it names its tokens. ``reasoning`` separates what the model thinks from its answer;
+    with ``hidden`` that is left out.
     """
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
     def __init__(
-        self, index: int, text_of: TokenText, parser: ToolCallParser | None, ids: bool = False
+        self,
+        index: int,
+        text_of: TokenText,
+        parser: ToolCallParser | None,
+        ids: bool = False,
+        reasoning: ReasoningParser | None = None,
+        hidden: bool = False,
     ) -> None:
         self.index = index
         self.prompt_logprobs: list[msgspec.Raw] | None = None
         self._ids: list[int] | None = [] if ids else None
         self._text_of = text_of
         self._parser = parser
+        self._reasoning = reasoning
+        self._hidden = hidden
+        self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []
         self._texts: list[str] = []
         self._logprobs: list[msgspec.Raw] = []
@@ -146,6 +157,9 @@ class ChatChoice:
         parsed = self._parse(delta)
         # Log probabilities and tokens go with the first chunk there is.
         tokens, ids = delta.logprobs, delta.token_ids
+        if parsed.reasoning:
+            yield self._chunk(_thought(parsed.reasoning), tokens, None, ids)
+            tokens, ids = [], ()
         if parsed.text:
             yield self._chunk({"content": parsed.text}, tokens, None, ids)
             tokens, ids = [], ()
@@ -163,6 +177,7 @@ class ChatChoice:
         """Collect ``delta`` for an answer that is not streamed."""
         parsed = self._parse(delta)
         self._texts.append(parsed.text)
+        self._thoughts.append(parsed.reasoning)
         self._calls += parsed.calls
         if self._ids is not None:
             self._ids += delta.token_ids
@@ -176,6 +191,8 @@ class ChatChoice:
         """
         content: str | None = "".join(self._texts)
         message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self._reasoning is not None:
+            message |= _thought("".join(self._thoughts) or None) | {"content": content or None}
         if self._calls:
             message["content"] = content if content and content.strip() else None
             message["tool_calls"] = [_call(call) for call in self._calls]
@@ -188,12 +205,11 @@ class ChatChoice:
         }
 
     def _parse(self, delta: Delta) -> Parsed:
-        if self._parser is None:
-            return Parsed(delta.text)
-        parsed = self._parser.push(delta.text)
-        if delta.finish_reason is not None:
-            rest = self._parser.finish()
-            parsed.text += rest.text
+        thought, text = split(self._reasoning, delta)
+        parsed = Parsed(text) if self._parser is None else self._parser.push(text)
+        if self._parser is not None and delta.finish_reason is not None:
+            parsed.text += self._parser.finish().text
+        parsed.reasoning = "" if self._hidden else thought
         return parsed
 
     def _reason(self, finish_reason: str | None) -> str | None:
@@ -216,6 +232,21 @@ class ChatChoice:
 
 
 Choice = CompletionChoice | ChatChoice
+
+
+def split(parser: ReasoningParser | None, delta: Delta) -> Split:
+    """Return the reasoning in ``delta``, and what is none."""
+    if parser is None:
+        return Split(content=delta.text)
+    found = parser.push(delta.text)
+    if delta.finish_reason is None:
+        return found
+    return found._replace(reasoning=found.reasoning + parser.finish().reasoning)
+
+
+def _thought(text: str | None) -> dict[str, Any]:
+    """Return reasoning by DeepSeek's name of the field, and by vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

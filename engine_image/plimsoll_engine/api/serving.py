@@ -24,6 +24,7 @@ from plimsoll_engine.api.logprobs import TokenText, name_of
 from plimsoll_engine.api.prepare import Text
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.prompt_logprobs import OfPrompts
+from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesAnswer
 from plimsoll_engine.api.responses_request import FIELDS
@@ -98,10 +99,15 @@ def _generation(
             prepared = await preparer.chat(body)
         made = await batch.chat(engine, prepared, _tenant(request))
         text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
+        reasons = prepared.reasons and engine.settings.reasoning_parser is not None
         choices = [
-            ChatChoice(i, text_of, ToolCallParser() if prepared.calls else None, ids)
+            ChatChoice(
+                i, text_of, ToolCallParser() if prepared.calls else None, ids,
+                ReasoningParser() if reasons else None,
+                hidden=not prepared.body.include_reasoning,
+            )
             for i in range(len(made.generations))
-        ]
+        ]  # fmt: skip
         answer = _answer(engine, made, choices, prepared.body)
         answer.prompt_ids = made.generations[0].prompt_ids if ids else None
         return answer
