@@ -68,6 +68,8 @@ class Answer(Response):
         """Whether each chunk of the stream has the usage so far."""
         self.prompt_ids: Sequence[int] | None = None
         """The tokens of a chat's prompt, where the answer is to name them."""
+        self.reasoning_end: int | None = None
+        """The token that ends the reasoning, where the usage is to count it."""
         self.of_prompts: OfPrompts | None = None
         """Where something is to be said of the prompts' tokens."""
         self._begun = False
@@ -197,7 +199,7 @@ class Answer(Response):
         return msgspec.json.encode(body)
 
     def _usage_body(self) -> dict[str, object]:
-        return {"usage": usage(self._batch.generations, self._batch.n)}
+        return {"usage": usage(self._batch.generations, self._batch.n, self.reasoning_end)}
 
     async def _start(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]

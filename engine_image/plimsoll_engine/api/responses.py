@@ -276,15 +276,29 @@ class Envelope:
         }
 
 
-def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:
-    """Tokens of a request with ``n`` choices of each prompt: a prompt counts once."""
+def usage(
+    generations: Sequence[Generation], n: int, reasoning_end: int | None = None
+) -> dict[str, Any]:
+    """Tokens of a request with ``n`` choices of each prompt: a prompt counts once.
+
+    ``reasoning_end`` is the token that ends the reasoning, where the texts begin with it and one
+    token is its tag.
+    """
     firsts = generations[::n]
     prompt = sum(len(generation.prompt_ids) for generation in firsts)
     output = sum(len(generation.output_ids) for generation in generations)
     cached = sum(g.started.cached_tokens for g in firsts if g.started is not None)
-    return {
+    told = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if reasoning_end is None:
+        return told
+    thought = sum(_before(generation.output_ids, reasoning_end) for generation in generations)
+    return told | {"completion_tokens_details": {"reasoning_tokens": thought}}
+
+
+def _before(ids: list[int], last: int) -> int:
+    return ids.index(last) if last in ids else len(ids)

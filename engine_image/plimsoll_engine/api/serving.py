@@ -24,7 +24,7 @@ from plimsoll_engine.api.logprobs import TokenText, name_of
 from plimsoll_engine.api.prepare import Text
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.prompt_logprobs import OfPrompts
-from plimsoll_engine.api.reasoning import ReasoningParser
+from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesAnswer
 from plimsoll_engine.api.responses_request import FIELDS
@@ -110,6 +110,7 @@ def _generation(
         ]  # fmt: skip
         answer = _answer(engine, made, choices, prepared.body)
         answer.prompt_ids = made.generations[0].prompt_ids if ids else None
+        answer.reasoning_end = engine.tokenizer.token_id(CLOSE) if reasons else None
         return answer
 
     @api.post("/v1/responses")

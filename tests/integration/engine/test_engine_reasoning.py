@@ -21,10 +21,14 @@ ASK: dict[str, Any] = {
 }  # fmt: skip
 
 
+def answer(engine: Any, **fields: Any) -> dict[str, Any]:
+    status, found = engine.post("/v1/chat/completions", json.dumps(ASK | fields).encode())
+    assert status == 200, found
+    return dict(found)
+
+
 def chat(engine: Any, **fields: Any) -> dict[str, Any]:
-    status, answer = engine.post("/v1/chat/completions", json.dumps(ASK | fields).encode())
-    assert status == 200, answer
-    return dict(answer["choices"][0])
+    return dict(answer(engine, **fields)["choices"][0])
 
 
 class Thinking(NamedTuple):
@@ -32,6 +36,8 @@ class Thinking(NamedTuple):
 
     folder: Path
     text: str
+    thought: int
+    """Tokens before the tag."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def thinking(shared_engine: Any, tiny: Path, tmp_path_factory: pytest.TempPathFa
         for one in said
     ]
     text = "".join(CLOSE if one == said[place] else t for one, t in zip(said, texts, strict=True))
-    return Thinking(folder, text)
+    return Thinking(folder, text, place)
 
 
 def streamed(engine: Any, first: threading.Event | None = None, **fields: Any) -> tuple[str, str]:
@@ -95,6 +101,10 @@ def test_reasoning_and_answer_come_apart(
     assert message["reasoning"] == reasoning
     assert len(choice["token_ids"]) == len(choice["logprobs"]["content"]) == TOKENS
     assert streamed(engine) == (reasoning, content)
+
+    for fields, tokens in (({}, thinking.thought), ({"max_tokens": 5}, 5), ({"n": 2}, None)):
+        told = answer(engine, **fields)["usage"]["completion_tokens_details"]
+        assert told == {"reasoning_tokens": 2 * thinking.thought if tokens is None else tokens}
 
     cut = chat(engine, max_tokens=5)["message"]
     assert cut["content"] is None
