@@ -83,9 +83,7 @@ def flags(given: list[str]) -> list[str]:
                     found.append(f"{module}={SETTING.adapter}")
                 if rest and os.path.isdir(rest[0]):
                     rest.pop(0)
-        elif name == "--reasoning-parser" and rest[0] in REASONING_PARSERS:
-            found += [name, rest.pop(0)]
-        elif name in WITH_VALUE:
+        elif (name == "--reasoning-parser" and rest[0] in REASONING_PARSERS) or name in WITH_VALUE:
             found += [name, rest.pop(0)]
         elif name in IGNORED_WITH_VALUE:
             rest.pop(0)
