@@ -35,6 +35,11 @@ class ReasoningParser:
         self._matcher: StopMatcher | None = StopMatcher((CLOSE,))
         """None once the reasoning is over."""
 
+    @property
+    def over(self) -> bool:
+        """Whether the reasoning has ended."""
+        return self._matcher is None
+
     def push(self, piece: str) -> Split:
         """Return what ``piece`` makes certain."""
         if not self._begun:

@@ -124,7 +124,10 @@ def _generation(
             error.param = FIELDS.get(error.param or "", error.param)
             raise
         stream = bool(prepared.body.stream)
-        return ResponsesAnswer(engine, made, prepared.told, calls=prepared.calls, stream=stream)
+        return ResponsesAnswer(
+            engine, made, prepared.told, calls=prepared.calls, stream=stream,
+            reasons=prepared.reasons and engine.settings.reasoning_parser is not None,
+        )  # fmt: skip
 
     @api.post("/v1/audio/transcriptions")
     async def transcriptions(request: Request) -> Response:

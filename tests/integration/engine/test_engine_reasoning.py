@@ -117,6 +117,23 @@ def test_reasoning_and_answer_come_apart(
     schema = {"structured_outputs": {"choice": ["port", "starboard"]}, "ignore_eos": False}
     assert chat(engine, **schema)["message"]["content"] in ("port", "starboard")
 
+    for stream in (False, True):
+        asked = {"input": "Where to?", "max_output_tokens": TOKENS, "temperature": 0.0}
+        whole = engine.client.responses.create(
+            model=MODEL, stream=stream, extra_body={"ignore_eos": True}, **asked
+        )
+        if stream:
+            whole = list(whole)[-1].response
+        thought, message = whole.output
+        assert (thought.type, thought.content[0].text) == ("reasoning", reasoning)
+        assert whole.output_text == content
+        assert whole.usage.output_tokens_details.reasoning_tokens == thinking.thought
+    back = [item.model_dump(exclude_none=True) for item in (thought, message)]
+    again = engine.client.responses.create(
+        model=MODEL, input=[*back, {"role": "user", "content": "And then?"}], max_output_tokens=3
+    )
+    assert again.output[0].type == "reasoning"
+
     # In the middle of the reasoning, and after a crash.
     for number in range(2):
         first = threading.Event()
