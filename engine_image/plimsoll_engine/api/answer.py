@@ -20,10 +20,11 @@ from starlette.types import Receive, Scope, Send
 from plimsoll_engine.api import errors
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import client_of, until_left
+from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prompt_logprobs import OfPrompts
-from plimsoll_engine.api.responses import DONE, ChatChoice, Choice, Envelope, event, usage
+from plimsoll_engine.api.responses import DONE, Choice, Envelope, event, usage
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
 from plimsoll_engine.http.budget import BodyBudget, OverBudget

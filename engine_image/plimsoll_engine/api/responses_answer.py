@@ -12,9 +12,10 @@ from starlette.types import Send
 from plimsoll_engine.api import logprobs
 from plimsoll_engine.api.answer import Answer, last
 from plimsoll_engine.api.batch import Batch
+from plimsoll_engine.api.chat_choice import ChatChoice, split
 from plimsoll_engine.api.logprobs import TokenText
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
-from plimsoll_engine.api.responses import ChatChoice, Choice, split, usage
+from plimsoll_engine.api.responses import Choice, usage
 from plimsoll_engine.api.tool_calls import ToolCall, ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import Delta

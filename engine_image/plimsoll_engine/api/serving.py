@@ -18,6 +18,7 @@ from plimsoll_engine.api.auth import TENANT
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
 from plimsoll_engine.api.body_sizes import BodySizes
+from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenText, name_of
@@ -25,7 +26,7 @@ from plimsoll_engine.api.prepare import Text
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.prompt_logprobs import OfPrompts
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
-from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
+from plimsoll_engine.api.responses import Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesAnswer
 from plimsoll_engine.api.responses_request import FIELDS
 from plimsoll_engine.api.sampling_params import prompt_logprobs

@@ -169,20 +169,11 @@ def _sum(
     tl.store(out + row * HIDDEN + column, total.to(out.dtype.element_ty), mask=inside)
 
 
-class Factors(NamedTuple):
-    """What a grouped product reads: rows and a matrix, both with scales where it is ``scaled``."""
-
-    rows: torch.Tensor
-    row_scales: torch.Tensor
-    matrix: torch.Tensor
-    scales: torch.Tensor
-    scaled: bool
-
-
-def _factors(rows: torch.Tensor, weight: Weight) -> Factors:
+def _factors(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
+    """Return rows and matrix, each with its scales, and whether there are scales."""
     if isinstance(weight, Quantized):
-        return Factors(*quantize(rows), *weight, scaled=True)
-    return Factors(rows, rows, weight, weight, scaled=False)
+        return (*quantize(rows), *weight), True
+    return (rows, rows, weight, weight), False
 
 
 def _columns(weight: Weight) -> int:
@@ -201,7 +192,7 @@ def _products(
     launch = overlap(x.device)
     inner = x.new_empty(pairs, width)
     half = tile.columns // 2  # a program has the gates and the values of its columns
-    *factors, scaled = _factors(x, gate_up)
+    factors, scaled = _factors(x, gate_up)
     _gate_up[(blocks * triton.cdiv(width, half),)](
         *factors, routes.order, routes.owners, inner, pairs,
         CHOSEN=chosen, HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=half,
@@ -209,7 +200,7 @@ def _products(
         **launch,
     )  # fmt: skip
     parts = x.new_empty(pairs, hidden)
-    *factors, scaled = _factors(inner, down)
+    factors, scaled = _factors(inner, down)
     _down[(blocks * triton.cdiv(hidden, tile.columns),)](
         *factors, routes.order, routes.owners, routes.shares, parts, pairs,
         HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=tile.columns,
