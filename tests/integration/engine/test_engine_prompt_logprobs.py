@@ -130,17 +130,19 @@ PROMPTS = [[3 + (7 * n + 5 * place) % 400 for place in range(1500 + n)] for n in
 TOKENS = 600
 
 
-def cut_after(engine: Any, tokens: int) -> None:
-    """Until the requests have made so many tokens, or a few steps into their prompts."""
-    if not tokens:
-        time.sleep(0.2)
-        return
+def generated(engine: Any) -> int:
+    """Tokens of this epoch."""
+    return int(engine.status()["load"].get("generation_tokens_total") or 0)
 
-    def generated() -> bool:
-        load = engine.status()["load"]
-        return bool(load.get("running") and load["generation_tokens_total"] % (3 * TOKENS) > tokens)
 
-    engine.until(generated, "tokens", 60)
+def settled(engine: Any) -> int:
+    """The same of an idle engine, once it has told of all it made."""
+    engine.clean()
+    before = -1
+    while (now := generated(engine)) != before:
+        before = now
+        time.sleep(1.5)  # a report comes each second
+    return before
 
 
 @pytest.mark.parametrize(
@@ -164,8 +166,13 @@ def test_they_are_whole_over_a_restart(
     with ThreadPoolExecutor(3) as pool:
         whole = [text for text, _ in pool.map(ask, PROMPTS)]
         for tokens in (0, 60):
+            before = settled(engine)
             futures = [pool.submit(ask, ids) for ids in PROMPTS]
-            cut_after(engine, tokens)
+            if tokens:
+                made = before + tokens
+                engine.until(lambda made=made: generated(engine) > made, "tokens", 60)
+            else:
+                time.sleep(0.2)  # a few steps into the prompts
             if planned:
                 engine.begin("restart", f"scores-{tokens}")
                 operation = engine.finish(f"scores-{tokens}", 60)
