@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench.result import RESULTS, publish
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
-from plimsoll_engine.kernels.quantized import Quantized, quantize
+from plimsoll_engine.kernels.quantized import Quantized, Weight, quantize
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.step_plan import StepPlan
 
@@ -189,21 +189,26 @@ def projections() -> list[Case]:
     return found
 
 
-def experts(rows: int) -> Case:
+def experts(rows: int, fp8: bool = False) -> Case:
     """A layer's experts of Qwen3-30B-A3B. Few rows read the weights of those that they go to, many
-    rows the products' operations."""
+    rows the products' operations. The rate of those is bfloat16's, in FP8 as well."""
     hidden, width, count, chosen = 2048, 768, 128, 8
     x = [draw(rows, hidden) for _ in range(COPIES)]
     router = draw(count, hidden) / hidden**0.5
-    gate_up = [draw(count * 2 * width, hidden) / hidden**0.5 for _ in range(COPIES)]
-    down = [draw(count * hidden, width) / width**0.5 for _ in range(COPIES)]
+
+    def weight(size: int, columns: int) -> Weight:
+        drawn = draw(size, columns) / columns**0.5
+        return Quantized(*quantize(drawn)) if fp8 else drawn
+
+    gate_up = [weight(count * 2 * width, hidden) for _ in range(COPIES)]
+    down = [weight(count * hidden, width) for _ in range(COPIES)]
     one = 3.0 * width * hidden
     used = count * (1 - (1 - chosen / count) ** rows)
     many = rows * chosen > 100 * count
     return Case(
-        f"experts_30b_a3b_{rows}",
+        f"experts_30b_a3b_{rows}{'_fp8' if fp8 else ''}",
         lambda ops, i: ops.experts(x[i], router, gate_up[i], down[i], chosen, True),
-        2.0 * one * (rows * chosen if many else used),
+        2.0 * one * rows * chosen if many else (1.0 if fp8 else 2.0) * one * used,
         is_flops=many,
     )
 
@@ -264,7 +269,7 @@ def main() -> None:
             for s in HEADS
             for n, c in ((256, 1024), (256, 384), (64, 1024), (1, 512))
         ),
-        *((lambda n=n: [experts(n)]) for n in (1, 32, 256, 8192)),
+        *((lambda n=n: [experts(n), experts(n, fp8=True)]) for n in (1, 32, 256, 8192)),
         *((lambda s=s: [prefill(s, 2, 4096, 4096), prefill(s, 8, 2048, 512)]) for s in HEADS),
     ]
     for make in makers:

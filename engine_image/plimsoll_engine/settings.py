@@ -18,11 +18,14 @@ from plimsoll_engine.download import source
 from plimsoll_engine.errors import SettingsError, UsageError
 from plimsoll_engine.http import flags as http_settings
 from plimsoll_engine.http.flags import HttpSettings
-from plimsoll_engine.messages import speculative
+from plimsoll_engine.messages import lora_modules, speculative
+from plimsoll_engine.messages.lora_modules import LoraModule
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
+REASONING_PARSERS = "qwen3", "deepseek_r1"
+"""vLLM's names; both mean the form of ``api/reasoning.py``."""
 WORKER_SOCKET = "worker.sock"
 WEIGHTS_SOCKET = "weights.sock"
 ENGINE_FILE = "engine.json"
@@ -49,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ``max_queued`` bounds the requests accepted and not yet answered, running ones included.
     A request may have a priority within ``priority_range``, or 0; where ``priority_keys`` is not
     null, with an API key of one of these numbers only. ``max_loras`` is 0 without
-    ``--enable-lora``; ``lora_modules`` are folders by adapter.
+    ``--enable-lora``; ``lora_modules`` are those of the start by name.
     """
 
     model: Path
@@ -77,11 +80,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_tokens: int | None = None
     media_cache_bytes: int = MEDIA_CACHE_BYTES
     tensor_parallel_size: int = 1
+    reasoning_parser: str | None = None
     max_loras: int = 0
     max_lora_rank: int = 0
     standby_worker: StandbyPolicy = StandbyPolicy.NEVER
     speculative: Speculative | None = None
-    lora_modules: dict[str, Path] = {}
+    lora_modules: dict[str, LoraModule] = {}
     http: HttpSettings = HttpSettings()
 
     @property
@@ -195,11 +199,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--tensor-parallel-size", default=1, type=_positive, metavar="N",
         help="GPUs of this host that compute the model together")  # fmt: skip
+    add("--reasoning-parser", choices=REASONING_PARSERS,
+        help="separate what models think from what they answer in chats; default: no")  # fmt: skip
     add("--enable-lora", action="store_true", help="take LoRA adapters; their API reads folders")
     add("--max-loras", default=4, type=_positive, metavar="N", help="adapters loaded at once")
     add("--max-lora-rank", default=64, type=_positive, metavar="R", help="largest rank of one")
     add("--lora-modules", default=[], nargs="+", metavar="NAME=PATH",
-        help="adapters that are there from the start")  # fmt: skip
+        help="adapters that are there from the start; vLLM's JSON objects, too")  # fmt: skip
     add("--standby-worker", default=StandbyPolicy.NEVER.value,
         choices=[one.value for one in StandbyPolicy],
         help="keep a prepared worker for the next restart; on-suspicion: while the supervisor"
@@ -276,6 +282,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         encoder_cache_tokens=flags.encoder_cache_tokens,
         media_cache_bytes=flags.media_cache_mib << 20,
         tensor_parallel_size=flags.tensor_parallel_size,
+        reasoning_parser=flags.reasoning_parser,
         max_loras=flags.max_loras if flags.enable_lora else 0,
         max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,
@@ -342,8 +349,8 @@ def _priority_keys(flags: argparse.Namespace) -> list[int] | None:
     return keys
 
 
-def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Path]:
-    """Return the folders of ``--lora-modules`` by name; UsageError names the flag that is wrong."""
+def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModule]:
+    """Return the adapters of ``--lora-modules`` by name; UsageError names a wrong flag."""
     if flags.enable_lora and flags.tensor_parallel_size > 1:
         raise UsageError(
             f"--enable-lora: adapters are computed by one GPU alone; leave it out, or"
@@ -351,16 +358,18 @@ def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Path]:
         )
     if flags.lora_modules and not flags.enable_lora:
         raise UsageError("--lora-modules: needs --enable-lora")
-    found: dict[str, Path] = {}
+    found: dict[str, LoraModule] = {}
     for text in flags.lora_modules:
-        name, _, path = text.partition("=")
-        if not name or not path:
-            raise UsageError(f"--lora-modules {text}: give NAME=PATH")
+        try:
+            module = lora_modules.parse(text)
+        except ValueError as error:
+            raise UsageError(f"--lora-modules {text}: {error}") from None
+        name = module.name
         if name in found or name == served:
             raise UsageError(f"--lora-modules {text}: the name {name} is taken; give another one")
-        if not os.path.isdir(path):
+        if not os.path.isdir(module.path):
             raise UsageError(f"--lora-modules {text}: no such folder, or none that can be read")
-        found[name] = Path(path).resolve()
+        found[name] = msgspec.structs.replace(module, path=str(Path(module.path).resolve()))
     if len(found) > flags.max_loras:
         raise UsageError(
             f"--lora-modules: {len(found)} adapters are more than --max-loras {flags.max_loras}"

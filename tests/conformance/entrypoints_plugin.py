@@ -32,6 +32,8 @@ MAX_LORAS = "32"
 """vLLM does not bound how many adapters are registered, and its tests unload none."""
 WITH_VALUE = {"--max-num-seqs", "--max-lora-rank", "--max-num-batched-tokens"}
 """Flags of both engines."""
+REASONING_PARSERS = {"qwen3", "deepseek_r1"}
+"""Those of both engines; others are for models that no test has here."""
 IGNORED_WITH_VALUE = {
     "--dtype", "--gpu-memory-utilization", "--tool-call-parser", "--max-cpu-loras", "--seed",
     "--attention-backend", "--limit-mm-per-prompt", "--load-format", "--reasoning-parser",
@@ -74,10 +76,14 @@ def flags(given: list[str]) -> list[str]:
             found.append(name)
             while rest and not rest[0].startswith("--"):
                 module = rest.pop(0)
-                found.append(f"{module}={SETTING.adapter}")
+                if module.startswith("{"):
+                    told = json.loads(module) | {"path": str(SETTING.adapter)}
+                    found.append(json.dumps(told))
+                else:
+                    found.append(f"{module}={SETTING.adapter}")
                 if rest and os.path.isdir(rest[0]):
                     rest.pop(0)
-        elif name in WITH_VALUE:
+        elif (name == "--reasoning-parser" and rest[0] in REASONING_PARSERS) or name in WITH_VALUE:
             found += [name, rest.pop(0)]
         elif name in IGNORED_WITH_VALUE:
             rest.pop(0)

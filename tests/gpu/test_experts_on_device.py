@@ -13,6 +13,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
+from plimsoll_engine.kernels.quantized import Quantized, quantize
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
@@ -71,6 +72,24 @@ def test_bf16_is_as_near_to_float32_as_torch(layer: Layer, rows: int) -> None:
     if clear.any():
         exact = layer.of(ReferenceOps(), x.float()[clear])
         assert error(ours[clear], exact) <= 1.05 * error(theirs[clear], exact)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
+    reason="no FP8 before compute capability 8.9",
+)
+@pytest.mark.parametrize("rows", [1, 2, 63, 129, 300, 1537, 4096])
+def test_quantized_weights_mean_the_same_as_in_torch(layer: Layer, rows: int) -> None:
+    """In every tile; the rest is what falls to the other side of two values of e4m3, far less than
+    the rounding itself."""
+    torch.manual_seed(rows)
+    x = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
+    gate_up, down = (Quantized(*quantize(weight)) for weight in (layer.gate_up, layer.down))
+    found = FusedOps().experts(x, layer.router, gate_up, down, CHOSEN, True)
+    assert torch.equal(found, FusedOps().experts(x, layer.router, gate_up, down, CHOSEN, True))
+    meant = ReferenceOps().experts(x, layer.router, gate_up, down, CHOSEN, True)
+    assert error(found, meant) < 0.02
+    assert 0.01 < error(found, layer.of(ReferenceOps(), x)) < 0.1
 
 
 def test_a_captured_step_routes_each_replay_anew(layer: Layer) -> None:

@@ -5,8 +5,6 @@ Tests ``core/inheritance.py`` and ``frontend/workers/standby.py``.
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -62,28 +60,5 @@ def test_streams_go_on_with_their_keys_and_values(tmp_path: Path, standby: str) 
                 "the standby's device memory",
                 60,
             )
-    finally:
-        engine.end()
-
-
-def test_after_a_crash_the_standby_serves(tmp_path: Path) -> None:
-    """The weights that it has mapped are compared with those of the load before it may."""
-    write_checkpoint(tmp_path / "tiny")
-    engine = Engine(
-        tmp_path / "tiny", tmp_path / "run", "--device", "cuda", "--num-blocks", "4096",
-        "--standby-worker", "on-suspicion",
-    )  # fmt: skip
-    try:
-        engine.wait_ready()
-        with engine.streams(CLIENTS, TOKENS) as futures:
-            undisturbed = [future.result(120).text for future in futures]
-        for _ in range(2):
-            standby_prepared(engine, "on-suspicion")
-            waits = next(p for p in engine.status()["processes"] if p.get("name") == "standby")
-            with engine.streams(CLIENTS, TOKENS) as futures:
-                os.kill(engine.worker_pid(), signal.SIGKILL)
-                assert [future.result(120).text for future in futures] == undisturbed
-            assert engine.worker_pid() == waits["pid"]
-            engine.clean()
     finally:
         engine.end()

@@ -53,14 +53,20 @@ def write_dense_fp8(path: Path) -> None:
     write_fp8(path / "whole", path)
 
 
+def write_experts_fp8(path: Path) -> None:
+    tiny_moe.write_checkpoint(path / "whole")
+    write_fp8(path / "whole", path)
+
+
 @pytest.mark.parametrize(
     ("write", "kv_cache_dtype"),
     [
         (tiny.write_checkpoint, "auto"),
         (tiny_moe.write_checkpoint, "auto"),
         (write_dense_fp8, "fp8"),
+        (write_experts_fp8, "auto"),
     ],
-    ids=["dense", "experts", "fp8"],
+    ids=["dense", "experts", "fp8", "experts_fp8"],
 )
 def test_no_step_meets_a_kernel_that_others_like_it_have_not(
     tmp_path: Path, write: Callable[[Path], None], kv_cache_dtype: str

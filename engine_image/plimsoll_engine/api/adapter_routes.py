@@ -44,4 +44,5 @@ def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
 
 def card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
     """Return what ``/v1/models`` says of ``adapter``; ``base`` is the model's own."""
-    return base | {"id": adapter.name, "root": str(adapter.path), "parent": base["id"]}
+    parent = base["id"] if adapter.parent is None else adapter.parent
+    return base | {"id": adapter.name, "root": str(adapter.path), "parent": parent}

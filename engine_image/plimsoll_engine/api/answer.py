@@ -20,8 +20,10 @@ from starlette.types import Receive, Scope, Send
 from plimsoll_engine.api import errors
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import client_of, until_left
+from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.prompt_logprobs import OfPrompts
 from plimsoll_engine.api.responses import DONE, Choice, Envelope, event, usage
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
@@ -65,6 +67,12 @@ class Answer(Response):
         self._usage = usage
         self.continuous = False
         """Whether each chunk of the stream has the usage so far."""
+        self.prompt_ids: Sequence[int] | None = None
+        """The tokens of a chat's prompt, where the answer is to name them."""
+        self.reasoning_end: int | None = None
+        """The token that ends the reasoning, where the usage is to count it."""
+        self.of_prompts: OfPrompts | None = None
+        """Where something is to be said of the prompts' tokens."""
         self._begun = False
         self._answers: BodyBudget
         self._client: str
@@ -132,9 +140,11 @@ class Answer(Response):
 
     def opening(self) -> Iterator[bytes]:
         """Yield the events that a stream begins with."""
+        more = {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids}
         for one in self._choices:
             if (first := one.first()) is not None:
-                yield self._chunk([first])
+                yield self._chunk([first], more)
+                more = {}
 
     def pieces(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
         """Yield the events for ``delta`` of ``choice``."""
@@ -156,6 +166,8 @@ class Answer(Response):
         while open_choices:
             for choice, delta in await self._next(open_choices):
                 self.collect(choice, delta)
+        if self.of_prompts is not None:
+            await self.of_prompts.tell(self._batch, self._choices)
         encoded = self.encoded()
         with self.reserved(len(encoded)):
             await self._start(send, self.whole_type)
@@ -182,10 +194,13 @@ class Answer(Response):
         """Return the body of an answer in one piece."""
         wholes = [choice.whole() for choice in self._choices]
         body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
+        if isinstance(self._choices[0], ChatChoice):
+            body["prompt_token_ids"] = self.prompt_ids
+            body["prompt_logprobs"] = self._choices[0].prompt_logprobs
         return msgspec.json.encode(body)
 
     def _usage_body(self) -> dict[str, object]:
-        return {"usage": usage(self._batch.generations, self._batch.n)}
+        return {"usage": usage(self._batch.generations, self._batch.n, self.reasoning_end)}
 
     async def _start(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]

@@ -42,19 +42,23 @@ def size(tokens: int, logprobs: int | None) -> int:
     return tokens * _per_token(0 if logprobs is None else logprobs + 1)
 
 
-def check(choices: int, tokens: int, logprobs: int | None, most: int, fields: str) -> None:
+def check(
+    choices: int, tokens: int, logprobs: int | None, most: int, fields: str, repeated: int = 0,
+    repeated_logprobs: int | None = None,
+) -> None:  # fmt: skip
     """Raise ApiError where ``tokens``, those of all ``choices``, come to more than ``most`` bytes.
 
-    ``fields`` names what the client may lower.
+    ``fields`` names what the client may lower. ``repeated`` is how many tokens of prompts the
+    answer has as well, with as many likeliest ones as ``repeated_logprobs`` says.
     """
-    wanted = size(tokens, logprobs)
+    wanted = size(tokens, logprobs) + size(repeated, repeated_logprobs)
     if wanted > most:
         with_them = "" if logprobs is None else f" with {logprobs} top log probabilities each"
         raise ApiError(
             400,
-            f"{choices} choices of {tokens // choices} tokens{with_them} may take {wanted >> 20}"
-            f" MiB, and this engine's context allows {most >> 20} MiB in one request: lower"
-            f" {fields}",
+            f"{choices} choices of {(tokens + repeated) // choices} tokens{with_them} may take"
+            f" {wanted >> 20} MiB, and this engine's context allows {most >> 20} MiB in one"
+            f" request: lower {fields}",
             param=fields.replace(" ", ",").partition(",")[0],
             code="answer_too_large",
         )

@@ -13,7 +13,7 @@ from plimsoll_engine.api import answer_sizes, chat_images, priority
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.prepare import PreparedBody, too_long
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
-from plimsoll_engine.api.sampling_params import SEED_MASK, sampling
+from plimsoll_engine.api.sampling_params import SEED_MASK, prompt_logprobs, sampling
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.request_log import Admission, Generation
@@ -114,15 +114,21 @@ async def _asked(
     name = f"{prefix}-{secrets.token_hex(12)}"
     batch = Batch(name, body.n or 1, [], asyncio.Event(), body.model)
     rooms = [room(engine, ids, max_tokens, param) for ids in prompts]
-    echoed = sum(map(len, prompts)) if prepared.echoes else 0
+    told = prepared.echoes or body.return_token_ids or body.prompt_logprobs is not None
+    echoed = sum(map(len, prompts)) if told else 0
     _check_size(engine, body, rooms, batch.n, echoed, param)
     for ids, tokens in zip(prompts, rooms, strict=True):
         tokenizer = engine.tokenizer
         how = sampling(body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar)
         await asyncio.sleep(0)  # a thousand prompts must not hold up the streams
         for choice in range(batch.n):
-            # The first choice is that of a request for one; as in vLLM the others count on.
-            seeded = msgspec.structs.replace(how, seed=(how.seed + choice) & SEED_MASK)
+            # The first choice is that of a request for one; as in vLLM the others count on. What
+            # is said of the prompt is the same for all.
+            seeded = msgspec.structs.replace(
+                how,
+                seed=(how.seed + choice) & SEED_MASK,
+                prompt_logprobs=None if choice else how.prompt_logprobs,
+            )
             name = f"{batch.request_id}-{len(batch.generations)}"
             batch.generations.append(
                 Generation(name, ids, seeded, tokenizer.decode, stops, admission, batch.wake, media)
@@ -140,7 +146,8 @@ def _check_size(
 ) -> None:
     """Raise ApiError where the answer to all prompts, ``rooms`` tokens each, is too large.
 
-    Each choice repeats its prompt; ``echoed`` is the tokens of all prompts, 0 without ``echo``.
+    ``echoed`` is the tokens of all prompts where each choice repeats its own, as text or by number,
+    else 0.
     """
     limit = engine.max_model_len
     if limit is None:
@@ -151,8 +158,10 @@ def _check_size(
         fields = f"{lower} or top_logprobs"
     else:
         logprobs, fields = body.logprobs, "n, max_tokens, logprobs or the number of prompts"
-    choices, tokens = n * len(rooms), n * (sum(rooms) + echoed)
-    answer_sizes.check(choices, tokens, logprobs, answer_sizes.largest(limit), fields)
+    choices, tokens = n * len(rooms), n * sum(rooms)
+    most = answer_sizes.largest(limit)
+    scores = prompt_logprobs(body)
+    answer_sizes.check(choices, tokens, logprobs, most, fields, n * echoed, scores)
 
 
 def room(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:

@@ -11,12 +11,18 @@ from typing import Any
 
 import msgspec
 
+from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.frontend.requests.request_log import TokenLogprobs
 
 TokenText = Callable[[int], str]
 
 LOWEST = -9999.0
 """Instead of minus infinity, which JSON lacks; OpenAI's own value."""
+
+
+def name_of(token_id: int) -> str:
+    """Return what stands for a token's text where the client wants ids (vLLM's form)."""
+    return f"token_id:{token_id}"
 
 
 def chat(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> list[msgspec.Raw]:
@@ -33,6 +39,37 @@ def chat(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> list[msgspec.Ra
         )
         for token_id, logprobs in tokens
     ]
+
+
+def prompt(
+    ids: Sequence[int], scores: PromptScores, most: int, places: range, text_of: TokenText
+) -> list[msgspec.Raw]:
+    """Entries of ``prompt_logprobs`` (vLLM's) for the tokens of a prompt ``ids`` at ``places``.
+
+    By token: the prompt's own one and ``most`` of the likeliest. The first place has none.
+    """
+    found = []
+    for place in places:
+        if not place:
+            found.append(msgspec.Raw(b"null"))
+            continue
+        score = scores.of(place)
+        named = {ids[place]: (score.logprob, score.rank)}
+        for number in range(min(most, len(score.top_ids))):
+            named.setdefault(score.top_ids[number], (score.top[number], number + 1))
+        found.append(
+            _encoded(
+                {
+                    str(token_id): {
+                        "logprob": max(logprob, LOWEST),
+                        "rank": rank,
+                        "decoded_token": text_of(token_id),
+                    }
+                    for token_id, (logprob, rank) in named.items()
+                }
+            )
+        )
+    return found
 
 
 def around(entries: list[msgspec.Raw]) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from plimsoll_engine.api import chat_images, output_grammar, responses_request
+from plimsoll_engine.api import chat_images, output_grammar, reasoning, responses_request
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     ChatRequest,
@@ -60,6 +60,8 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     echoes: list[str] = []
     calls: bool = False
     """The text may hold tool calls."""
+    reasons: bool = False
+    """The text may begin with reasoning."""
     told: bytes = b""
 
 
@@ -121,15 +123,19 @@ class Preparation:
     def _prepared(self, body: ChatRequest, of: Context) -> PreparedBody[ChatRequest]:
         if (body.n or 1) > of.max_queued:
             raise too_many(body.n or 1, of.max_queued, "n")
-        ids = self._chat(body, of)
+        text = self._rendered(body, of)
+        ids = self._chat_ids(text, of)
         files = chat_images.files(chat_images.urls(body.messages)) if self._sees else []
         calls = bool(body.tools) and body.tool_choice != "none"
         must_match = output_grammar.of(body)
+        # A grammar holds from the first token on, so it leaves no room for reasoning.
+        thinking = (body.chat_template_kwargs or {}).get("enable_thinking") is not False
+        reasons = must_match is None and thinking and not reasoning.closed(text)
         light = msgspec.structs.replace(
             body, messages=[Message(role="user")], tools=None, tool_choice=None,
             chat_template_kwargs=None, response_format=None, structured_outputs=None, metadata=None,
         )  # fmt: skip
-        return PreparedBody(light, [ids], must_match, files, calls=calls)
+        return PreparedBody(light, [ids], must_match, files, calls=calls, reasons=reasons)
 
     def tokenize(self, raw: bytes | bytearray, of: Context) -> Text:
         """Return the tokens that a body asks for; raise ApiError where the body is wrong."""
@@ -137,7 +143,7 @@ class Preparation:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("give either a prompt or messages", "prompt")
         if body.prompt is None:
-            ids = self._chat(body, of)
+            ids = self._chat_ids(self._rendered(body, of), of)
         else:
             ids = self._encode(body.prompt, of, "prompt", special=body.add_special_tokens)
         texts = self._tokenizer.token_texts(ids) if body.return_token_strs else None
@@ -156,14 +162,20 @@ class Preparation:
         answer = {"prompt": self._text(body.tokens, "tokens")}
         return Text(body.model, msgspec.json.encode(answer))
 
-    def _chat(self, body: ChatRequest | TokenizeRequest, of: Context) -> list[int]:
-        """Return the tokens of a chat, ready for the assistant's turn."""
+    def _chat_ids(self, text: str, of: Context) -> list[int]:
+        """Return the tokens of a chat that the template has written."""
+        ids = self._encode(text, of, "messages", special=False)
+        _fits(ids, of, "messages")
+        return ids
+
+    def _rendered(self, body: ChatRequest | TokenizeRequest, of: Context) -> str:
+        """Return a chat as the template writes it, ready for the assistant's turn."""
         tools = body.tools or []
         if isinstance(body, ChatRequest) and body.tool_choice == "none":
             tools = []
         most = None if of.max_model_len is None else of.max_model_len * CHARACTERS_PER_TOKEN
         try:
-            text = self._tokenizer.render(
+            return self._tokenizer.render(
                 [self._plain(message) for message in body.messages or []],
                 [msgspec.to_builtins(tool) for tool in tools] or None,
                 body.chat_template_kwargs or {},
@@ -174,9 +186,6 @@ class Preparation:
             raise too_long(str(error), of.max_model_len, "messages") from None
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
-        ids = self._encode(text, of, "messages", special=False)
-        _fits(ids, of, "messages")
-        return ids
 
     def _encode(self, text: str, of: Context, param: str, *, special: bool) -> list[int]:
         limit = of.max_model_len

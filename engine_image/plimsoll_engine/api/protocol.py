@@ -65,8 +65,8 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of both APIs.
 
-    ``priority`` and ``cache_salt`` are vLLM's, ``deadline_s`` is our own; the last group says
-    nothing about the text and is let through.
+    ``priority``, ``cache_salt``, ``prompt_logprobs`` and the ``return_`` ones are vLLM's,
+    ``deadline_s`` is our own; the last group says nothing about the text and is let through.
     """
 
     model: str
@@ -89,6 +89,9 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     user: Name | None = None
     priority: Priority = 0
@@ -158,7 +161,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(_Common, kw_only=True):
-    """The body of ``/v1/chat/completions``."""
+    """The body of ``/v1/chat/completions``; ``include_reasoning`` is vLLM's."""
 
     messages: Messages
     max_completion_tokens: MaxTokens | None = None
@@ -167,6 +170,7 @@ class ChatRequest(_Common, kw_only=True):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    include_reasoning: bool = True
     parallel_tool_calls: bool | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -254,18 +258,15 @@ def check(request: CompletionRequest | ChatRequest) -> None:
             )
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options is for streams: set stream to true", "stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs is for answers in one piece: no stream", "prompt_logprobs")
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs needs logprobs: set it to true", "top_logprobs")
     if isinstance(request, ChatRequest):
         _check_contents(request.messages)
         _check_tools(request)
-    elif request.echo and request.logprobs is not None:
-        raise ApiError(
-            400,
-            "echo with logprobs is not supported: this engine has no log probabilities of prompts",
-            param="echo",
-            code="unsupported_value",
-        )
+    elif request.stream and request.echo and request.logprobs is not None:
+        raise invalid("echo with logprobs is for answers in one piece: no stream", "echo")
 
 
 def _check_contents(messages: list[Message]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from plimsoll_engine.api import logprobs
+from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.logprobs import TokenText
-from plimsoll_engine.api.tool_calls import Parsed, ToolCall, ToolCallParser
 from plimsoll_engine.frontend.requests.request_log import Delta, Generation, TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
@@ -24,39 +24,79 @@ def event(body: dict[str, Any]) -> bytes:
 class CompletionChoice:
     """One choice of ``/v1/completions``: its chunks, or the whole that they add up to.
 
-    ``echo`` is the prompt, where the text is to begin with it.
+    ``echo`` is the prompt, where the text is to begin with it. ``prompt_ids`` are its tokens, where
+    the choice is to name them and its own.
     """
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, index: int, text_of: TokenText, echo: str = "") -> None:
+    def __init__(
+        self,
+        index: int,
+        text_of: TokenText,
+        echo: str = "",
+        prompt_ids: Sequence[int] | None = None,
+    ) -> None:
         self.index = index
         self._text_of = text_of
-        self._offset = 0
+        self._offset = len(echo)
         self._echo = echo
+        self.prompt_logprobs: list[msgspec.Raw] | None = None
+        self.before: dict[str, list[Any]] = {}
+        """Log probabilities of the echo."""
         self._texts: list[str] = [echo]
         self._logprobs: dict[str, list[Any]] = {}
         self._finish_reason: str | None = None
+        self._prompt_ids = prompt_ids
+        self._prompt_told = False
+        self._ids: list[int] = []
 
     def first(self) -> dict[str, Any] | None:
         """Return what a stream opens with: the prompt, where it was asked for."""
-        return self._choice(self._echo, {}, None) if self._echo else None
+        return self._piece(self._echo, {}, None, ()) if self._echo else None
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield what a stream sends of ``delta``: one chunk, or none before there is text."""
         if delta.text or delta.finish_reason is not None:
-            yield self._choice(delta.text, self._told(delta.logprobs), delta.finish_reason)
+            entry = self._told(delta.logprobs)
+            yield self._piece(delta.text, entry, delta.finish_reason, delta.token_ids)
 
     def add(self, delta: Delta) -> None:
         """Collect ``delta`` for an answer that is not streamed."""
         self._texts.append(delta.text)
+        self._ids += delta.token_ids
         for key, values in self._told(delta.logprobs).items():
             self._logprobs.setdefault(key, []).extend(values)
         self._finish_reason = delta.finish_reason
 
     def whole(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed."""
-        return self._choice("".join(self._texts), self._logprobs, self._finish_reason)
+        wanted = self._prompt_ids is not None
+        told = {
+            name: self.before.get(name, []) + self._logprobs.get(name, [])
+            for name in self.before or self._logprobs
+        }
+        choice = self._choice("".join(self._texts), told, self._finish_reason)
+        return choice | {
+            "prompt_logprobs": self.prompt_logprobs,
+            "prompt_token_ids": self._prompt_ids,
+            "token_ids": self._ids if wanted else None,
+        }
+
+    def _piece(
+        self,
+        text: str,
+        entry: dict[str, list[Any]],
+        finish_reason: str | None,
+        token_ids: Sequence[int],
+    ) -> dict[str, Any]:
+        """Return a chunk of a stream; the first one has the tokens of the prompt."""
+        choice = self._choice(text, entry, finish_reason)
+        if self._prompt_ids is not None:
+            choice["token_ids"] = token_ids
+            if not self._prompt_told:
+                choice["prompt_token_ids"], self._prompt_told = self._prompt_ids, True
+        return choice
 
     def _told(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         if not tokens:
@@ -75,100 +115,7 @@ class CompletionChoice:
         }
 
 
-class ChatChoice:
-    """One choice of ``/v1/chat/completions``. ``parser`` takes tool calls out of the text."""
-
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def __init__(self, index: int, text_of: TokenText, parser: ToolCallParser | None) -> None:
-        self.index = index
-        self._text_of = text_of
-        self._parser = parser
-        self._calls: list[ToolCall] = []
-        self._texts: list[str] = []
-        self._logprobs: list[msgspec.Raw] = []
-        self._finish_reason: str | None = None
-
-    def first(self) -> dict[str, Any] | None:
-        """Return what a stream opens with: the role."""
-        return self._chunk({"role": "assistant", "content": ""}, [], None)
-
-    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Yield what a stream sends of ``delta``: text and tool calls in chunks of their own."""
-        parsed = self._parse(delta)
-        # Log probabilities go with the first chunk there is.
-        tokens = delta.logprobs
-        if parsed.text:
-            yield self._chunk({"content": parsed.text}, tokens, None)
-            tokens = []
-        for call in parsed.calls:
-            self._calls.append(call)
-            entry = {"index": len(self._calls) - 1} | _call(call)
-            yield self._chunk({"tool_calls": [entry]}, tokens, None)
-            tokens = []
-        if delta.finish_reason is not None:
-            yield self._chunk({}, tokens, self._reason(delta.finish_reason))
-        elif tokens:
-            yield self._chunk({"content": ""}, tokens, None)
-
-    def add(self, delta: Delta) -> None:
-        """Collect ``delta`` for an answer that is not streamed."""
-        parsed = self._parse(delta)
-        self._texts.append(parsed.text)
-        self._calls += parsed.calls
-        self._logprobs += logprobs.chat(delta.logprobs, self._text_of)
-        self._finish_reason = delta.finish_reason
-
-    def whole(self) -> dict[str, Any]:
-        """Return the choice of an answer that is not streamed.
-
-        ``content`` is null beside calls of tools alone.
-        """
-        content: str | None = "".join(self._texts)
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if self._calls:
-            message["content"] = content if content and content.strip() else None
-            message["tool_calls"] = [_call(call) for call in self._calls]
-        return {
-            "index": self.index,
-            "message": message,
-            "logprobs": logprobs.around(self._logprobs),
-            "finish_reason": self._reason(self._finish_reason),
-        }
-
-    def _parse(self, delta: Delta) -> Parsed:
-        if self._parser is None:
-            return Parsed(delta.text)
-        parsed = self._parser.push(delta.text)
-        if delta.finish_reason is not None:
-            rest = self._parser.finish()
-            parsed.text += rest.text
-        return parsed
-
-    def _reason(self, finish_reason: str | None) -> str | None:
-        return "tool_calls" if finish_reason == "stop" and self._calls else finish_reason
-
-    def _chunk(
-        self, delta: dict[str, Any], tokens: Sequence[TokenLogprobs], finish_reason: str | None
-    ) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            "delta": delta,
-            "logprobs": logprobs.around(logprobs.chat(tokens, self._text_of)),
-            "finish_reason": finish_reason,
-        }
-
-
 Choice = CompletionChoice | ChatChoice
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
 
 
 class Envelope:
@@ -190,15 +137,29 @@ class Envelope:
         }
 
 
-def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:
-    """Tokens of a request with ``n`` choices of each prompt: a prompt counts once."""
+def usage(
+    generations: Sequence[Generation], n: int, reasoning_end: int | None = None
+) -> dict[str, Any]:
+    """Tokens of a request with ``n`` choices of each prompt: a prompt counts once.
+
+    ``reasoning_end`` is the token that ends the reasoning, where the texts begin with it and one
+    token is its tag.
+    """
     firsts = generations[::n]
     prompt = sum(len(generation.prompt_ids) for generation in firsts)
     output = sum(len(generation.output_ids) for generation in generations)
     cached = sum(g.started.cached_tokens for g in firsts if g.started is not None)
-    return {
+    told = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if reasoning_end is None:
+        return told
+    thought = sum(_before(generation.output_ids, reasoning_end) for generation in generations)
+    return told | {"completion_tokens_details": {"reasoning_tokens": thought}}
+
+
+def _before(ids: list[int], last: int) -> int:
+    return ids.index(last) if last in ids else len(ids)

@@ -12,24 +12,39 @@ from starlette.types import Send
 from plimsoll_engine.api import logprobs
 from plimsoll_engine.api.answer import Answer, last
 from plimsoll_engine.api.batch import Batch
+from plimsoll_engine.api.chat_choice import ChatChoice, split
 from plimsoll_engine.api.logprobs import TokenText
-from plimsoll_engine.api.responses import ChatChoice, Choice, usage
+from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
+from plimsoll_engine.api.responses import Choice, usage
 from plimsoll_engine.api.tool_calls import ToolCall, ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import Delta
 
 
 class ResponsesAnswer(Answer):
-    """The answer to one request; ``told`` is the JSON object of the fields that it repeats."""
+    """The answer to one request; ``told`` is the JSON object of the fields that it repeats.
+
+    With ``reasons`` its text begins with reasoning.
+    """
 
     def __init__(
-        self, engine: AsyncEngine, batch: Batch, told: bytes, *, calls: bool, stream: bool
+        self,
+        engine: AsyncEngine,
+        batch: Batch,
+        told: bytes,
+        *,
+        calls: bool,
+        stream: bool,
+        reasons: bool = False,
     ) -> None:
         text_of = engine.tokenizer.token_text
         parser = ToolCallParser() if calls else None
         super().__init__(engine, batch, [ChatChoice(0, text_of, None)], stream=stream, usage=False)
         self._told: dict[str, Any] = msgspec.json.decode(told)
-        self._output = Output(batch.request_id.removeprefix("resp-"), text_of, parser)
+        reasoning = ReasoningParser() if reasons else None
+        self.reasoning_end = engine.tokenizer.token_id(CLOSE) if reasons else None
+        name = batch.request_id.removeprefix("resp-")
+        self._output = Output(name, text_of, parser, reasoning)
         self._created = int(time.time())
 
     def encoded(self) -> bytes:
@@ -75,12 +90,13 @@ class ResponsesAnswer(Answer):
         }
 
     def _used(self) -> dict[str, Any]:
-        used = usage(self._batch.generations, 1)
+        used = usage(self._batch.generations, 1, self.reasoning_end)
         return {
             "input_tokens": used["prompt_tokens"],
             "input_tokens_details": used["prompt_tokens_details"],
             "output_tokens": used["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": used.get("completion_tokens_details")
+            or {"reasoning_tokens": 0},
             "total_tokens": used["total_tokens"],
         }
 
@@ -88,12 +104,21 @@ class ResponsesAnswer(Answer):
 class Output:
     """The items of a response, and the events that tell of them as they grow."""
 
-    def __init__(self, name: str, text_of: TokenText, parser: ToolCallParser | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        text_of: TokenText,
+        parser: ToolCallParser | None,
+        reasoning: ReasoningParser | None = None,
+    ) -> None:
         self.items: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
         self._name = name
         self._text_of = text_of
         self._parser = parser
+        self._reasoning = reasoning
+        self._thoughts: list[str] | None = None
+        """Of the reasoning that is open."""
         self._events = 0
         self._texts: list[str] | None = None
         """Of the message that is open."""
@@ -107,21 +132,28 @@ class Output:
 
     def add(self, delta: Delta) -> Iterator[bytes]:
         """Take in what is new; yield its events."""
-        text, calls = delta.text, []
+        (thought, text), calls = split(self._reasoning, delta), []
+        if thought:
+            yield from self._think(thought)
         if self._parser is not None:
             parsed = self._parser.push(text)
             text, calls = parsed.text, parsed.calls
             if delta.finish_reason is not None:
                 text += self._parser.finish().text
-        if text or delta.logprobs:
+        answers = self._thoughts is None and (self._reasoning is None or self._reasoning.over)
+        if text or (delta.logprobs and answers):
+            yield from self._close_thoughts("completed")
             yield from self._write(text, logprobs.chat(delta.logprobs, self._text_of))
         for call in calls:
+            yield from self._close_thoughts("completed")
             yield from self._close("completed")
             yield from self._call(call)
         if delta.finish_reason is not None:
             if not self.items:
                 yield from self._write("", [])
-            yield from self._close("incomplete" if delta.finish_reason == "length" else "completed")
+            status = "incomplete" if delta.finish_reason == "length" else "completed"
+            yield from self._close_thoughts(status)
+            yield from self._close(status)
             self.finish_reason = delta.finish_reason
 
     def _write(self, text: str, tokens: list[msgspec.Raw]) -> Iterator[bytes]:
@@ -150,6 +182,30 @@ class Output:
         yield self._of_part("response.output_text.done", told)
         yield self._of_part("response.content_part.done", {"part": part})
         self.items[-1] |= {"status": status, "content": [part]}
+        yield self._of_item("response.output_item.done", {"item": self.items[-1]})
+
+    def _think(self, text: str) -> Iterator[bytes]:
+        if self._thoughts is None:
+            self._thoughts = []
+            item = {
+                "type": "reasoning",
+                "id": f"rs-{self._name}-{len(self.items)}",
+                "summary": [],
+                "status": "in_progress",
+                "content": [],
+            }
+            self.items.append(item)
+            yield self._of_item("response.output_item.added", {"item": item})
+        self._thoughts.append(text)
+        yield self._of_part("response.reasoning_text.delta", {"delta": text})
+
+    def _close_thoughts(self, status: str) -> Iterator[bytes]:
+        if self._thoughts is None:
+            return
+        text, self._thoughts = "".join(self._thoughts), None
+        yield self._of_part("response.reasoning_text.done", {"text": text})
+        content = [{"type": "reasoning_text", "text": text}]
+        self.items[-1] |= {"status": status, "content": content}
         yield self._of_item("response.output_item.done", {"item": self.items[-1]})
 
     def _call(self, call: ToolCall) -> Iterator[bytes]:

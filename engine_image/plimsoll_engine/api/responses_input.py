@@ -42,10 +42,10 @@ def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
             raise invalid("a function_call_output needs call_id and output", field)
         content = output if isinstance(output, str) else _parts(output, field)
         messages.append(Message(role="tool", tool_call_id=name, content=content))
-    else:
+    elif kind != "reasoning":  # what was thought before is no part of a chat
         raise invalid(
             f"an item of type {str(kind)[:64]!r} is not supported: this engine takes message,"
-            " function_call and function_call_output",
+            " reasoning, function_call and function_call_output",
             f"{field}.type",
             "unsupported_value",
         )

@@ -146,7 +146,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
             raise ApiError(
                 400,
                 f"{field} is not supported with this value: this engine keeps no responses, runs no"
-                " tools and does not separate reasoning; leave the field out",
+                " tools and gives reasoning no effort; leave the field out",
                 param=field,
                 code="unsupported_value",
             )

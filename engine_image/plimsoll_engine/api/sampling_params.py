@@ -44,7 +44,19 @@ def sampling(
         min_tokens=body.min_tokens or 0,
         logprobs=_logprobs(body),
         grammar=grammar,
+        prompt_logprobs=prompt_logprobs(body),
     )
+
+
+def prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+    """Return how many of the likeliest tokens are wanted for each token of the prompt.
+
+    None where nothing is wanted of it. An echo has the log probabilities of its tokens, too.
+    """
+    wanted = [body.prompt_logprobs]
+    if isinstance(body, CompletionRequest) and body.echo:
+        wanted.append(body.logprobs)
+    return max((one for one in wanted if one is not None), default=None)
 
 
 def _logprobs(body: CompletionRequest | ChatRequest) -> int | None:

@@ -18,13 +18,18 @@ from plimsoll_engine.api.auth import TENANT
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
 from plimsoll_engine.api.body_sizes import BodySizes
+from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.logprobs import TokenText, name_of
 from plimsoll_engine.api.prepare import Text
 from plimsoll_engine.api.preparer import Preparer
-from plimsoll_engine.api.responses import ChatChoice, Choice, CompletionChoice
+from plimsoll_engine.api.prompt_logprobs import OfPrompts
+from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
+from plimsoll_engine.api.responses import Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesAnswer
 from plimsoll_engine.api.responses_request import FIELDS
+from plimsoll_engine.api.sampling_params import prompt_logprobs
 from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
@@ -80,10 +85,13 @@ def _generation(
         async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
             prepared = await preparer.completion(body)
         made = await batch.completion(engine, prepared, _tenant(request))
-        text_of = engine.tokenizer.token_text
+        text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
         echoes = [echo for echo in prepared.echoes for _ in range(made.n)]
         echoes = echoes or [""] * len(made.generations)
-        choices = [CompletionChoice(i, text_of, echo) for i, echo in enumerate(echoes)]
+        choices = [
+            CompletionChoice(i, text_of, echo, generation.prompt_ids if ids else None)
+            for i, (echo, generation) in enumerate(zip(echoes, made.generations, strict=True))
+        ]
         return _answer(engine, made, choices, prepared.body)
 
     @api.post("/v1/chat/completions")
@@ -91,12 +99,20 @@ def _generation(
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             prepared = await preparer.chat(body)
         made = await batch.chat(engine, prepared, _tenant(request))
-        text_of = engine.tokenizer.token_text
+        text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
+        reasons = prepared.reasons and engine.settings.reasoning_parser is not None
         choices = [
-            ChatChoice(i, text_of, ToolCallParser() if prepared.calls else None)
+            ChatChoice(
+                i, text_of, ToolCallParser() if prepared.calls else None, ids,
+                ReasoningParser() if reasons else None,
+                hidden=not prepared.body.include_reasoning,
+            )
             for i in range(len(made.generations))
-        ]
-        return _answer(engine, made, choices, prepared.body)
+        ]  # fmt: skip
+        answer = _answer(engine, made, choices, prepared.body)
+        answer.prompt_ids = made.generations[0].prompt_ids if ids else None
+        answer.reasoning_end = engine.tokenizer.token_id(CLOSE) if reasons else None
+        return answer
 
     @api.post("/v1/responses")
     async def responses(request: Request) -> Response:
@@ -109,7 +125,10 @@ def _generation(
             error.param = FIELDS.get(error.param or "", error.param)
             raise
         stream = bool(prepared.body.stream)
-        return ResponsesAnswer(engine, made, prepared.told, calls=prepared.calls, stream=stream)
+        return ResponsesAnswer(
+            engine, made, prepared.told, calls=prepared.calls, stream=stream,
+            reasons=prepared.reasons and engine.settings.reasoning_parser is not None,
+        )  # fmt: skip
 
     @api.post("/v1/audio/transcriptions")
     async def transcriptions(request: Request) -> Response:
@@ -249,6 +268,12 @@ def _errors(api: FastAPI) -> None:
         return error_response(ApiError(405, message, code="method_not_allowed"))
 
 
+def _token_text(
+    engine: AsyncEngine, body: protocol.CompletionRequest | protocol.ChatRequest
+) -> TokenText:
+    return name_of if body.return_tokens_as_token_ids else engine.tokenizer.token_text
+
+
 def _tenant(request: Request) -> str:
     return str(request.scope.get(TENANT, ""))
 
@@ -263,4 +288,8 @@ def _answer(
     usage = options is not None and options.include_usage
     answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
     answer.continuous = usage and options is not None and options.continuous_usage_stats
+    if prompt_logprobs(body) is not None:
+        echoes = isinstance(body, protocol.CompletionRequest) and body.echo
+        echo = body.logprobs if echoes else None
+        answer.of_prompts = OfPrompts(body.prompt_logprobs, echo, _token_text(engine, body))
     return answer

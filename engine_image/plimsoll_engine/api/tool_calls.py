@@ -27,10 +27,14 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class Parsed:
-    """What a piece of text turned out to be: plain text, and calls that it completed."""
+    """What a piece of text turned out to be: plain text, and calls that it completed.
+
+    ``reasoning`` came before both.
+    """
 
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
 
 
 class ToolCallParser:

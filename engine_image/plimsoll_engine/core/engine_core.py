@@ -30,7 +30,14 @@ from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.core.speculation import Speculation
 from plimsoll_engine.distributed.leader import RanksLost
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.messages.worker_ipc import Dropped, Logprobs, MediaMissing, Submit, Token
+from plimsoll_engine.messages.worker_ipc import (
+    Dropped,
+    Logprobs,
+    MediaMissing,
+    PromptScores,
+    Submit,
+    Token,
+)
 from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES
 
 log = logging.getLogger(__name__)
@@ -58,9 +65,11 @@ class DeviceLostError(RuntimeError):
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step brought: tokens, and requests that end without one."""
+    """What one step brought: tokens, what it says of prompts, requests that end without a token."""
 
     tokens: list[Token] = field(default_factory=list)
+    scores: list[PromptScores] = field(default_factory=list)
+    """To be told before the tokens."""
     dropped: list[Dropped] = field(default_factory=list)
 
 
@@ -323,6 +332,7 @@ class EngineCore:
             return
         begun = time.perf_counter()
         try:
+            output.scores += flight.scores()
             landed = flight.land()
         except RuntimeError as error:
             raise DeviceLostError(f"the device is lost: {error}") from None

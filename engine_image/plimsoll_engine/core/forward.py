@@ -15,6 +15,7 @@ from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.core.inputs import to_device
 from plimsoll_engine.core.loaded_adapters import LoadedAdapters, in_step
+from plimsoll_engine.core.prompt_scores import Scores, score
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import ops_for
@@ -57,6 +58,8 @@ class Forward:
         """Of an FP8 pool."""
         self.newest: torch.Tensor | None = None
         """The tokens that the last step sampled, on the device; a request knows its row."""
+        self.scores: Scores | None = None
+        """Of the last step's prompts, where it scored any."""
 
     @property
     def kv_bytes(self) -> int:
@@ -112,7 +115,7 @@ class Forward:
         model's dtype; None where there is no row. ``chunks`` bring media and adapters; a step with
         an adapter is no captured one.
         """
-        adapters = None
+        self.scores = adapters = None
         if self.adapters is not None:
             adapters = in_step(chunks, self.device)
         if (
@@ -157,6 +160,12 @@ class Forward:
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
         hidden = self.model.forward(ids, positions.long(), step, embeds)
+        if len(inputs.scored):
+            both = to_device(np.concatenate([inputs.scored, inputs.targets]), self.device)
+            scored, targets = both.chunk(2)
+            self.scores = score(
+                self.model.logits, self._ops.rows(hidden, scored), targets.long(), inputs.most
+            )
         return self.model.logits(self._ops.rows(hidden, rows)) if len(inputs.last) else None
 
     def close(self) -> None:
@@ -169,6 +178,6 @@ class Forward:
             self.graphs = None
         self.model = None
         self.kv = self.kv_scales = None
-        self.newest = None
+        self.newest = self.scores = None
         if self.outputs is not None:
             self.outputs.close()

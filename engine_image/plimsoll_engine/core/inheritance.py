@@ -130,6 +130,8 @@ class Inheritance:
         self._tables.clear()
 
     def _mismatch(self, table: Table, request: Request) -> str | None:
+        if request.unscored:
+            return "log probabilities of its prompt are yet to be computed"
         if len(request.token_ids) <= table.computed:
             return f"{table.computed} tokens were computed, it has {len(request.token_ids)}"
         size = self._pool.block_size

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from plimsoll_engine.core.prompt_scores import Part
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
-def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
-    """Return the inputs of a step, decode rows first.
+def collect(chunks: Sequence[Chunk], block_size: int, scored: Sequence[Part] = ()) -> Inputs:
+    """Return the inputs of a step, decode rows first, in which ``scored`` rows are scored.
 
     Each draft is a decode row of its own, over the blocks of its request: a layer stores the keys
     and values of all rows before any row attends to them.
@@ -58,7 +59,14 @@ def collect(chunks: Sequence[Chunk], block_size: int) -> Inputs:
         decodes=decodes,
         longest=max((chunk.count for chunk in chunks[len(decoding) :]), default=0),
         fresh=tuple(c.count for c in chunks[len(decoding) :] if not c.request.computed),
+        scored=_ints([part.row + i for part in scored for i in range(len(part.targets))]),
+        targets=_ints([target for part in scored for target in part.targets]),
+        most=max((part.request.sampling.prompt_logprobs or 0 for part in scored), default=0),
     )
+
+
+def _ints(values: list[int]) -> Array:
+    return np.array(values, np.int32)
 
 
 def place(chunk: Chunk) -> tuple[int, int]:

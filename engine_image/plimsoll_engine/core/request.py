@@ -55,7 +55,8 @@ class Request:
     counts the tokens that are sampled and not yet in ``token_ids``, at most 1 when a step is
     scheduled: the device alone knows it, at ``sampled_row`` of the last step's. ``held`` is such a
     token once it is known, until the grammar has taken it in: no step may have the request
-    meanwhile. ``drafting`` is None where no drafts are wanted.
+    meanwhile. ``drafting`` is None where no drafts are wanted. The frontend was told how likely the
+    tokens after the first ``scored`` ones of the prompt were, where it asks for that.
     """
 
     request_id: str
@@ -84,6 +85,7 @@ class Request:
     sampled_row: int = 0
     held: tuple[int, Logprobs | None] | None = None
     cached_tokens: int = 0
+    scored: int = 0
     attempt: int = 0
     fetched: bool = False
     released: bool = False
@@ -137,6 +139,11 @@ class Request:
         if self.drafting is not None and not self.drafting.pause:
             return True
         return self.counts is not None or self.matcher is not None
+
+    @property
+    def unscored(self) -> bool:
+        """Whether rows of its prompt must be computed for their log probabilities."""
+        return self.sampling.prompt_logprobs is not None and self.scored < self.num_prompt - 1
 
     @property
     def awaits_token(self) -> bool:

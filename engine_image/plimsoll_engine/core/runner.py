@@ -17,6 +17,7 @@ import torch
 
 from plimsoll_engine.core.forward import Forward
 from plimsoll_engine.core.inputs import collect, place
+from plimsoll_engine.core.prompt_scores import Part, Scored, parts
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.sampling import Plan, Sampled, plan, sample
 from plimsoll_engine.core.scheduler import Chunk
@@ -25,7 +26,7 @@ from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.kvcache.block_sums import add_sums
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.rank_ipc import Inputs
-from plimsoll_engine.messages.worker_ipc import Logprobs, Media
+from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
 from plimsoll_engine.models.model import MediaModel, Model
 
 
@@ -59,6 +60,15 @@ class Flight:
     sampled: Sampled | None
     landed: Any
     """The CUDA event after the copy of the tokens; None on a CPU."""
+    scored: Scored | None = None
+
+    def scores(self) -> list[PromptScores]:
+        """Wait for the step; what it tells of prompts of requests that are still there."""
+        if self.scored is None:
+            return []
+        if self.landed is not None:
+            self.landed.synchronize()
+        return self.scored.landed()
 
     def land(self) -> list[Landed]:
         """Wait for the step; the next tokens of each request that is still there."""
@@ -135,16 +145,24 @@ class Runner(Forward):
         chunks = sorted(chunks, key=place)
         ending = [chunk for chunk in chunks if chunk.ends]
         made = plan([row for chunk in ending for row in chunk.request.rows(chunk.drafts)])
-        inputs = collect(chunks, self.block_size)
+        scored = parts(chunks)
+        inputs = collect(chunks, self.block_size, scored)
         with self._together(rank_ipc.Step(inputs)):
             sampled = self._next_tokens(inputs, chunks, made)
+        told = self._told(scored)
         if sampled is None:
-            return Flight([], [], None, None)
+            return self._take_off([], None, told)
         row = 0
         for chunk in ending:
             chunk.request.sampled_row = row
             row += 1 + len(chunk.drafts)
-        return self._take_off(ending, sampled)
+        return self._take_off(ending, sampled, told)
+
+    def _told(self, scored: list[Part]) -> Scored | None:
+        scores, self.scores = self.scores, None
+        if scores is None:
+            return None
+        return Scored([(ref(p.request), p.first + 1, len(p.targets)) for p in scored], scores)
 
     def _next_tokens(self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan) -> Sampled | None:
         tokens, logits = self.compute(inputs, chunks)
@@ -155,14 +173,18 @@ class Runner(Forward):
         self.newest = self.group.broadcast(sampled.tokens)
         return sampled
 
-    def _take_off(self, ending: list[Chunk], sampled: Sampled) -> Flight:
+    def _take_off(
+        self, ending: list[Chunk], sampled: Sampled | None, scored: Scored | None
+    ) -> Flight:
         landed = None
-        if self.device.type == "cuda":
-            sampled = sampled.to_host()
+        if self.device.type == "cuda" and (sampled is not None or scored is not None):
+            sampled = None if sampled is None else sampled.to_host()
+            if scored is not None:
+                scored.scores = scored.scores.to_host()
             landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             landed.record()
         requests, drafts = [ref(chunk.request) for chunk in ending], [c.drafts for c in ending]
-        return Flight(requests, drafts, sampled, landed)
+        return Flight(requests, drafts, sampled, landed, scored)
 
     @property
     def needs_media(self) -> bool:

@@ -282,7 +282,7 @@ class Scheduler:
         It does so in this step: one step later the request takes the block from the cache.
         """
         index = len(request.block_ids)
-        usable = (len(request.token_ids) - 1) // self.pool.block_size
+        usable = self._usable(request)
         return index < usable and request.block_hashes[index] in self._coming
 
     def _chunk(self, request: Request, count: int) -> Chunk:
@@ -303,16 +303,24 @@ class Scheduler:
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False
         extend_block_hashes(request, self.pool.block_size)
-        usable = (len(request.token_ids) - 1) // self.pool.block_size
+        usable = self._usable(request)
         if request.fetched:
             return self.offload.brings(request.block_hashes[:usable])
         request.fetched = True
         return self.offload.fetch(request.block_hashes[:usable])
 
+    def _usable(self, request: Request) -> int:
+        """Return how many of its first blocks ``request`` may take from a cache.
+
+        The last token is always computed, and so are all rows that are yet to be scored.
+        """
+        tokens = request.scored if request.unscored else len(request.token_ids) - 1
+        return tokens // self.pool.block_size
+
     def _take_prefix(self, request: Request) -> None:
         """Share the blocks of the longest cached beginning; the last token is always computed."""
         extend_block_hashes(request, self.pool.block_size)
-        usable = (len(request.token_ids) - 1) // self.pool.block_size
+        usable = self._usable(request)
         blocks = self.pool.lookup(request.block_hashes[:usable])
         self.pool.share(blocks)
         request.block_ids = blocks

@@ -265,6 +265,9 @@ class AsyncEngine:
         match message:
             case worker_ipc.Tokens(tokens=tokens):
                 self._tokens(tokens)
+            case worker_ipc.PromptScores():
+                if (generation := self._under_way(message)) is not None:
+                    generation.score(message)
             case worker_ipc.Dropped(reason=reason, message=why, param=param):
                 if (generation := self._under_way(message)) is not None:
                     generation.with_worker = False
@@ -312,7 +315,13 @@ class AsyncEngine:
             waiting.set_result(message)
 
     def _under_way(
-        self, answer: worker_ipc.Token | worker_ipc.Dropped | worker_ipc.MediaMissing
+        self,
+        answer: (
+            worker_ipc.Token
+            | worker_ipc.PromptScores
+            | worker_ipc.Dropped
+            | worker_ipc.MediaMissing
+        ),
     ) -> Generation | None:
         """Return the request that the worker means, if it is still at work on that submission.
 

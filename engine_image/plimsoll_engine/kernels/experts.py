@@ -4,6 +4,9 @@ A program computes one tile of the product of one expert: a block of its pairs (
 times some of its columns. The first product gathers the rows and ends with silu(gate) x up, the
 second is scaled by the router's share. A last kernel sums the experts of a row in the order of
 their choice and in float32, so the result does not depend on which program ends first.
+
+With quantized weights the rows of a product are quantized before it, each with its own scale, and
+the scales of rows and columns are applied to the sums.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import triton.language as tl
 from torch.nn.functional import linear
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.quantized import Quantized, Weight
 from plimsoll_engine.kernels.routing import Routes, route
+from plimsoll_engine.kernels.scaled_product import quantize
 
 
 class Tile(NamedTuple):
@@ -62,9 +67,9 @@ def tile_for(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
 
 @triton.jit(do_not_specialize=["pairs"])
 def _gate_up(
-    x, weight, order, owners, out, pairs,
-    CHOSEN: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    x, row_scales, weight, scales, order, owners, out, pairs,
+    CHOSEN: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, SCALED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     across = tl.cdiv(WIDTH, COLUMNS)
@@ -95,6 +100,11 @@ def _gate_up(
             second = tl.load(gates + WIDTH * HIDDEN + inner, mask=known & inside, other=0.0)
         gate = tl.dot(row, tl.trans(first), gate, input_precision=PRECISION)
         up = tl.dot(row, tl.trans(second), up, input_precision=PRECISION)
+    if SCALED:
+        row_scale = tl.load(row_scales + pair // CHOSEN, mask=pair < pairs, other=0.0)[:, None]
+        of_gates = scales + expert * 2 * WIDTH + column
+        gate *= row_scale * tl.load(of_gates, mask=column < WIDTH, other=0.0)[None, :]
+        up *= row_scale * tl.load(of_gates + WIDTH, mask=column < WIDTH, other=0.0)[None, :]
     result = gate / (1.0 + tl.exp(-gate)) * up
     at = pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
     both = here & (column < WIDTH)[None, :]
@@ -103,9 +113,10 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _down(
-    x, weight, order, owners, shares, out, pairs,
-    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr = False,
+    x, row_scales, weight, scales, order, owners, shares, out, pairs,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     across = tl.cdiv(HIDDEN, COLUMNS)
     block = tl.program_id(0) // across
@@ -131,6 +142,10 @@ def _down(
             row = tl.load(rows + inner, mask=here & inside, other=0.0)
             part = tl.load(downs + inner, mask=known & inside, other=0.0)
         total = tl.dot(row, tl.trans(part), total, input_precision=PRECISION)
+    if SCALED:
+        column_scale = tl.load(scales + expert * HIDDEN + column, mask=column < HIDDEN, other=0.0)
+        total *= column_scale[None, :]
+        total *= tl.load(row_scales + pair, mask=pair < pairs, other=0.0)[:, None]
     share = tl.load(shares + pair, mask=pair < pairs, other=0.0).to(tl.float32)
     at = pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
     both = here & (column < HIDDEN)[None, :]
@@ -154,27 +169,43 @@ def _sum(
     tl.store(out + row * HIDDEN + column, total.to(out.dtype.element_ty), mask=inside)
 
 
+def _factors(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
+    """Return rows and matrix, each with its scales, and whether there are scales."""
+    if isinstance(weight, Quantized):
+        return (*quantize(rows), *weight), True
+    return (rows, rows, weight, weight), False
+
+
+def _columns(weight: Weight) -> int:
+    matrix = weight.values if isinstance(weight, Quantized) else weight
+    return matrix.shape[1]
+
+
 def _products(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routes: Routes, tile: Tile
+    x: torch.Tensor, gate_up: Weight, down: Weight, routes: Routes, tile: Tile
 ) -> torch.Tensor:
     tokens, hidden = x.shape
-    width = down.shape[1]
+    width = _columns(down)
     chosen = routes.shares.shape[1]
     pairs, blocks = tokens * chosen, len(routes.owners)
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
     launch = overlap(x.device)
     inner = x.new_empty(pairs, width)
     half = tile.columns // 2  # a program has the gates and the values of its columns
+    factors, scaled = _factors(x, gate_up)
     _gate_up[(blocks * triton.cdiv(width, half),)](
-        x, gate_up, routes.order, routes.owners, inner, pairs,
-        CHOSEN=chosen, HIDDEN=hidden, WIDTH=width, ROWS=tile.rows, COLUMNS=half, DEPTH=tile.depth,
-        PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages, **launch,
+        *factors, routes.order, routes.owners, inner, pairs,
+        CHOSEN=chosen, HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=half,
+        DEPTH=tile.depth, PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages,
+        **launch,
     )  # fmt: skip
     parts = x.new_empty(pairs, hidden)
+    factors, scaled = _factors(inner, down)
     _down[(blocks * triton.cdiv(hidden, tile.columns),)](
-        inner, down, routes.order, routes.owners, routes.shares, parts, pairs,
-        HIDDEN=hidden, WIDTH=width, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
-        PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages, **launch,
+        *factors, routes.order, routes.owners, routes.shares, parts, pairs,
+        HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=tile.columns,
+        DEPTH=tile.depth, PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages,
+        **launch,
     )  # fmt: skip
     out = torch.empty_like(x)
     block = min(1024, triton.next_power_of_2(hidden))
@@ -191,20 +222,22 @@ _loaded: set[tuple[object, ...]] = set()
 def experts(
     x: torch.Tensor,
     router: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     chosen: int,
     normalised: bool,
 ) -> torch.Tensor:
     """Return the sum of the ``chosen`` best experts of each row of ``x`` [tokens, hidden].
 
     ``router`` is [experts, hidden], ``gate_up`` [experts * 2 * width, hidden] and ``down``
-    [experts * hidden, width]. Reads the weights of every expert that a row goes to once, or once
-    for each block of its rows. The first call of a shape computes one row by every tile, because
+    [experts * hidden, width]; where one is quantized, so are the rows that it is multiplied with.
+    Reads the weights of every expert that a row goes to once, or once for each block of its rows.
+    The first call of a shape computes one row by every tile, because
     the steps that follow may need any of them, and a kernel that is not loaded lets requests wait.
     """
     logits = linear(x, router)
-    shape = (x.device, x.dtype, router.shape, down.shape, chosen, normalised)
+    formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]
+    shape = (x.device, x.dtype, router.shape, _columns(down), *formats, chosen, normalised)
     if shape not in _loaded:
         _loaded.add(shape)
         for tile in tiles(x.dtype):

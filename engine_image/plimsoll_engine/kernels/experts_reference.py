@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear, silu
 
+from plimsoll_engine.kernels.quantized import Quantized, Weight, product
+
 
 def route(
     x: torch.Tensor, router: torch.Tensor, chosen: int, normalised: bool
@@ -20,11 +22,23 @@ def route(
     return experts, shares.to(x.dtype)
 
 
+def of(weight: Weight, expert: int, count: int) -> Weight:
+    """Return the matrix of one of ``count`` experts, whose matrices lie below each other."""
+    if isinstance(weight, Quantized):
+        return Quantized(*(_part(tensor, expert, count) for tensor in weight))
+    return _part(weight, expert, count)
+
+
+def _part(tensor: torch.Tensor, number: int, count: int) -> torch.Tensor:
+    rows = len(tensor) // count
+    return tensor[number * rows : (number + 1) * rows]
+
+
 def experts(
     x: torch.Tensor,
     router: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     chosen: int,
     normalised: bool,
 ) -> torch.Tensor:
@@ -33,13 +47,11 @@ def experts(
     See :meth:`plimsoll_engine.kernels.ops.Ops.experts`.
     """
     tokens, hidden = x.shape
-    first = gate_up.view(len(router), -1, hidden)
-    second = down.view(len(router), hidden, -1)
     numbers, shares = route(x, router, chosen, normalised)
     parts = x.new_empty(tokens, chosen, hidden)
     for expert in numbers.unique().tolist():
         token, place = torch.where(numbers == expert)
-        gate, up = linear(x[token], first[expert]).chunk(2, dim=-1)
-        product = linear(silu(gate) * up, second[expert])
-        parts[token, place] = product * shares[token, place, None]
+        gate, up = product(x[token], of(gate_up, expert, len(router)), None).chunk(2, dim=-1)
+        result = product(silu(gate) * up, of(down, expert, len(router)), None)
+        parts[token, place] = result * shares[token, place, None]
     return parts.sum(dim=1)

@@ -230,8 +230,8 @@ class FusedOps:
         self,
         x: torch.Tensor,
         router: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
         chosen: int,
         normalised: bool,
     ) -> torch.Tensor:

@@ -112,8 +112,8 @@ class Ops(Protocol):
         self,
         x: torch.Tensor,
         router: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
         chosen: int,
         normalised: bool,
     ) -> torch.Tensor:
@@ -122,6 +122,7 @@ class Ops(Protocol):
         ``router`` [experts, hidden] scores the experts; the shares are its softmax, over the sum of
         the chosen ones where ``normalised``. An expert is an MLP: ``gate_up`` [experts * 2 * width,
         hidden] holds each one's gates and values, ``down`` [experts * hidden, width] its output.
+        With a quantized weight the rows that it is multiplied with are quantized as well.
         The result is the sum of the experts by their shares, of the shape and dtype of ``x``.
         """
         ...

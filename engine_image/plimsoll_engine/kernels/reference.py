@@ -152,8 +152,8 @@ class ReferenceOps:
         self,
         x: torch.Tensor,
         router: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
         chosen: int,
         normalised: bool,
     ) -> torch.Tensor:

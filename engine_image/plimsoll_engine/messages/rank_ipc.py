@@ -8,7 +8,7 @@ answer: the ranks meet in their collectives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -25,7 +25,8 @@ class Inputs:
     """The integers of a step on the host, all that a rank needs to compute it.
 
     ``sources`` says where a token's id is: negative for ``ids``, else a row of the tokens that the
-    step before sampled. ``last`` are the rows that get a token; ``decodes``, ``longest`` and
+    step before sampled. ``last`` are the rows that get a token, ``scored`` those whose logits say
+    how likely the prompt's next token was, which ``targets`` has; ``decodes``, ``longest`` and
     ``fresh`` are those of :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
     """
 
@@ -40,6 +41,10 @@ class Inputs:
     decodes: int
     longest: int
     fresh: tuple[int, ...]
+    scored: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    targets: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    most: int = 0
+    """How many of the likeliest tokens a scored row names."""
 
     @property
     def decoding(self) -> bool:

@@ -41,7 +41,8 @@ class Sampling(msgspec.Struct, array_like=True):
     ``presence_penalty`` and ``frequency_penalty`` look at the output, ``repetition_penalty`` (1 is
     none) at prompt and output. ``logit_bias`` is added by token id. No stop token is taken before
     there are ``min_tokens`` tokens of output. ``logprobs`` asks for that many of the likeliest
-    tokens beside the chosen one; None asks for nothing.
+    tokens beside the chosen one; None asks for nothing. ``prompt_logprobs`` is the same for the
+    tokens of the prompt, which come as :class:`PromptScores`.
     """
 
     max_tokens: int
@@ -59,6 +60,7 @@ class Sampling(msgspec.Struct, array_like=True):
     min_tokens: int = 0
     logprobs: int | None = None
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
 
 
 # ---- frontend to worker
@@ -299,6 +301,24 @@ class Tokens(msgspec.Struct, tag="tokens"):
     tokens: list[Token]
 
 
+class PromptScores(msgspec.Struct, tag="prompt_scores"):
+    """Log probabilities of tokens of a prompt, from the one at place ``first`` (1 or more) on.
+
+    Little-endian numbers of 4 bytes, token by token: float ``chosen`` and int ``ranks`` (1 is the
+    likeliest) of the token itself, int ``top_ids`` and float ``top`` of as many of the likeliest
+    ones as were asked for. They come in order, and all of them before the request's first token.
+    ``attempt`` is the submission's, as of a :class:`Token`.
+    """
+
+    request_id: str
+    attempt: int
+    first: int
+    chosen: bytes
+    ranks: bytes
+    top_ids: bytes
+    top: bytes
+
+
 class Dropped(msgspec.Struct, tag="dropped"):
     """A request that ended without a token: an error of its own, never of its neighbours.
 
@@ -428,6 +448,7 @@ FromWorker = (
     | Prepared
     | Ready
     | Tokens
+    | PromptScores
     | Dropped
     | MediaMissing
     | Report

@@ -230,11 +230,11 @@ class Decoder:
 
     def _experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of what the experts of ``layer`` make of ``x``."""
-        experts, gate_up, down = self.spec.mixture, layer.gate_up, layer.down
-        assert experts is not None
-        assert not isinstance(gate_up, Quantized)
-        assert not isinstance(down, Quantized)
-        return self._ops.experts(x, router, gate_up, down, experts.chosen, experts.normalised)
+        mixed = self.spec.mixture
+        assert mixed is not None
+        return self._ops.experts(
+            x, router, layer.gate_up, layer.down, mixed.chosen, mixed.normalised
+        )
 
     def _add_to(
         self,

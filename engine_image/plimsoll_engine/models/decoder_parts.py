@@ -147,7 +147,7 @@ def parts(
 ) -> dict[str, Part]:
     """Every tensor of the model by its name here. ``spec`` is the part of ``shard``.
 
-    ValueError where ``quantization`` covers half a matrix, or experts.
+    ValueError where ``quantization`` covers half a matrix, or a router.
     """
 
     def whole(source: str, *shape: int) -> Part:
@@ -182,9 +182,8 @@ def parts(
         if mixture is not None and layer in mixture.layers:
             router = f"{theirs}mlp.gate"
             found[f"{ours}router"] = whole(f"{router}.weight", mixture.experts, spec.hidden)
-            inner = [theirs + source for source, _ in (*mixture.gate_up(), *mixture.down(1))]
             if quantization is not None:
-                quantization.must_ignore([router, *inner], "routers and experts")
+                quantization.must_ignore(router, "a router")
             own = matrices | {
                 "gate_up": (mixture.gate_up(), spec.hidden, False),
                 "down": (mixture.down(spec.hidden), mixture.width, False),

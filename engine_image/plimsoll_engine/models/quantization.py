@@ -53,14 +53,12 @@ class Quantization:
             )
         return not kept
 
-    def must_ignore(self, paths: Sequence[str], what: str) -> None:
-        """ValueError where a layer at ``paths`` is quantized; ``what`` names them together."""
-        for path in paths:
-            if not self._ignores(path):
-                raise ValueError(
-                    f"field {FIELD}.ignore: must mean {path}; FP8 weights of {what} are not"
-                    " supported"
-                )
+    def must_ignore(self, path: str, what: str) -> None:
+        """ValueError where the layer at ``path``, which is ``what``, is quantized."""
+        if not self._ignores(path):
+            raise ValueError(
+                f"field {FIELD}.ignore: must mean {path}; FP8 weights of {what} are not supported"
+            )
 
     def _ignores(self, path: str) -> bool:
         return any(
@@ -104,8 +102,8 @@ def read(value: Any, tied: bool = False) -> Quantization | None:
     return found
 
 
-WHOLE = (HEAD, r"re:.*\.mlp\.gate$", r"re:.*\.mlp\.experts\..*")
-"""Layers that are never quantized here: the output head, and routers and experts."""
+WHOLE = (HEAD, r"re:.*\.mlp\.gate$")
+"""Layers that are never quantized here: the output head and routers."""
 
 
 def config_of(ignore: Sequence[str] = WHOLE) -> dict[str, Any]:

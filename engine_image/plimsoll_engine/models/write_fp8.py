@@ -3,10 +3,9 @@
     python -m plimsoll_engine.models.write_fp8 CHECKPOINT OUT
 
 The result has the form that :mod:`plimsoll_engine.models.quantization` reads, and vLLM as well: the
-matrices of all layers in e4m3 with a scale for each output channel, the rest as it was, and so are
-routers and experts. Nothing is
-calibrated: activations are quantized as they come. One file of the checkpoint is in memory at a
-time.
+matrices of all layers, those of experts as well, in e4m3 with a scale for each output channel. The
+rest is as it was, and so are routers. Nothing is calibrated: activations are quantized as they
+come. One file of the checkpoint is in memory at a time.
 """
 
 from __future__ import annotations

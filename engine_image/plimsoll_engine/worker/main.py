@@ -237,6 +237,8 @@ class Worker:
         self.hooks.after_step(sum(token.finish_reason is not None for token in output.tokens))
 
     def _answer(self, output: StepOutput) -> None:
+        for scores in output.scores:
+            self.channel.send(scores)
         if output.tokens:
             self.channel.send(worker_ipc.Tokens(self.engine.counters.steps, output.tokens))
         for dropped in output.dropped:

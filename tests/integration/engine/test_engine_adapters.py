@@ -138,9 +138,13 @@ def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_p
 def test_a_stream_with_an_adapter_outlives_restarts_and_its_unloading(
     start_engine: Any, adapters: Any
 ) -> None:
+    told = {"name": "second", "path": str(adapters["second"]), "base_model_name": "parent"}
     engine = start_engine(
-        "--enable-lora", "--lora-modules", *(f"{n}={p}" for n, p in adapters.items())
+        "--enable-lora", "--lora-modules", f"first={adapters['first']}", json.dumps(told)
     ).wait_ready()
+    cards = {card.id: card.model_dump() for card in engine.client.models.list()}
+    assert [cards[name]["parent"] for name in ("first", "second")] == ["tiny", "parent"]
+    assert cards["second"]["root"] == str(adapters["second"])
     whole = engine.stream(3, TOKENS, False, model="first")
     first = threading.Barrier(2)
     with ThreadPoolExecutor(1) as pool:

@@ -7,6 +7,8 @@ text is another one, and always the same.
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models.write_fp8 import write_fp8
+from plimsoll_faults.models import tiny_moe
 from tests.ranks import started
 
 STREAMS, TOKENS = 6, 200
@@ -29,6 +32,15 @@ def fp8(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fp8") / "model"
     write_fp8(tiny, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tiny checkpoint with experts, and the same in FP8."""
+    folder = tmp_path_factory.mktemp("experts")
+    tiny_moe.write_checkpoint(folder / "exact")
+    write_fp8(folder / "exact", folder / "fp8")
+    return folder / "exact", folder / "fp8"
 
 
 def held(engine: Any, owner: str) -> int:
@@ -67,6 +79,30 @@ def test_weights_alone_leave_the_text_as_it_is(engine: Any, start_engine: Any, f
     assert texts(start_engine(model=fp8).wait_ready()) == texts(engine)
 
 
+def test_experts_in_fp8_leave_the_text_as_it_is_over_a_restart_and_a_crash(
+    start_engine: Any, experts: tuple[Path, Path]
+) -> None:
+    exact, narrow = experts
+    wide = start_engine(model=exact).wait_ready()
+    expected, weights = texts(wide), held(wide, "weights")
+    engine = start_engine(*FLAGS, model=narrow).wait_ready()
+    assert texts(engine) == expected
+    assert len(set(expected)) == STREAMS
+    assert held(engine, "weights") < 0.55 * weights
+    with engine.streams(STREAMS, TOKENS, temperature=0.0) as futures:
+        engine.begin("restart", "experts-1")
+        operation = engine.finish("experts-1")
+        assert [future.result(120).text for future in futures] == expected
+    assert operation["kv_handover"] == "handed_over"
+    assert operation["carried_prefill_tokens"] == 0
+    engine.clean()
+    with engine.streams(STREAMS, TOKENS, temperature=0.0) as futures:
+        os.kill(engine.worker_pid(), signal.SIGKILL)
+        assert [future.result(120).text for future in futures] == expected
+    engine.clean()
+    assert held(engine, "weights") < 0.55 * weights
+
+
 def run(engine: EngineCore) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {str(number): [] for number in range(REQUESTS)}
     for number in range(REQUESTS):
@@ -81,14 +117,18 @@ def run(engine: EngineCore) -> dict[str, list[int]]:
     return found
 
 
-def test_two_ranks_make_the_tokens_of_one(fp8: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_two_ranks_make_the_tokens_of_one(
+    fp8: Path, experts: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
     torch.set_num_threads(1)
+    folder = fp8 if kind == "dense" else experts[1]
     found = []
     for size in (1, 2):
         config = WorkerConfig(
-            str(fp8), str(tmp_path), "unused", "float32", "cpu", max_num_seqs=8,
+            str(folder), str(tmp_path), "unused", "float32", "cpu", max_num_seqs=8,
             max_model_len=200, max_num_batched_tokens=24, block_size=4, num_blocks=100,
-            tensor_parallel_size=size, kv_cache_dtype="fp8",
+            tensor_parallel_size=size, kv_cache_dtype="fp8" if kind == "dense" else "auto",
         )  # fmt: skip
         with started(config) as (lifecycle, _):
             assert lifecycle.engine is not None

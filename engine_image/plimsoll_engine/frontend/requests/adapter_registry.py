@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.lora_modules import LoraModule
 
 
 class AdapterRefused(Exception):
@@ -35,6 +36,8 @@ class RegisteredAdapter:
     listed: bool = True
     users: int = 0
     required: bool = False
+    parent: str | None = None
+    """The name of the model that it changes, where it is not the served one."""
 
     def loading(self) -> worker_ipc.LoadAdapter:
         """Return what has a worker load it."""
@@ -46,13 +49,13 @@ class RegisteredAdapter:
 class AdapterRegistry:
     """At most ``most`` of them, 0 where the engine takes none; ``modules`` are of the start."""
 
-    def __init__(self, most: int, modules: Mapping[str, Path]) -> None:
+    def __init__(self, most: int, modules: Mapping[str, LoraModule]) -> None:
         self._most = most
         self._last = 0
         self._known: dict[int, RegisteredAdapter] = {}
-        for name, path in modules.items():
-            adapter = self.new(name, path)
-            adapter.required = True
+        for name, module in modules.items():
+            adapter = self.new(name, Path(module.path))
+            adapter.required, adapter.parent = True, module.base_model_name
             self.add(adapter)
 
     def new(self, name: str, path: Path) -> RegisteredAdapter:

@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.detokenize import Decode, Detokenizer, StopMatcher
+from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
+from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
 
@@ -46,12 +50,14 @@ class TokenLogprobs(NamedTuple):
 class Delta(NamedTuple):
     """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one.
 
-    The log probabilities are of all tokens since the last one, where they were asked for.
+    ``token_ids`` are all tokens since the last one. So are those of the log probabilities, where
+    they were asked for.
     """
 
     text: str
     finish_reason: str | None
     logprobs: list[TokenLogprobs]
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +86,9 @@ class Generation:
     """One running request."""
 
     __slots__ = (
-        "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "admission",
-        "attempt", "ended", "finish_reason", "media", "output_ids", "parked", "prompt_ids",
-        "request_id", "sampling", "started", "times", "wake", "with_worker",
+        "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "_taken",
+        "admission", "attempt", "ended", "finish_reason", "media", "output_ids", "parked",
+        "prompt_ids", "request_id", "sampling", "scores", "started", "times", "wake", "with_worker",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +123,11 @@ class Generation:
         self._stops = StopMatcher(stops)
         self._pending: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
+        most = sampling.prompt_logprobs
+        self.scores = None if most is None else PromptScores(len(prompt_ids), most)
+        """Of the prompt's tokens, where they were asked for."""
+        self._taken = 0
+        """How many of its tokens were taken."""
         self._error: tuple[str, str, str | None] | None = None
         self.wake = asyncio.Event() if wake is None else wake
         self.ended = asyncio.Event()
@@ -154,6 +165,11 @@ class Generation:
         if self.done:
             self.ended.set()
 
+    def score(self, message: worker_ipc.PromptScores) -> None:
+        """Take in what a worker says of the prompt."""
+        if self.scores is not None:
+            self.scores.add(message)
+
     def fail(self, error: RequestFailed) -> None:
         """End the request with an error; one that has ended already stays as it is."""
         if not self.done:
@@ -171,7 +187,9 @@ class Generation:
             raise RequestFailed(*self._error)
         if not self._pending and not self.done:
             return None
-        delta = Delta("".join(self._pending), self.finish_reason, self._logprobs)
+        new = self.output_ids[self._taken :]
+        delta = Delta("".join(self._pending), self.finish_reason, self._logprobs, new)
+        self._taken += len(new)
         self._pending.clear()
         self._logprobs = []
         return delta
@@ -187,10 +205,13 @@ class Generation:
         Tokens of an earlier one are none of its own.
         """
         self.attempt += 1
+        sampling = self.sampling
+        if self.scores is not None and self.scores.complete:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return Submit(
             self.request_id,
             self.prompt_ids,
-            self.sampling,
+            sampling,
             list(self.output_ids),
             priority=self.admission.priority,
             tenant=self.admission.tenant,
@@ -256,11 +277,15 @@ class RequestLog:
             generation.fail(RequestFailed(reason, message))
 
     def bytes(self) -> int:
-        """Memory of the tokens held: a list slot and, above the small integers, an object each."""
+        """Memory of the tokens held: a list slot and, above the small integers, an object each.
+
+        With what is known of the log probabilities of prompts.
+        """
         each = 8 + sys.getsizeof(1 << 20)
         running = self._running.values()
         prompts = {id(g.prompt_ids): len(g.prompt_ids) for g in running}  # choices share theirs
-        return each * (sum(prompts.values()) + sum(len(g.output_ids) for g in running))
+        tokens = sum(prompts.values()) + sum(len(g.output_ids) for g in running)
+        return each * tokens + sum(g.scores.nbytes for g in running if g.scores is not None)
 
     def media_bytes(self) -> int:
         """Return the bytes of the tensors of images and sounds, each counted once.

@@ -79,6 +79,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
+    def token_id(self, text: str) -> int | None:
+        """Return the token that is ``text``; None where no single one is."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return what each token stands for, special ones included."""
         texts: list[str] = self._tokenizer.decode_batch(

@@ -8,17 +8,21 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses_answer import Output
 from plimsoll_engine.api.tool_calls import CLOSE, OPEN, ToolCallParser
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
 CALL = OPEN + '\n{"name": "f", "arguments": {"a": 1}}\n' + CLOSE
-PIECES = st.lists(st.sampled_from([CALL, CALL[:9], CALL[9:], "text", "\n", OPEN, ""]), max_size=7)
+PARTS = [CALL, CALL[:9], CALL[9:], "text", "\n", OPEN, "", "</think>", "</thi"]
+PIECES = st.lists(st.sampled_from(PARTS), max_size=7)
 
 
-def played(pieces: list[str], reason: str) -> tuple[Output, list[dict[str, Any]]]:
-    output = Output("x", str, ToolCallParser())
+def played(
+    pieces: list[str], reason: str, thinks: bool = False
+) -> tuple[Output, list[dict[str, Any]]]:
+    output = Output("x", str, ToolCallParser(), ReasoningParser() if thinks else None)
     token = TokenLogprobs(7, Logprobs(-0.5, [7], [-0.5]))
     deltas = [Delta(piece, None, [token]) for piece in pieces] + [Delta("", reason, [])]
     events = []
@@ -30,9 +34,9 @@ def played(pieces: list[str], reason: str) -> tuple[Output, list[dict[str, Any]]
     return output, events
 
 
-@given(PIECES, st.sampled_from(["stop", "length"]))
-def test_events_build_up_the_items(pieces: list[str], reason: str) -> None:
-    output, events = played(pieces, reason)
+@given(PIECES, st.sampled_from(["stop", "length"]), st.booleans())
+def test_events_build_up_the_items(pieces: list[str], reason: str, thinks: bool) -> None:
+    output, events = played(pieces, reason, thinks)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     built: list[dict[str, Any]] = []
     texts: dict[str, str] = {}
@@ -54,6 +58,16 @@ def test_events_build_up_the_items(pieces: list[str], reason: str) -> None:
         text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         assert text == texts[item["id"]]
         assert item["status"] in ("completed", "incomplete")
+
+
+def test_reasoning_is_an_item_before_the_message() -> None:
+    output, _ = played(["<think>why", "</think>", "so", CALL], "stop", thinks=True)
+    kinds = [item["type"] for item in output.items]
+    assert kinds == ["reasoning", "message", "function_call"]
+    assert output.items[0]["content"] == [{"type": "reasoning_text", "text": "why"}]
+    assert output.items[1]["content"][0]["text"] == "so"
+    (cut,) = played(["why"], "length", thinks=True)[0].items
+    assert (cut["type"], cut["status"]) == ("reasoning", "incomplete")
 
 
 def test_every_token_has_its_log_probability() -> None:

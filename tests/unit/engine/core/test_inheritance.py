@@ -206,6 +206,28 @@ def test_the_successor_goes_on_without_prefill(
     assert new.engine.pool.used == 0
 
 
+def test_a_prompt_whose_log_probabilities_are_not_told_is_computed_again(
+    make: Make, tiny_model: Any
+) -> None:
+    """Its rows are what they are made of. A prompt that was told is not asked about again."""
+    memory = memory_of(tiny_model)
+    old, data = stopped(make, memory, 2)
+    new = make(memory, data)
+    for submit in submits():
+        submit.output_ids = [token for token, _ in old.said.get(submit.request_id, [])]
+        wants = submit.request_id in ("long", "greedy")
+        if wants:
+            submit.sampling = msgspec.structs.replace(submit.sampling, prompt_logprobs=2)
+        assert new.engine.submit(submit) is None
+    settled = new.engine.settle_inheritance()
+    assert settled is not None
+    assert settled.refused.keys() <= {"long", "greedy"}
+    assert "greedy" in settled.refused
+    assert settled.adopted
+    new.finish()
+    assert new.computed["greedy"] >= len(PROMPT) + 1
+
+
 def test_shared_blocks_stay_shared_and_prefixes_stay_known(make: Make, tiny_model: Any) -> None:
     memory = memory_of(tiny_model)
     old, data = stopped(make, memory, 5)

@@ -5,6 +5,7 @@ Tests ``plimsoll_engine/settings.py``.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from plimsoll_engine.__main__ import _parser
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, AdapterRegistry
+from plimsoll_engine.messages.lora_modules import LoraModule
 from plimsoll_engine.messages.worker_ipc import AdapterLoaded, UnloadAdapter
 from plimsoll_engine.settings import Settings, from_flags
 
@@ -35,9 +37,15 @@ def test_adapters_are_off_by_default(tmp_path: Path) -> None:
 def test_flags_reach_the_worker(tmp_path: Path) -> None:
     found = settings(
         tmp_path, "--enable-lora", "--max-lora-rank", "16", "--lora-modules",
-        f"one={tmp_path}/adapter", f"two={tmp_path}/adapter",
+        f"one={tmp_path}/adapter", json.dumps({"name": "two", "path": f"{tmp_path}/adapter"}),
+        json.dumps({"name": "=", "path": f"{tmp_path}/adapter", "base_model_name": "base"}),
     )  # fmt: skip
-    assert found.lora_modules == dict.fromkeys(("one", "two"), tmp_path / "adapter")
+    path = str(tmp_path / "adapter")
+    assert found.lora_modules == {
+        "one": LoraModule("one", path),
+        "two": LoraModule("two", path),
+        "=": LoraModule("=", path, "base"),
+    }
     config = found.worker_config()
     assert (config.max_loras, config.max_lora_rank) == (4, 16)
 
@@ -46,6 +54,14 @@ WRONG = [
     (["--lora-modules", "one={0}/adapter"], "--lora-modules: needs --enable-lora"),
     (["--enable-lora", "--tensor-parallel-size", "2"], "--enable-lora: .*one GPU"),
     (["--enable-lora", "--lora-modules", "one"], "--lora-modules one: give NAME=PATH"),
+    (["--enable-lora", "--lora-modules", '{{"name": "a"}}'], "missing required field `path`"),
+    (["--enable-lora", "--lora-modules", '{{"name": "", "path": "/"}}'], "length >= 1"),
+    (
+        ["--enable-lora", "--lora-modules", '{{"name": "a", "path": "/", "rank": 1}}'],
+        "unknown field `rank`",
+    ),
+    (["--enable-lora", "--lora-modules", '{{"name": "a"'], "--lora-modules .*truncated"),
+    (["--enable-lora", "--lora-modules", '{{"name": "a", "path": "{0}/no"}}'], "no such folder"),
     (["--enable-lora", "--lora-modules", "=x"], "--lora-modules =x: give NAME=PATH"),
     (["--enable-lora", "--lora-modules", "one={0}/no"], "/no: no such folder"),
     (["--enable-lora", "--lora-modules", "model={0}/adapter"], "the name model is taken"),
@@ -64,7 +80,7 @@ def test_a_wrong_flag_is_named(flags: list[str], message: str, tmp_path: Path) -
 
 
 def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> None:
-    adapters = AdapterRegistry(2, {"one": Path("/one")})
+    adapters = AdapterRegistry(2, {"one": LoraModule("one", "/one")})
     one = adapters.find("one")
     assert one is not None
     assert one.required
@@ -92,7 +108,7 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
 
 
 def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
-    adapters = AdapterRegistry(1, {"one": Path("/one")})
+    adapters = AdapterRegistry(1, {"one": LoraModule("one", "/one")})
     (one,) = adapters.known()
     adapters.use(one)
     assert adapters.loaded(AdapterLoaded("", one.number, "no such file")) is one

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.frontend.requests.request_log import (
+    Delta,
     Generation,
     QueueFull,
     RequestFailed,
@@ -89,7 +90,7 @@ def test_a_stop_string_over_two_tokens_ends_the_text_before_it() -> None:
         one = generation(stops=["lo w"])
         for token in "hello world":
             one.push(ord(token), None)
-        assert one.take() == ("hel", "stop", [])
+        assert one.take() == Delta("hel", "stop", [], [ord(c) for c in "hello w"])
         assert one.output_ids == [ord(c) for c in "hello w"]
 
     asyncio.run(run())

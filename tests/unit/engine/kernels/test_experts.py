@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.kernels import experts, routing
+from plimsoll_engine.kernels import experts, quantized, routing
 from plimsoll_engine.kernels.experts import FEW, FEW_PAIRS, MANY, SOME, SOME_PAIRS, WIDE_FEW
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
+from plimsoll_engine.kernels.quantized import Quantized
 from plimsoll_engine.kernels.reference import ReferenceOps
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -49,7 +50,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded(rounds_as_the_device: None) -> None:
     torch.manual_seed(23)
 
 
@@ -69,6 +70,61 @@ def test_experts_equal_their_reference(
     assert (found.shape, found.dtype) == (x.shape, dtype)
     assert error(found, REFERENCE.experts(x, *weights, chosen, normalised)) < tolerance
     assert torch.equal(x, before)
+
+
+def narrow(weight: torch.Tensor) -> Quantized:
+    return Quantized(*quantized.quantize(weight))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (NARROW, 2e-2)], ids=str)
+@pytest.mark.parametrize("which", ["both", "gate_up", "down"])
+@pytest.mark.parametrize(
+    ("tokens", "count", "chosen", "hidden", "width"), [(1, 5, 3, 70, 42), (30, 4, 2, 40, 17)]
+)
+def test_quantized_experts_equal_their_reference(
+    tokens: int, count: int, chosen: int, hidden: int, width: int, which: str,
+    dtype: torch.dtype, tolerance: float,
+) -> None:  # fmt: skip
+    """The kernel rounds the inner columns once more or less before they are quantized, so that
+    some fall to the other side of two values of e4m3. Wrong scales or rows are off by far more, and
+    so is what the exact weights give."""
+    router, *exact = mixture(count, hidden, width, dtype)
+    weights: list[Any] = [
+        narrow(weight) if which in ("both", name) else weight
+        for name, weight in zip(("gate_up", "down"), exact, strict=True)
+    ]
+    for weight in weights:
+        if isinstance(weight, Quantized):  # each row has its own size
+            weight.scales.mul_(torch.rand_like(weight.scales) + 0.2)
+    x = draw(tokens, hidden, dtype=dtype) * torch.logspace(-1, 1, tokens)[:, None].to(DEVICE, dtype)
+    found = FUSED.experts(x, router, weights[0], weights[1], chosen, True)
+    assert (found.shape, found.dtype) == (x.shape, dtype)
+    expected = REFERENCE.experts(x, router, weights[0], weights[1], chosen, True)
+    for row, wanted in zip(found, expected, strict=True):
+        assert error(row, wanted) < tolerance
+
+
+@pytest.mark.parametrize("tile", [*experts.tiles(torch.float32), *experts.tiles(NARROW)])
+def test_every_tile_computes_the_same_of_quantized_weights(tile: Any) -> None:
+    dtype = torch.float32 if tile in experts.tiles(torch.float32) else NARROW
+    router, *exact = mixture(3, 80, 56, dtype)
+    gate_up, down = (narrow(weight) for weight in exact)
+    x = draw(19, 80, dtype=dtype)
+    routes = routing.route(x @ router.T, 2, True, tile.rows, tile.sort)
+    found = experts._products(x, gate_up, down, routes, tile)
+    expected = REFERENCE.experts(x, router, gate_up, down, 2, True)
+    assert error(found, expected) < (2e-3 if dtype == torch.float32 else 2e-2)
+
+
+def test_a_row_of_zeros_leaves_the_others_as_they_are() -> None:
+    """Its scale is the smallest there is, and its result is zero."""
+    router, *exact = mixture(3, 64, 32, torch.float32)
+    gate_up, down = (narrow(weight) for weight in exact)
+    x = draw(4, 64)
+    x[2] = 0.0
+    found = FUSED.experts(x, router, gate_up, down, 2, True)
+    assert not bool(found[2].any())
+    assert error(found, REFERENCE.experts(x, router, gate_up, down, 2, True)) < 2e-3
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)

@@ -30,27 +30,10 @@ NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 
 
 @pytest.fixture(autouse=True)
-def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def seeded(monkeypatch: pytest.MonkeyPatch, rounds_as_the_device: None) -> None:
     torch.manual_seed(23)
     if DEVICE.type == "cpu":
         monkeypatch.setattr(decode_attention, "PROGRAMS", 24)  # one runs after the other
-        rounds_as_the_device(monkeypatch)
-
-
-def rounds_as_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter (3.6) loses the carry of a mantissa that is rounded up to the next power
-    of two: 7.8 becomes 4. torch's conversion takes its place, for e4m3 alone."""
-    from triton.runtime import interpreter
-
-    convert = interpreter._convert_float
-
-    def converts(data: Any, source: Any, target: Any, mode: Any) -> Any:
-        if target.name != "fp8e4nv" or source.name != "fp32":
-            return convert(data, source, target, mode)
-        narrow = torch.from_numpy(data.copy()).to(FP8)
-        return narrow.view(torch.uint8).numpy().reshape(data.shape)
-
-    monkeypatch.setattr(interpreter, "_convert_float", converts)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,0 +1,152 @@
+"""One choice of a chat: its chunks, or the message that they add up to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from plimsoll_engine.api import logprobs
+from plimsoll_engine.api.logprobs import TokenText
+from plimsoll_engine.api.reasoning import ReasoningParser, Split
+from plimsoll_engine.api.tool_calls import Parsed, ToolCall, ToolCallParser
+from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
+
+
+class ChatChoice:
+    """One choice of ``/v1/chat/completions``. ``parser`` takes tool calls out of the text.
+
+    With ``ids`` it names its tokens. ``reasoning`` separates what the model thinks from its answer;
+    with ``hidden`` that is left out.
+    """
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        index: int,
+        text_of: TokenText,
+        parser: ToolCallParser | None,
+        ids: bool = False,
+        reasoning: ReasoningParser | None = None,
+        hidden: bool = False,
+    ) -> None:
+        self.index = index
+        self.prompt_logprobs: list[msgspec.Raw] | None = None
+        self._ids: list[int] | None = [] if ids else None
+        self._text_of = text_of
+        self._parser = parser
+        self._reasoning = reasoning
+        self._hidden = hidden
+        self._thoughts: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._texts: list[str] = []
+        self._logprobs: list[msgspec.Raw] = []
+        self._finish_reason: str | None = None
+
+    def first(self) -> dict[str, Any] | None:
+        """Return what a stream opens with: the role."""
+        return self._chunk({"role": "assistant", "content": ""}, (), None)
+
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """Yield what a stream sends of ``delta``: text and tool calls in chunks of their own."""
+        parsed = self._parse(delta)
+        # Log probabilities and tokens go with the first chunk there is.
+        tokens, ids = delta.logprobs, delta.token_ids
+        if parsed.reasoning:
+            yield self._chunk(_thought(parsed.reasoning), tokens, None, ids)
+            tokens, ids = [], ()
+        if parsed.text:
+            yield self._chunk({"content": parsed.text}, tokens, None, ids)
+            tokens, ids = [], ()
+        for call in parsed.calls:
+            self._calls.append(call)
+            entry = {"index": len(self._calls) - 1} | _call(call)
+            yield self._chunk({"tool_calls": [entry]}, tokens, None, ids)
+            tokens, ids = [], ()
+        if delta.finish_reason is not None:
+            yield self._chunk({}, tokens, self._reason(delta.finish_reason), ids)
+        elif tokens or (ids and self._ids is not None):
+            yield self._chunk({"content": ""}, tokens, None, ids)
+
+    def add(self, delta: Delta) -> None:
+        """Collect ``delta`` for an answer that is not streamed."""
+        parsed = self._parse(delta)
+        self._texts.append(parsed.text)
+        self._thoughts.append(parsed.reasoning)
+        self._calls += parsed.calls
+        if self._ids is not None:
+            self._ids += delta.token_ids
+        self._logprobs += logprobs.chat(delta.logprobs, self._text_of)
+        self._finish_reason = delta.finish_reason
+
+    def whole(self) -> dict[str, Any]:
+        """Return the choice of an answer that is not streamed.
+
+        ``content`` is null beside calls of tools alone.
+        """
+        content: str | None = "".join(self._texts)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self._reasoning is not None:
+            message |= _thought("".join(self._thoughts) or None) | {"content": content or None}
+        if self._calls:
+            message["content"] = content if content and content.strip() else None
+            message["tool_calls"] = [_call(call) for call in self._calls]
+        return {
+            "index": self.index,
+            "message": message,
+            "logprobs": logprobs.around(self._logprobs),
+            "finish_reason": self._reason(self._finish_reason),
+            "token_ids": self._ids,
+        }
+
+    def _parse(self, delta: Delta) -> Parsed:
+        thought, text = split(self._reasoning, delta)
+        parsed = Parsed(text) if self._parser is None else self._parser.push(text)
+        if self._parser is not None and delta.finish_reason is not None:
+            parsed.text += self._parser.finish().text
+        parsed.reasoning = "" if self._hidden else thought
+        return parsed
+
+    def _reason(self, finish_reason: str | None) -> str | None:
+        return "tool_calls" if finish_reason == "stop" and self._calls else finish_reason
+
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        tokens: Sequence[TokenLogprobs],
+        finish_reason: str | None,
+        ids: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        chunk: dict[str, Any] = {
+            "index": self.index,
+            "delta": delta,
+            "logprobs": logprobs.around(logprobs.chat(tokens, self._text_of)),
+            "finish_reason": finish_reason,
+        }
+        return chunk if self._ids is None else chunk | {"token_ids": ids}
+
+
+def split(parser: ReasoningParser | None, delta: Delta) -> Split:
+    """Return the reasoning in ``delta``, and what is none."""
+    if parser is None:
+        return Split(content=delta.text)
+    found = parser.push(delta.text)
+    if delta.finish_reason is None:
+        return found
+    return found._replace(reasoning=found.reasoning + parser.finish().reasoning)
+
+
+def _thought(text: str | None) -> dict[str, Any]:
+    """Return reasoning by DeepSeek's name of the field, and by vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

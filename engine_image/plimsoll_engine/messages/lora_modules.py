@@ -1,0 +1,33 @@
+"""One value of ``--lora-modules``: NAME=PATH, or vLLM's JSON object. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+
+
+class LoraModule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """An adapter that is there from the start.
+
+    ``base_model_name`` is the parent that ``/v1/models`` tells; None for the served model's name.
+    """
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    path: Text
+    base_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
+
+
+def parse(text: str) -> LoraModule:
+    """Return what ``text`` says; ValueError where it says neither form."""
+    if text.lstrip().startswith("{"):
+        try:
+            return msgspec.json.decode(text, type=LoraModule)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise ValueError("give NAME=PATH, or a JSON object with name and path")
+    return LoraModule(name, path)
