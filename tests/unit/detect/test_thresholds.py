@@ -44,7 +44,7 @@ def test_the_less_a_growth_says_the_more_of_the_budget_it_takes() -> None:
         at.certain_share,
     ]
     day = at.hurried_share + at.share_a_decade * math.log10(86400 / at.urgent_s)
-    assert at.hurried_share + at.share_a_doubt < day < at.certain_share
+    assert at.hurried_share + at.share_an_alternative < day < at.certain_share
     assert shares == sorted(shares)
     assert shares[0] > 0
     assert shares[-1] < 1

@@ -102,34 +102,34 @@ def unconfirmed(now: Standing, suspected: Hysteresis) -> str | None:
     at = THRESHOLDS
     if now.ratio >= at.certain_share or not (now.lasts(at.urgent_s) or now.in_long_step):
         return None
-    doubts = _doubts(now, suspected)
+    alternatives = _alternatives(now, suspected)
     grows = now.state.bytes_per_s is not None
-    if grows and now.ratio >= needed_share(now, len(doubts)):
+    if grows and now.ratio >= needed_share(now, len(alternatives)):
         return None
-    if not doubts and _straight(now, suspected.trend):
+    if not alternatives and _straight(now, suspected.trend):
         return None
-    likeliest = doubts[0] if doubts else "warm-up or a cache that still fills"
+    likeliest = alternatives[0] if alternatives else "warm-up or a cache that still fills"
     return f"may be {likeliest}, unless the growth continues"
 
 
-def needed_share(now: Standing, doubts: int) -> float:
+def needed_share(now: Standing, alternatives: int) -> float:
     """Return the share of the budget from which growth is believed, by the time that is left."""
     at, left = THRESHOLDS, now.state.exhaustion_s
     times = (now.window_s if left is None else min(left, now.window_s)) / at.urgent_s
     waits = at.share_a_decade * math.log10(max(1.0, times))
-    return at.hurried_share + waits + at.share_a_doubt * doubts
+    return at.hurried_share + waits + at.share_an_alternative * alternatives
 
 
-def _doubts(now: Standing, suspected: Hysteresis) -> list[str]:
+def _alternatives(now: Standing, suspected: Hysteresis) -> list[str]:
     """Return the mechanisms of healthy engines that this growth resembles."""
-    at, trend, doubts = THRESHOLDS, suspected.trend, []
+    at, trend, alternatives = THRESHOLDS, suspected.trend, []
     if now.segment in REUSABLE or now.growth < at.continued * suspected.begun:
-        doubts.append("memory that an allocator retains")
+        alternatives.append("memory that an allocator retains")
     if trend.busier:
-        doubts.append("caused by rising load")
+        alternatives.append("caused by rising load")
     if now.life(trend) < at.begun_late:
-        doubts.append("temporary work that started later")
-    return doubts
+        alternatives.append("temporary work that started later")
+    return alternatives
 
 
 def _straight(now: Standing, trend: Trend) -> bool:

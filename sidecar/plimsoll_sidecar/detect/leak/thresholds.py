@@ -27,7 +27,7 @@ class Thresholds:
     share_a_decade: float = 0.15
     """Each tenfold of the time that is left demands so much more: .5 with 10 minutes, .65 with 100,
     .78 with half a day. What fills something up evenly has mostly ended by then."""
-    share_a_doubt: float = 0.2
+    share_an_alternative: float = 0.2
     """Each mechanism of healthy engines that the growth resembles demands so much more."""
     certain_share: float = 0.9
     """Whatever a growth may be, it is believed from here on."""
