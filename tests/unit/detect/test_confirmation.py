@@ -5,15 +5,18 @@ Tests ``detect/leak/suspicion.py``.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
+from plimsoll_api.assessment import BudgetState
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.detect.leak.suspicion import Standing, needed_share
 from plimsoll_sidecar.replay import ReplayLine, judge
 
 HOUR = 3600.0
@@ -107,6 +110,32 @@ def test_what_fills_up_is_believed_later_than_what_goes_on_at_its_pace() -> None
     assert confirmed(series) == []
     steady_one = Series(duration=3 * HOUR, interval=10, leak=steady(310 * MIB / 3000, 60.0))
     assert confirmed(steady_one)
+
+
+def standing(left_s: float | None, window_s: float = 24 * HOUR) -> Standing:
+    state = BudgetState(consumed_ratio=0.5, exhaustion_s=left_s)
+    return Standing(state, window_s, 0.0, HOUR, None, False)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "share"),
+    [(1.0, 0.35), (60.0, 0.35), (600.0, 0.5), (6000.0, 0.65), (24 * HOUR, 0.824), (1e9, 0.824)],
+)
+def test_the_more_time_is_left_the_more_of_the_budget_is_needed(
+    left_s: float, share: float
+) -> None:
+    assert needed_share(standing(left_s), 0) == pytest.approx(share, abs=0.001)
+
+
+def test_growth_that_has_stopped_needs_as_much_as_if_the_budget_lasted_for_its_window() -> None:
+    assert needed_share(standing(None), 0) == needed_share(standing(24 * HOUR), 0)
+
+
+@pytest.mark.parametrize("left_s", [60.0, 6000.0])
+def test_each_other_mechanism_that_it_resembles_needs_as_much_more(left_s: float) -> None:
+    shares = [needed_share(standing(left_s), alternatives) for alternatives in range(4)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(shares)]
+    assert steps == pytest.approx([0.2] * 3)
 
 
 def test_growth_with_a_load_that_climbs_slowly_is_not_believed() -> None:
