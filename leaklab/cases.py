@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from leaklab import editions, hangs_seen, hangs_unseen
+from leaklab import editions, hangs_causes, hangs_seen, hangs_unseen
 from leaklab.editions import Edition
 from leaklab.leaks_known import Mechanism
+from leaklab.origins import Origin, origin_of
 from leaklab.series import (
     GIB,
     MIB,
@@ -49,7 +50,8 @@ class Split(StrEnum):
 @dataclass
 class Case:
     """One labelled run. ``starts`` is when its leak or stall begins, None for a negative;
-    ``trigger`` what a leak follows, where a run was made to ask that."""
+    ``trigger`` what a leak follows, where a run was made to ask that. ``origin`` says where the
+    budget of a negative comes from, in editions in which it has one."""
 
     name: str
     family: str
@@ -59,6 +61,7 @@ class Case:
     starts: float | None = None
     segment: str | None = None
     trigger: str | None = None
+    origin: Origin | None = None
     budget: int = 512 * MIB
     window_s: float = DAY
 
@@ -72,8 +75,8 @@ class Case:
 
 EDITIONS = {
     Split.DEVELOPMENT: (editions.DEVELOPMENT,),
-    Split.SEEN: (editions.EARLIER, editions.NINTH),
-    Split.TEST: (editions.TENTH,),
+    Split.SEEN: (editions.EARLIER, editions.NINTH, editions.TENTH),
+    Split.TEST: (editions.ELEVENTH,),
 }
 LEAKS = {
     split: tuple(mechanism for edition in of for mechanism in edition.mechanisms)
@@ -93,6 +96,7 @@ FOLLOWED = {
     "audios": ("audios_total", 0.6, "spells"),
     "adapters": ("adapters_total", 0.05, "jittered"),
     "prefixes": ("distinct_prompts_total", 2.2, "telegraph"),
+    "preemptions": ("preemptions_total", 0.2, "overflow"),
 }
 """The counter that a leak follows, its mean a second, and how it grows."""
 AT_REST = {"load", "bursty", *FOLLOWED}
@@ -224,7 +228,7 @@ def stalls(split: Split) -> list[Case]:
     collective, for one rank sleeps on. A scheduler starves that counts blocks as taken which nobody
     has: all requests wait and none is run. Behind a kernel that never ends requests pile up, until
     as many clients give up as come. A link that flaps is lost for seconds at a time, and at last
-    for good. Later ones are in ``hangs_seen`` and ``hangs_unseen``."""
+    for good. Later ones are in ``hangs_seen``, ``hangs_causes`` and ``hangs_unseen``."""
     met: Counter[str] = Counter()
     cases = []
     for edition in EDITIONS[split]:
@@ -251,10 +255,9 @@ def _stall(split: Split, edition: Edition, name: str, at: float, seed: int) -> C
             fine=True,
             interval=HANGS_S[(seed + len(name)) % len(HANGS_S)],
         )
-    if name in hangs_seen.TIMES:
-        series = hangs_seen.hanging(series, name, at, seed)
-    if name in hangs_unseen.TIMES:
-        series = hangs_unseen.hanging(series, name, at, seed)
+    for kinds in (hangs_seen, hangs_causes, hangs_unseen):
+        if name in kinds.TIMES:
+            series = kinds.hanging(series, name, at, seed)
     if name == "few":
         series.load = flat(4.0)
     if name == "woken":
@@ -320,8 +323,14 @@ class Watched:
     def __call__(self, seed: int) -> Series:
         return self.build(seed)
 
+    def seed(self, name: str, number: int) -> int:
+        return _seed(self.edition.name, name, number)
+
     def run(self, name: str, number: int) -> Series:
-        return viewed(self.build(_seed(self.edition.name, name, number)), self.place + number)
+        return viewed(self.build(self.seed(name, number)), self.place + number)
+
+    def origin(self, name: str, number: int) -> Origin | None:
+        return origin_of(self.seed(name, number)) if self.edition.observed else None
 
 
 def watched(edition: Edition, families: dict[str, Build]) -> dict[str, Build]:
@@ -333,15 +342,12 @@ def watched(edition: Edition, families: dict[str, Build]) -> dict[str, Build]:
 
 def negatives(split: Split, seeds: int, families: dict[Split, dict[str, Build]]) -> list[Case]:
     """Each family's runs."""
-    return [
-        Case(
-            f"{name}-{seed}",
-            name,
-            split,
-            build.run(name, seed)
-            if isinstance(build, Watched)
-            else build(_seed(split, name, seed)),
-        )
-        for name, build in families[split].items()
-        for seed in range(seeds)
-    ]
+    cases = []
+    for name, build in families[split].items():
+        for seed in range(seeds):
+            if isinstance(build, Watched):
+                series, origin = build.run(name, seed), build.origin(name, seed)
+            else:
+                series, origin = build(_seed(split, name, seed)), None
+            cases.append(Case(f"{name}-{seed}", name, split, series, origin=origin))
+    return cases

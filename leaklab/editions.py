@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from leaklab import hangs_seen, hangs_unseen, leaks_busy, leaks_known, leaks_seen, leaks_unseen
+from leaklab import (
+    hangs_causes,
+    hangs_seen,
+    hangs_unseen,
+    leaks_busy,
+    leaks_known,
+    leaks_seen,
+    leaks_unseen,
+    leaks_varied,
+    unseen_shapes,
+)
 from leaklab.leaks_known import Mechanism
 from leaklab.series import MIB
 
@@ -23,7 +33,8 @@ class Edition:
     names none. ``bursts`` are the pulses until the budget is spent and the share of the time that
     each takes; ``swells`` the requests in flight at low and high load, and how often they
     alternate. Where runs are ``alike``, healthy and leaking ones are watched in the ways of
-    ``views``, and each leak has spent 125 % of its budget to the byte at its end."""
+    ``views``, and each leak has spent 125 % of its budget to the byte at its end. Where budgets are
+    ``observed``, each healthy run has one of the ``origins``."""
 
     name: str
     mechanisms: tuple[Mechanism, ...]
@@ -33,6 +44,7 @@ class Edition:
     bursts: tuple[int, float]
     swells: tuple[int, int, int]
     alike: bool = True
+    observed: bool = False
 
 
 _SPENT_S = {
@@ -97,7 +109,7 @@ NINTH = Edition(
 )
 TENTH = Edition(
     "tenth",
-    mechanisms=leaks_unseen.MECHANISMS,
+    mechanisms=leaks_varied.MECHANISMS,
     spent_s={
         "fast": 92.0,
         "brisk": 700.0,
@@ -105,8 +117,24 @@ TENTH = Edition(
         "hours": 3.6 * HOUR,
         "slow": 14.8 * HOUR,
     },
-    hangs=hangs_unseen.TIMES,
+    hangs=hangs_causes.TIMES,
     shapes=(*_SHAPES, "telegraph", "settling", "humps", "jobs", "compounding", "prefixes"),
     bursts=(6, 0.2),
     swells=(3, 16, 5),
+)
+ELEVENTH = Edition(
+    "eleventh",
+    mechanisms=leaks_unseen.MECHANISMS,
+    spent_s={
+        "fast": 94.0,
+        "brisk": 480.0,
+        "minutes": 3400.0,
+        "hours": 5.6 * HOUR,
+        "slow": 15 * HOUR,
+    },
+    hangs=hangs_unseen.TIMES,
+    shapes=(*_SHAPES, *unseen_shapes.SHARES),
+    bursts=(7, 0.3),
+    swells=(2, 18, 6),
+    observed=True,
 )

@@ -1,11 +1,12 @@
-"""How engines hang, for the test split: what is seen of it differs, steps end in each.
+"""How engines hang, for the test split: what stops them differs, steps end in each.
 
-No file can be opened any more: the frontend takes in nobody and answers no probe. A debugger or the
-kernel's freezer has stopped the worker, which uses no time at all. The worker is above its soft
-limit of memory, and the kernel lets it do nothing but look for pages to give back. An adapter's
-file lies on a mount whose server is gone. Two long requests push one another out of the cache for
-ever. The device has fallen off its bus, and clients give up one by one. A regular expression tries
-all ways to match within the engine's loop. A trainer has paused the engine, and has died.
+Whoever reads the engine's log is gone, and the worker waits to write a line. Nobody reads the ring
+in which answers are handed over, and it is full. A machine that was asleep has woken, and the
+scheduler waits until a moment by a clock that has jumped. Ranks do not agree whether there is one
+more step, so that all take in requests and none begins. After hours with nobody there, whoever had
+to wake the worker has missed its turn. Answers are held until a service has looked at them which
+answers no more. A step fails, is tried again and fails again, for ever. The first request in the
+queue needs more room than the engine has, and nobody may pass it.
 """
 
 from __future__ import annotations
@@ -18,25 +19,23 @@ from dataclasses import replace
 from leaklab.series import MIB, Curve, Series
 
 TIMES = {
-    "descriptors": 1130.0,
-    "stopped": 2410.0,
-    "reclaimed": 1690.0,
-    "mount": 640.0,
-    "livelock": 2080.0,
-    "lost device": 1420.0,
-    "backtracking": 2870.0,
-    "unresumed": 980.0,
+    "full pipe": 1240.0,
+    "unread ring": 2290.0,
+    "jumped clock": 1810.0,
+    "phantom step": 2730.0,
+    "missed waking": 2050.0,
+    "silent moderator": 1570.0,
+    "failing step": 880.0,
+    "oversized first": 2480.0,
 }
 """When each comes, by name."""
-UNANSWERED = {"descriptors"}
-"""Of these nothing is known but that nobody is answered."""
 
 
 def hanging(series: Series, name: str, at: float, seed: int) -> Series:
     """The engine that hangs at ``at``: its totals stand still from then on. Its processor time is
     known where it was known before."""
     rng = random.Random(f"{name}/{seed}")
-    every, lasts = rng.uniform(30, 300), rng.uniform(1, 14)
+    every, lasts = rng.uniform(30, 280), rng.uniform(1, 13)
     usual = replace(series, paused=lambda t: t % every < lasts, counters={})
     hangs = _WAYS[name](usual, at, rng)
     return hangs if series.cpu_s else replace(hangs, cpu_s=None)
@@ -47,135 +46,140 @@ def _until(total: Curve, at: float) -> Curve:
 
 
 def _piled(rng: random.Random, at: float) -> Curve:
-    """Who waits: some come and stay, up to a bound."""
-    comes, most = rng.uniform(0.05, 2.0), rng.uniform(5, 150)
+    """Who has come since and stays, up to a bound."""
+    comes, most = rng.uniform(0.04, 1.5), rng.uniform(4, 120)
     return lambda t: min(most, comes * max(0.0, t - at))
 
 
 def _busy(rng: random.Random, at: float, then: float) -> Curve:
     """Processor time of which some cores are used, and ``then`` of them when the engine hangs."""
-    cores = rng.uniform(0.8, 4)
+    cores = rng.uniform(0.6, 3.5)
     return lambda t: cores * min(t, at) + then * max(0.0, t - at)
 
 
-def _queued(series: Series, count: int, waiting: Curve) -> Series:
+def _queued(series: Series, load: float, running: Curve, waiting: Curve) -> Series:
     return replace(
         series,
-        load=lambda t: float(count),
-        counters={
-            "running": lambda t: count,
-            "waiting": waiting,
-            "inflight": lambda t: count + waiting(t),
-        },
-    )
-
-
-def _descriptors(series: Series, at: float, rng: random.Random) -> Series:
-    return replace(series, unresponsive=lambda t: t >= at, cpu_s=_busy(rng, at, 0.02))
-
-
-def _stopped(series: Series, at: float, rng: random.Random) -> Series:
-    queued = _queued(series, rng.randint(3, 20), _piled(rng, at))
-    return replace(queued, cpu_s=_busy(rng, at, 0.0))
-
-
-def _reclaimed(series: Series, at: float, rng: random.Random) -> Series:
-    """Its memory had gone up with its requests, and stays."""
-    height, rises = rng.uniform(30, 250) * MIB, rng.uniform(60, 0.9 * at)
-    queued = _queued(series, rng.randint(8, 30), _piled(rng, at))
-    return replace(
-        queued,
-        other=lambda t: height * min(1.0, max(0.0, 1 - (at - t) / rises)),
-        other_in="anonymous_other",
-        cpu_s=_busy(rng, at, rng.uniform(0.1, 1.0)),
-    )
-
-
-def _mount(series: Series, at: float, rng: random.Random) -> Series:
-    queued = _queued(series, rng.randint(1, 12), _piled(rng, at))
-    adapters = _until(lambda t: 0.01 * t, at)
-    return replace(
-        queued,
-        cpu_s=_busy(rng, at, 0.02),
-        counters=queued.counters | {"adapters_total": adapters},
-    )
-
-
-def _livelock(series: Series, at: float, rng: random.Random) -> Series:
-    turn = rng.uniform(1.5, 9)
-
-    def first(t: float) -> float:
-        """One of the two runs, in name, and the other waits; else both do."""
-        return 1.0 if t < at or t % turn < 0.5 * turn else 0.0
-
-    return replace(
-        series,
-        load=lambda t: 2.0,
-        cpu_s=_busy(rng, at, 1.0),
-        counters={
-            "running": lambda t: 2 * first(t) if t < at else first(t),
-            "waiting": lambda t: 0.0 if t < at else 2 - first(t),
-            "inflight": lambda t: 2,
-            "kv_usage_ratio": lambda t: 0.5 + 0.45 * t / at if t < at else 0.96 + 0.03 * first(t),
-            "prompt_tokens_total": _until(lambda t: 1500 * t, at),
-        },
-    )
-
-
-def _lost_device(series: Series, at: float, rng: random.Random) -> Series:
-    """A few clients have no time limit, and stay."""
-    count, stay, patience = rng.randint(10, 40), rng.randint(1, 4), rng.uniform(40, 400)
-
-    def given_up(t: float) -> float:
-        return math.floor((count - stay) * -math.expm1(-max(0.0, t - at) / patience))
-
-    def running(t: float) -> float:
-        return count - given_up(t)
-
-    return replace(
-        series,
-        load=lambda t: float(count),
-        cpu_s=_busy(rng, at, 1.0),
+        load=lambda t: load,
         counters={
             "running": running,
-            "inflight": running,
-            "aborted_total": lambda t: 0.01 * min(t, at) + given_up(t),
+            "waiting": waiting,
+            "inflight": lambda t: running(t) + waiting(t),
         },
     )
 
 
-def _backtracking(series: Series, at: float, rng: random.Random) -> Series:
-    queued = _queued(series, rng.randint(2, 16), _piled(rng, at))
-    tokens = _until(lambda t: 2200 * t, at)
+def _full_pipe(series: Series, at: float, rng: random.Random) -> Series:
+    count = rng.randint(2, 24)
+    queued = _queued(series, count, lambda t: count, _piled(rng, at))
+    return replace(queued, cpu_s=_busy(rng, at, 0.01))
+
+
+def _unread_ring(series: Series, at: float, rng: random.Random) -> Series:
+    """The ring fills within a minute or so before, in shared memory."""
+    count, size, fills = rng.randint(4, 30), rng.uniform(8, 120) * MIB, rng.uniform(10, 90)
+    queued = _queued(series, count, lambda t: count, _piled(rng, at))
     return replace(
         queued,
+        other=lambda t: size * min(1.0, max(0.0, 1 - (at - t) / fills)),
+        other_in="shared",
         cpu_s=_busy(rng, at, 1.0),
-        counters=queued.counters | {"prompt_tokens_total": tokens},
     )
 
 
-def _unresumed(series: Series, at: float, rng: random.Random) -> Series:
-    """What ran has been put back to wait."""
-    count, piled = rng.randint(6, 30), _piled(rng, at)
+def _jumped_clock(series: Series, at: float, rng: random.Random) -> Series:
+    """What ran has been put back to wait when the machine woke."""
+    count, piled = rng.randint(1, 20), _piled(rng, at)
     return replace(
-        series,
-        load=lambda t: float(count),
-        cpu_s=_busy(rng, at, 0.05),
-        counters={
-            "running": lambda t: count if t < at else 0,
-            "waiting": lambda t: count + piled(t) if t >= at else 0,
-            "inflight": lambda t: count + piled(t),
-        },
+        _queued(
+            series,
+            count,
+            lambda t: count if t < at else 0.0,
+            lambda t: count + piled(t) if t >= at else 0.0,
+        ),
+        cpu_s=_busy(rng, at, 0.02),
+    )
+
+
+def _phantom_step(series: Series, at: float, rng: random.Random) -> Series:
+    """Who comes is taken in to run, until all places are taken, and waits only then."""
+    count, places, comes = rng.randint(1, 8), rng.randint(16, 64), rng.uniform(0.1, 1.5)
+
+    def asked(t: float) -> float:
+        return min(places + 40.0, count + math.floor(comes * max(0.0, t - at)))
+
+    queued = _queued(
+        series, count, lambda t: min(places, asked(t)), lambda t: max(0.0, asked(t) - places)
+    )
+    prompts = _until(lambda t: 1300 * t, at)
+    return replace(
+        queued,
+        cpu_s=_busy(rng, at, rng.uniform(1.0, 4.0)),
+        counters=queued.counters | {"prompt_tokens_total": prompts},
+    )
+
+
+def _missed_waking(series: Series, at: float, rng: random.Random) -> Series:
+    """Nobody asks for up to a third of an hour before; then one does, and a few others come."""
+    count, idle = rng.randint(2, 14), rng.uniform(200, 1100)
+    comes, most = rng.uniform(0.003, 0.1), rng.randint(1, 12)
+
+    def waiting(t: float) -> float:
+        return min(most, 1 + math.floor(comes * (t - at))) if t >= at else 0.0
+
+    def running(t: float) -> float:
+        return count if t < at - idle else 0.0
+
+    queued = _queued(series, count, running, waiting)
+    return replace(queued, load=running, cpu_s=_busy(rng, at - idle, 0.01))
+
+
+def _silent_moderator(series: Series, at: float, rng: random.Random) -> Series:
+    """All who run are done and hold their places. Clients give up; their places stay taken."""
+    count, patience = rng.randint(4, 32), rng.uniform(30, 240)
+    gives_up, piled = rng.uniform(0.01, 0.3), _piled(rng, at)
+    queued = _queued(series, count, lambda t: count, piled)
+    return replace(
+        queued,
+        cpu_s=_busy(rng, at, 0.1),
+        counters=queued.counters
+        | {"aborted_total": lambda t: 0.01 * t + gives_up * max(0.0, t - at - patience)},
+    )
+
+
+def _failing_step(series: Series, at: float, rng: random.Random) -> Series:
+    count, again = rng.randint(1, 16), rng.uniform(0.3, 8)
+    queued = _queued(series, count, lambda t: count, _piled(rng, at))
+    return replace(
+        queued,
+        cpu_s=_busy(rng, at, rng.uniform(0.5, 1.2)),
+        counters=queued.counters | {"errors_total": lambda t: 0.002 * t + again * max(0.0, t - at)},
+    )
+
+
+def _oversized_first(series: Series, at: float, rng: random.Random) -> Series:
+    """Requests that run before end one by one, and the last of them ends when it hangs."""
+    count, ends, piled = rng.randint(3, 20), rng.uniform(10, 120), _piled(rng, at)
+
+    def running(t: float) -> float:
+        return math.ceil(count * min(1.0, max(0.0, (at - t) / ends)))
+
+    queued = _queued(series, count, running, lambda t: 1 + piled(t) if t >= at - ends else 0.0)
+    usage = _until(lambda t: 0.03 + 0.6 * running(t) / count, at)
+    return replace(
+        queued,
+        cpu_s=_busy(rng, at, 0.6),
+        counters=queued.counters | {"kv_usage_ratio": usage},
     )
 
 
 _WAYS: dict[str, Callable[[Series, float, random.Random], Series]] = {
-    "descriptors": _descriptors,
-    "stopped": _stopped,
-    "reclaimed": _reclaimed,
-    "mount": _mount,
-    "livelock": _livelock,
-    "lost device": _lost_device,
-    "backtracking": _backtracking,
-    "unresumed": _unresumed,
+    "full pipe": _full_pipe,
+    "unread ring": _unread_ring,
+    "jumped clock": _jumped_clock,
+    "phantom step": _phantom_step,
+    "missed waking": _missed_waking,
+    "silent moderator": _silent_moderator,
+    "failing step": _failing_step,
+    "oversized first": _oversized_first,
 }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from leaklab import (
     healthy_known,
+    seen_accelerator,
+    seen_askers,
     seen_clients,
+    seen_collectors,
     seen_demands,
     seen_device,
     seen_files,
@@ -16,6 +19,7 @@ from leaklab import (
     seen_moments,
     seen_operations,
     seen_peers,
+    seen_pods,
     seen_pools,
     seen_processes,
     seen_queues,
@@ -26,20 +30,23 @@ from leaklab import (
     seen_steps,
     seen_stores,
     seen_surroundings,
+    seen_tables,
     seen_tenants,
     seen_tensors,
     seen_tools,
+    seen_waits,
     seen_work,
     seen_workspaces,
-    unseen_accelerator,
-    unseen_askers,
-    unseen_heaps,
-    unseen_pods,
-    unseen_steps,
-    unseen_tables,
+    unseen_cards,
+    unseen_neighbours,
+    unseen_retention,
+    unseen_runtimes,
+    unseen_turns,
+    unseen_waits,
+    unseen_work,
 )
 from leaklab.cases import Build, Split, watched
-from leaklab.editions import NINTH, TENTH
+from leaklab.editions import ELEVENTH, NINTH, TENTH
 
 _NINTH = (
     seen_kernels.FAMILIES
@@ -51,12 +58,21 @@ _NINTH = (
     | seen_steps.FAMILIES
 )
 _TENTH = (
-    unseen_heaps.FAMILIES
-    | unseen_tables.FAMILIES
-    | unseen_askers.FAMILIES
-    | unseen_accelerator.FAMILIES
-    | unseen_pods.FAMILIES
-    | unseen_steps.FAMILIES
+    seen_collectors.FAMILIES
+    | seen_tables.FAMILIES
+    | seen_askers.FAMILIES
+    | seen_accelerator.FAMILIES
+    | seen_pods.FAMILIES
+    | seen_waits.FAMILIES
+)
+_ELEVENTH = (
+    unseen_runtimes.FAMILIES
+    | unseen_retention.FAMILIES
+    | unseen_work.FAMILIES
+    | unseen_neighbours.FAMILIES
+    | unseen_cards.FAMILIES
+    | unseen_waits.FAMILIES
+    | unseen_turns.FAMILIES
 )
 FAMILIES: dict[Split, dict[str, Build]] = {
     Split.DEVELOPMENT: healthy_known.DEVELOPMENT,
@@ -81,6 +97,7 @@ FAMILIES: dict[Split, dict[str, Build]] = {
     | seen_stores.FAMILIES
     | seen_slots.FAMILIES
     | seen_tools.FAMILIES
-    | watched(NINTH, _NINTH),
-    Split.TEST: watched(TENTH, _TENTH),
+    | watched(NINTH, _NINTH)
+    | watched(TENTH, _TENTH),
+    Split.TEST: watched(ELEVENTH, _ELEVENTH),
 }

@@ -1,177 +1,205 @@
 """How leaks come about: the mechanisms of the test split.
 
-Their engines are as busy as healthy ones. How unsteady their memory is, ``views`` says.
+Their engines have days like those of healthy ones. How unsteady their memory is, ``views`` says,
+and what some of them hold in good health is at most a third of their budget.
 """
 
 from __future__ import annotations
 
-from leaklab.demand import beating, drifting, rushes, two_humps
+import random
+
+from leaklab.days import MINUTE, Days
+from leaklab.demand import between_steps
 from leaklab.leaks_known import Mechanism
-from leaklab.series import MIB, diurnal, high_water, sawtooth
-from leaklab.views import HOUR
+from leaklab.series import MIB, Curve, high_water, sawtooth
+from leaklab.views import LONGEST
+
+
+def _traffic(number: int) -> Curve:
+    days = Days(f"leaking/{number}", LONGEST, later=True)
+    return between_steps(days.usual_traffic(random.Random(number)), MINUTE)
+
 
 MECHANISMS = (
-    # A time limit of an hour or a day is a timer with a closure over its request. A timer that was
-    # cancelled is taken out of the event loop's heap only when most of them are cancelled, and the
-    # long ones of health checks never are.
+    # Each time that the log's settings are read anew, a handler more is hung into it, which keeps
+    # the last records in memory for an error that may come. The handlers of before are not removed.
     Mechanism(
-        "cancelled_timers",
+        "log_handlers",
         "python_objects",
         role="frontend",
-        shapes=("load", "humps", "compounding"),
-        load=drifting(21, 11, 2400),
+        shapes=("clock", "walk", "load", "steady"),
+        load=_traffic(1),
     ),
-    # A warning has the request's name in its text, so it is a new one each time, and the module's
-    # registry of warnings keeps each text to warn but once.
+    # A request for several answers has a parent that waits for all. If one of them is aborted
+    # before it began, the parent waits on, with the answers that have come.
     Mechanism(
-        "warning_registry",
-        "python_objects",
-        shapes=("errors", "telegraph", "steady"),
-        load=two_humps(2, 14, 9.5 * HOUR),
-    ),
-    # A class is made from the schema of each tool. Classes refer to themselves, to their validators
-    # and from a registry of subclasses, and are not collected.
-    Mechanism(
-        "schema_classes",
+        "waiting_parents",
         "python_objects",
         role="frontend",
-        shapes=("settling", "jobs", "late"),
-        load=rushes(22, 3, 17, (1200, 5000), (500, 2500)),
-        beside={"other": sawtooth(50 * MIB, 1700), "other_in": "python_objects"},
+        shapes=("aborts", "overflow", "late"),
+        load=_traffic(2),
     ),
-    # A block of the prefix cache has an entry with its hash, its parent and its tokens. The block
-    # is used again in the end, and its entry stays where an adapter's name had changed the hash.
+    # Who profiles hangs a hook into each layer. The hook is removed from the layer that is there at
+    # the end, and the layers of before an update of the weights are kept by theirs.
     Mechanism(
-        "block_metadata",
+        "module_hooks",
         "python_objects",
-        shapes=("prefixes", "load", "steady"),
-        accounted=500 * MIB,
-        load=beating(4, 18, 2100, 5300),
+        shapes=("gaps", "weekdays", "steady"),
+        load=_traffic(3),
+        beside={"other": sawtooth(120 * MIB, 2300), "other_in": "python_objects"},
     ),
-    # Who fetches a picture over a new connection reads half a MiB of certificates for it. After a
-    # failed handshake the connection is in nobody's pool, and nobody closes it.
+    # A model in Python is loaded anew in an interpreter of its own within the process. Types that
+    # were made in it are in the tables of the libraries that it used, and it cannot go.
     Mechanism(
-        "trust_stores",
+        "subinterpreters",
+        "python_objects",
+        shapes=("clock", "gaps", "compounding"),
+        load=_traffic(4),
+    ),
+    # An agent that decides who may ask what writes each decision down. While its collector refuses
+    # them they wait in a list that has a bound in the manual only.
+    Mechanism(
+        "decision_logs",
+        "python_objects",
+        role="frontend",
+        shapes=("errors", "weekdays", "walk"),
+        load=_traffic(5),
+        beside={"other": high_water(90 * MIB, (2400, 17_000, 40_000), 400)},
+    ),
+    # A web socket has a window to compress with. Where the client is gone without a farewell, the
+    # socket is closed by the kernel and the window is left to a callback that is never called.
+    Mechanism(
+        "socket_windows",
         "malloc_in_use",
-        shapes=("errors", "crowds", "humps"),
-        load=rushes(23, 4, 13, (700, 3900), (500, 3100)),
+        shapes=("aborts", "overflow", "load"),
+        load=_traffic(6),
     ),
-    # A request with a seed has generators of its own, by the place that it has in the batch. Where
-    # the batch is condensed the entry moves, and the one of before is not overwritten.
+    # The texts at which an answer stops are made into an automaton, which is kept by the list that
+    # they came in. The list is a new one for each request.
     Mechanism(
-        "seeded_generators",
+        "stop_automata",
         "malloc_in_use",
-        shapes=("load", "tokens", "late"),
-        load=diurnal(4, 16, 6600),
-        beside={"other": high_water(70 * MIB, (1200, 9900, 25_000), 200), "other_in": "retained"},
+        shapes=("load", "walk", "late"),
+        accounted=450 * MIB,
+        load=_traffic(7),
     ),
-    # One message is used again for each call of a stream, and so is the arena that its fields were
-    # taken from, which is emptied only when the stream ends. Streams between servers never end.
+    # A router has a node for each prefix, with the engines that know it. When an engine is gone its
+    # name is removed from the leaves, and the nodes above them stay.
     Mechanism(
-        "message_arenas",
+        "router_nodes",
         "malloc_in_use",
-        shapes=("steady", "compounding", "telegraph"),
-        load=drifting(24, 8, 4000),
+        role="frontend",
+        shapes=("prefixes", "settling", "steady"),
+        load=_traffic(8),
+        beside={"other": sawtooth(75 * MIB, 1250), "other_in": "retained"},
     ),
-    # Reads of the disk tier go through a ring with buffers that are registered with the kernel. A
-    # ring is made anew for each device of the tier, and one with reads under way cannot be closed.
+    # A request that is pushed out of the batch is written down with what it takes to go on. If it
+    # ends by its deadline while it waits, nobody takes the record back.
     Mechanism(
-        "uring_buffers",
+        "resume_records",
+        "malloc_in_use",
+        shapes=("preemptions", "overflow", "steady"),
+        load=_traffic(9),
+    ),
+    # A thread that is moved to the other socket of the machine gets a copy of the tables there. The
+    # kernel moves threads back and forth, and each move makes a copy.
+    Mechanism(
+        "numa_copies",
         "anonymous_other",
-        shapes=("jobs", "telegraph", "steady"),
-        accounted=600 * MIB,
-        load=two_humps(4, 16, 6 * HOUR),
+        shapes=("walk", "gaps", "late"),
+        accounted=550 * MIB,
+        load=_traffic(10),
     ),
-    # A peer that comes back makes a new pair of queues, with its receive buffers. The half that the
-    # engine had of the old pair waits for a farewell that is never sent.
+    # A plug-in is updated under a name with a number, since a library of the same name is not
+    # loaded twice. Those of before are never unloaded, for their threads still run.
     Mechanism(
-        "half_open_pairs",
+        "plugin_images",
         "anonymous_other",
-        shapes=("compounding", "crowds", "humps"),
-        load=beating(3, 15, 3500, 8100),
+        shapes=("gaps", "clock", "steady"),
+        load=_traffic(11),
+        beside={"other": sawtooth(140 * MIB, 3700), "other_in": "python_objects"},
     ),
-    # A kernel is compiled in a folder of its own in memory. Where the compiler fails the folder is
-    # kept, lest someone should want to look at it.
+    # Texts are split by several processes, which exchange them in files in memory. A process that
+    # is killed by a time limit leaves its files, and is started anew with other names.
     Mechanism(
-        "compiler_scratch",
+        "exchange_files",
         "shared",
-        shapes=("jobs", "settling", "lumps"),
-        load=drifting(25, 6, 3300),
+        shapes=("prompts", "overflow", "lumps"),
+        load=_traffic(12),
     ),
-    # A watchdog writes down the last thousand collectives whenever one was slow, to a file in
-    # memory whose name has the time in it.
+    # A compiler tells profilers where its code lies, in a file in memory that each compiled kernel
+    # makes longer. It is there for a profiler that nobody uses.
     Mechanism(
-        "flight_dumps",
+        "code_maps",
         "shared",
-        shapes=("telegraph", "uneven", "late"),
-        load=rushes(26, 5, 16, (800, 4400), (600, 3000)),
-        beside={"other": sawtooth(40 * MIB, 830)},
+        shapes=("settling", "weekdays", "load"),
+        load=_traffic(13),
     ),
-    # Buffers for the records of a profile are asked for by the driver and given back when they were
-    # read. The last ones of each profile, which are not full, are not read.
+    # Steps are prepared while the last one runs, and the logits of all ranks are held by a promise
+    # of them. A promise that is cancelled with its request is never looked at again.
     Mechanism(
-        "activity_buffers",
-        "non_torch",
-        "DeviceGrowth",
-        shapes=("jobs", "humps", "steady"),
-        load=two_humps(3, 18, 11 * HOUR),
-    ),
-    # Processes share the device through a server. What a process had that was killed within a
-    # kernel the server keeps, until it is started anew itself.
-    Mechanism(
-        "ghost_contexts",
-        "non_torch",
-        "DeviceGrowth",
-        shapes=("lumps", "crowds", "steady"),
-        load=diurnal(5, 14, 7500),
-        beside={"other": sawtooth(90 * MIB, 1450), "other_in": "python_objects"},
-    ),
-    # A client sends embeddings in the place of a prompt. The answer refers to its request for the
-    # sake of its usage, and a store of answers keeps the last thousand for each client.
-    Mechanism(
-        "prompt_embeddings",
+        "gathered_logits",
         "torch_allocated",
         "DeviceGrowth",
-        shapes=("prompts", "load", "compounding"),
-        load=beating(5, 17, 2900, 6100),
+        shapes=("aborts", "tokens", "walk"),
+        load=_traffic(14),
     ),
-    # Experts that move are copied to a shadow first. When the next plan comes before a move is done
-    # the shadow is dropped from the plan, and stays in the list of what is under way.
+    # The tensors of all adapters are stacked. When one has a higher rank the stack is made anew,
+    # and a captured graph keeps the old one as its input.
     Mechanism(
-        "expert_shadows",
+        "adapter_stacks",
         "torch_allocated",
         "DeviceGrowth",
-        shapes=("jobs", "humps", "late"),
-        load=drifting(27, 10, 2000),
-        beside={"device_other": sawtooth(110 * MIB, 2500)},
+        shapes=("adapters", "gaps", "steady"),
+        load=_traffic(15),
+        beside={"device_other": sawtooth(150 * MIB, 4100)},
     ),
-    # A tensor that a second stream has used is free only when an event in that stream was met. The
-    # stream waits for a peer, and the events behind it are not met.
+    # A capture that fails in the middle leaves its private pool to the allocator, which cannot use
+    # it for anything else, and the capture is tried again with the next batch.
     Mechanism(
-        "pending_events",
+        "failed_captures",
         "torch_reserved_unused",
         "DeviceGrowth",
-        shapes=("telegraph", "tokens", "steady"),
-        load=rushes(28, 4, 15, (1000, 5600), (700, 3500)),
+        shapes=("clock", "overflow", "late"),
+        load=_traffic(16),
     ),
-    # A separate server that splits texts in tokens, without a probe, keeps what it has found for
-    # each word. Words are numbers, names and typing errors, too.
+    # A figure that speaks is encoded as a film on the device. A viewer who closes the window ends
+    # the connection, and the session of the encoder is left without an owner.
     Mechanism(
-        "foreign_tokenizer",
+        "encoder_sessions",
+        "non_torch",
+        "DeviceGrowth",
+        shapes=("audios", "weekdays", "steady"),
+        load=_traffic(17),
+    ),
+    # Pictures are made smaller by a library that has a context for each stream of work. Streams
+    # come from a pool that makes new ones in a crowd, and contexts are found by the stream.
+    Mechanism(
+        "resize_contexts",
+        "non_torch",
+        "DeviceGrowth",
+        shapes=("pictures", "overflow", "late"),
+        load=_traffic(18),
+        beside={"other": sawtooth(60 * MIB, 900), "other_in": "python_objects"},
+    ),
+    # A server of models in C++, without a probe, makes a factory of answers for each request that
+    # may have many. One whose last answer is empty is not told that it was the last.
+    Mechanism(
+        "foreign_factories",
+        "anonymous_other",
+        malloc=False,
+        shapes=("load", "walk", "telegraph", "steady"),
+        load=_traffic(19),
+    ),
+    # A collector of metrics in the pod, in Go and without a probe, has the address of each client
+    # among its labels, and addresses of phones are hardly ever the same.
+    Mechanism(
+        "foreign_series",
         "anonymous_other",
         role="frontend",
         malloc=False,
-        shapes=("settling", "prefixes", "humps"),
-        load=drifting(29, 9, 5000),
-    ),
-    # The master of a shared cache, in C++ and without a probe, drops an object whose lease is over,
-    # and keeps the record of its replicas if one of them was not reached.
-    Mechanism(
-        "foreign_cache_master",
-        "anonymous_other",
-        malloc=False,
-        shapes=("telegraph", "humps", "load", "steady"),
-        load=two_humps(3, 13, 4 * HOUR),
-        beside={"other": sawtooth(55 * MIB, 520)},
+        shapes=("weekdays", "settling", "humps"),
+        load=_traffic(20),
+        beside={"other": sawtooth(85 * MIB, 640)},
     ),
 )

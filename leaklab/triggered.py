@@ -17,6 +17,7 @@ from leaklab import editions
 from leaklab.cases import EDITIONS, REACHED, Case, Split, base_of
 from leaklab.editions import Edition
 from leaklab.series import MIB, Curve, Series, bursty
+from leaklab.unseen_totals import by_contagion
 from leaklab.views import habits, interval_of
 from plimsoll_sidecar.detect.attribution.trigger import FIELDS, TIME
 
@@ -196,6 +197,7 @@ VARYING: dict[str, tuple[Vary, ...]] = {
     editions.EARLIER.name: (in_shifts, in_cascades, drifting, in_tides),
     editions.NINTH.name: (in_campaigns,),
     editions.TENTH.name: (by_sources,),
+    editions.ELEVENTH.name: (by_contagion,),
 }
 """By edition."""
 

@@ -1,4 +1,4 @@
-"""What only looks like a hang, for the test split: steps that wait, or that are seen late.
+"""What only looks like a hang, and was seen: steps that wait, or that are seen late.
 
 None is still for half a minute while it has work.
 """

@@ -1,4 +1,4 @@
-"""What only looks like a leak, for the test split: allocators and runtimes of the host.
+"""What only looks like a leak, and was seen: allocators and runtimes of the host.
 
 Each comes back, or has a bound that is less than a budget above where it began.
 """

@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: who asks, and when.
+"""What only looks like a leak, and was seen: who asks, and when.
 
-Each is bounded as in ``unseen_heaps``.
+Each is bounded as in ``seen_collectors``.
 """
 
 from __future__ import annotations

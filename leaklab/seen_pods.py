@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: pods, nodes and what runs beside an engine.
+"""What only looks like a leak, and was seen: pods, nodes and what runs beside an engine.
 
-Each is bounded as in ``unseen_heaps``.
+Each is bounded as in ``seen_collectors``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: tables, queues and caches of a service's data.
+"""What only looks like a leak, and was seen: tables, queues and caches of a service's data.
 
-Each is bounded as in ``unseen_heaps``.
+Each is bounded as in ``seen_collectors``.
 """
 
 from __future__ import annotations

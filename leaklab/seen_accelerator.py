@@ -1,6 +1,6 @@
-"""What only looks like a leak, for the test split: what engines and drivers do on the device.
+"""What only looks like a leak, and was seen: what engines and drivers do on the device.
 
-Each is bounded as in ``unseen_heaps``.
+Each is bounded as in ``seen_collectors``.
 """
 
 from __future__ import annotations
