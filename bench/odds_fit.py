@@ -3,9 +3,9 @@
     python -m bench.odds_fit                # a sixth of the runs of development and seen
     python -m bench.odds_fit --every 1      # all of them
 
-A case of ``leaklab`` is played into the detector. Now and then each trend that it weighs becomes a
-row: what ``odds.py`` sees of it, and whether it is a leak. Rows count equally for each case and
-level of the budget, so that a long run says no more than a short one.
+A case of ``leaklab`` is played into the detector. Each suspicion counts once: one half of it is how
+it looks when it is raised, and the other half how it looks at each further fortieth of the budget.
+So the chances are those of a suspicion, and one that lasts says no more than a short one.
 
 The families are dealt into five parts. What is published is how well the weights of four parts
 state the chances of the fifth. The test split is never used.
@@ -30,84 +30,53 @@ from bench.detection import cases_of
 from bench.result import publish
 from leaklab.cases import Case, Split
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.leak.odds import (
-    CERTAIN,
-    MAX_COLLECTIONS,
-    MAX_OLDER,
-    MAX_YOUNGER,
-    REUSABLE,
-    WEIGHTS,
-    Look,
-    Weights,
-)
+from plimsoll_sidecar.detect.leak.odds import CERTAIN, REUSABLE, WEIGHTS, Look, Weights
 
 STALL_TIMEOUT_S = 30.0
-LEAST_SIZE, LEAST_LEAKED = 0.03, 0.03
-"""Shares of the budget below which a growth, or what has leaked so far, is not judged."""
-EVERY_S, EVERY_SHARE = 4.0, 0.01
-"""Seconds from one row to the next, and the same as a share of the run so far."""
-LEVELS = (0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9)
+LEAST_LEAKED, MOST = 0.03, 1.05
+"""Shares of the budget: what has leaked before a growth is judged, and what is beyond all doubt."""
+LEVELS = 40
+"""A suspicion is looked at once in each such part of its budget."""
 PENALTY = 0.01
 PARTS = 5
 NAMES = tuple(field.name for field in fields(Weights))
-POSITIVE = {
-    "size", "speed", "clearness", "fading", "outgrown", "younger", "climb", "collection",
-}  # fmt: skip
+POSITIVE = {"size", "speed", "fading", "younger", "climb"}
 """Evidence that can only speak in one direction: fitted as exponentials."""
+COLUMNS = 9
+"""Of a row: six of the evidence, the label, the weight and the case."""
 Matrix = np.ndarray
 NICE = 5
 
 
 @dataclass
 class Rows:
-    """What was seen (one row a trend), whether it was a leak, and which case and level it is of."""
+    """What was seen (one row a look), whether it was a leak, its weight, and whose case it is."""
 
     seen: Matrix
     leak: Matrix
+    weights: Matrix
     case: Matrix
-    level: Matrix
 
     def take(self, rows: Matrix) -> Rows:
-        return Rows(self.seen[rows], self.leak[rows], self.case[rows], self.level[rows])
-
-    @property
-    def weights(self) -> Matrix:
-        """The same sum for each case and level."""
-        _, place, count = np.unique(
-            self.case * 100 + self.level, return_inverse=True, return_counts=True
-        )
-        return np.asarray(1.0 / count[place])
+        return Rows(self.seen[rows], self.leak[rows], self.weights[rows], self.case[rows])
 
 
 def seen(look: Look) -> tuple[float, ...]:
-    """The numbers that the odds of one trend depend on."""
-    trend = look.trend
-    return (
-        look.size,
-        look.speed,
-        trend.clearness,
-        min(0.0, trend.fading),
-        min(MAX_OLDER, max(0.0, look.life)),
-        max(-MAX_YOUNGER, min(0.0, look.life)),
-        max(0.0, trend.climb),
-        float(look.segment in REUSABLE),
-        -1.0 if trend.collections is None else float(min(MAX_COLLECTIONS, trend.collections)),
-    )
+    """The numbers that the odds depend on."""
+    reusable = float(look.segment in REUSABLE)
+    return look.size, look.speed, look.slowing, look.younger, max(0.0, look.climb), reusable
 
 
 def against(values: Matrix, x: Matrix) -> Matrix:
     """The log-odds of a leak against each explanation, as ``odds.py`` states them."""
     w = dict(zip(NAMES, values, strict=True))
-    size, speed, clearness, fading, older, younger, climb, reusable, collections = x.T
-    none = np.full(len(x), CERTAIN)
+    size, speed, slowing, younger, climb, reusable = x.T
     common = w["size"] * size + w["speed"] * speed
     alone = np.array([
-        w["fluctuation"] + w["clearness"] * clearness,
-        w["filling"] + w["fading"] * fading - w["outgrown"] * older,
+        w["filling"] + w["fading"] * slowing,
         w["later_work"] + w["younger"] * younger,
         w["load"] - w["climb"] * climb,
-        np.where(reusable > 0, w["retained"], none),
-        np.where(collections >= 0, w["garbage"] + w["collection"] * collections, none),
+        np.where(reusable > 0, w["retained"], CERTAIN),
     ])  # fmt: skip
     return np.asarray(np.clip(alone + common, -CERTAIN, CERTAIN))
 
@@ -118,7 +87,6 @@ def log_odds(values: Matrix, x: Matrix) -> Matrix:
 
 def fit(rows: Rows) -> Matrix:
     """The weights of the greatest likelihood, near those of today where the data says nothing."""
-    count = rows.weights
     positive = np.array([name in POSITIVE for name in NAMES])
     today = np.array([getattr(WEIGHTS, name) for name in NAMES])
     start = np.where(positive, np.log(np.maximum(1e-3, today)), today)
@@ -129,7 +97,7 @@ def fit(rows: Rows) -> Matrix:
     def cost(free: Matrix) -> float:
         stated = log_odds(plain(free), rows.seen)
         lost = np.logaddexp(0.0, np.where(rows.leak, -stated, stated))
-        return float((count * lost).sum() + PENALTY * ((free - start) ** 2).sum())
+        return float((rows.weights * lost).sum() + PENALTY * ((free - start) ** 2).sum())
 
     return plain(minimize(cost, start, method="L-BFGS-B", options={"maxiter": 200}).x)
 
@@ -149,24 +117,43 @@ def calibration(rows: Rows, stated: Matrix) -> tuple[float, list[dict[str, float
     return error / float(count.sum()), bins
 
 
+class Looked:
+    """The looks at one suspicion of a case, which has the ``number``."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.looks: dict[int, tuple[tuple[float, ...], bool]] = {}
+
+    def add(self, look: Look, leak: bool) -> None:
+        """Keep the first look, and the last in each level after it."""
+        level = int(LEVELS * look.share) if self.looks else -1
+        self.looks[level] = (seen(look), leak)
+
+    def rows(self) -> Iterator[tuple[float, ...]]:
+        """Each look with its label, its weight and its case at the end."""
+        rest = len(self.looks) - 1
+        for level, (look, leak) in self.looks.items():
+            weight = 1.0 if rest == 0 else 0.5 if level == -1 else 0.5 / rest
+            yield (*look, float(leak), weight, float(self.number))
+
+
 def rows_of(case: Case, number: int) -> Iterator[tuple[float, ...]]:
-    """The rows of one case, each with its label, case and level at the end."""
+    """The rows of one case."""
     detector = Detector(case.policy, STALL_TIMEOUT_S, case.series.interval)
-    due = 0.0
+    found: dict[tuple[int, float], Looked] = {}
     for sample in case.series.samples():
         detector.update(sample)
-        if sample.t < due:
-            continue
-        due = sample.t + max(EVERY_S, EVERY_SHARE * sample.t)
         began = case.starts is not None and sample.t >= case.starts
-        for budget in detector.budgets:
+        for which, budget in enumerate(detector.budgets):
+            now, since = budget.watch.standing(), budget.watch.suspected_since
+            if now is None or since is None or now.share >= MOST:
+                continue
             leak = began and budget.watch.kind == case.kind
             if leak and case.series.leaked < LEAST_LEAKED * case.budget:
                 continue  # too early: neither answer would be wrong
-            for look in budget.watch.looks():
-                if look.size >= LEAST_SIZE:
-                    level = float(np.digitize(look.size, LEVELS))
-                    yield (*seen(look), float(leak), float(number), level)
+            found.setdefault((which, since), Looked(number)).add(now.look(), leak)
+    for looked in found.values():
+        yield from looked.rows()
 
 
 def chosen(every: int) -> list[Case]:
@@ -187,7 +174,7 @@ _cases: list[Case] = []
 
 def _played(number: int) -> Matrix:
     rows = list(rows_of(_cases[number], number))
-    return np.array(rows, dtype=float).reshape(len(rows), 12)
+    return np.array(rows, dtype=float).reshape(len(rows), COLUMNS)
 
 
 def played(cases: list[Case], processes: int) -> Rows:
@@ -196,7 +183,7 @@ def played(cases: list[Case], processes: int) -> Rows:
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, context, os.nice, (NICE,)) as pool:
         table = np.vstack(list(pool.map(_played, range(len(cases)))))
-    return Rows(table[:, :9], table[:, 9] > 0, table[:, 10].astype(int), table[:, 11].astype(int))
+    return Rows(table[:, :-3], table[:, -3] > 0, table[:, -2], table[:, -1].astype(int))
 
 
 def crossed(rows: Rows, cases: list[Case]) -> tuple[Rows, Matrix]:

@@ -185,10 +185,8 @@ class AttributedBudget:
         return "no memory limit is known: set spec.memory.host.limit or the engine's limit"
 
     def _point(self, sample: Sample, size: int, scrape: LastScrape) -> Point:
-        collections = sample.malloc.full_collections if sample.malloc else None
-
         def point(declared: int) -> Point:
-            return Point(sample.t, size, declared, scrape.load, scrape.requests, collections)
+            return Point(sample.t, size, declared, scrape.load, scrape.requests)
 
         watch = self.watch
         return point(self._account.declared(scrape.ledger, lambda known: watch.grown(point(known))))

@@ -1,22 +1,15 @@
-"""What is suspected is not yet believed: what else it may be gets the time to show.
+"""What is suspected is not yet confirmed: what else it may be gets the time to show.
 
 Tests ``detect/leak/suspicion.py``.
 """
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
-
 import pytest
 
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
-from plimsoll_api.assessment import BudgetState
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
-from plimsoll_api.trace import Sample
-from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.leak.suspicion import Standing, needed_share
 from plimsoll_sidecar.replay import ReplayLine, judge
 
 HOUR = 3600.0
@@ -43,10 +36,10 @@ def test_what_an_allocator_keeps_after_bursts_is_not_believed() -> None:
     assert confirmed(series) == []
 
 
-def test_a_leak_that_keeps_its_pace_leaves_a_third_of_its_budget() -> None:
+def test_a_leak_that_keeps_its_pace_leaves_a_fifth_of_its_budget() -> None:
     (line,) = confirmed(LEAK)[:1]
     assert line.consumed_ratio is not None
-    assert line.consumed_ratio < 2 / 3
+    assert line.consumed_ratio < 4 / 5
 
 
 @pytest.mark.parametrize("tau", [600.0, 2400.0])
@@ -112,32 +105,6 @@ def test_what_fills_up_is_believed_later_than_what_goes_on_at_its_pace() -> None
     assert confirmed(steady_one)
 
 
-def standing(left_s: float | None, window_s: float = 24 * HOUR) -> Standing:
-    state = BudgetState(consumed_ratio=0.5, exhaustion_s=left_s)
-    return Standing(state, window_s, 0.0, HOUR, None, False)
-
-
-@pytest.mark.parametrize(
-    ("left_s", "share"),
-    [(1.0, 0.35), (60.0, 0.35), (600.0, 0.5), (6000.0, 0.65), (24 * HOUR, 0.824), (1e9, 0.824)],
-)
-def test_the_more_time_is_left_the_more_of_the_budget_is_needed(
-    left_s: float, share: float
-) -> None:
-    assert needed_share(standing(left_s), 0) == pytest.approx(share, abs=0.001)
-
-
-def test_growth_that_has_stopped_needs_as_much_as_if_the_budget_lasted_for_its_window() -> None:
-    assert needed_share(standing(None), 0) == needed_share(standing(24 * HOUR), 0)
-
-
-@pytest.mark.parametrize("left_s", [60.0, 6000.0])
-def test_each_other_mechanism_that_it_resembles_needs_as_much_more(left_s: float) -> None:
-    shares = [needed_share(standing(left_s), alternatives) for alternatives in range(4)]
-    steps = [later - earlier for earlier, later in itertools.pairwise(shares)]
-    assert steps == pytest.approx([0.2] * 3)
-
-
 def test_growth_with_a_load_that_climbs_slowly_is_not_believed() -> None:
     """A controller raises the batch by a little each minute, and the workspace with it."""
 
@@ -179,22 +146,3 @@ def test_a_burst_of_seconds_is_not_urgent() -> None:
         return 260 * MIB * (t % 300) / 22 if t > 200 and t % 300 < 22 else 0.0
 
     assert confirmed(Series(duration=1800.0, other=burst)) == []
-
-
-def test_without_a_count_of_collections_it_must_double() -> None:
-    detector = Detector(POLICY, 60.0, 10.0)
-
-    def blind(sample: Sample) -> Sample:
-        assert sample.malloc is not None
-        sample.malloc.full_collections = None
-        return sample
-
-    believed: list[float] = []
-    first: float | None = None
-    for sample in replace(LEAK).samples():
-        for suspicion in detector.update(blind(sample)).suspicions:
-            first = first or suspicion.consumed_ratio
-            if suspicion.unconfirmed is None:
-                believed.append(suspicion.consumed_ratio)
-    assert first is not None
-    assert first * 1.6 < believed[0] <= 0.65

@@ -1,4 +1,4 @@
-"""What a growth may be, and how likely each of it is.
+"""What a growth may be, how likely each of it is, and which odds suffice.
 
 Tests ``detect/leak/odds.py``, and that ``bench/odds_fit.py`` fits the same model.
 """
@@ -15,52 +15,36 @@ from hypothesis import strategies as st
 
 from bench import odds_fit
 from plimsoll_api.assessment import Segment
-from plimsoll_sidecar.detect.leak.odds import WEIGHTS, Explanation, Look, odds, speed
-from plimsoll_sidecar.detect.leak.trend import Point, Trend, fit
+from plimsoll_sidecar.detect.leak.odds import WEIGHTS, Explanation, Look, demanded, odds
+from plimsoll_sidecar.detect.leak.trend import Point, fit
 
 MIB = 1 << 20
-STRAIGHT = Trend(
-    bytes_per_s=MIB / 10, rise=100.0 * MIB, span_s=1000.0, confidence=1.0, noise=MIB / 2,
-    bytes_per_request=None, busier=False, sound=True,
-    fading=0.0, climb=0.0, collections=3,
+HOUR = 3600.0
+LEAK = Look(
+    share=0.5, left_s=HOUR, life=1.0, fading=0.0, climb=0.0, segment=Segment.MALLOC_IN_USE
 )  # fmt: skip
-LEAK = Look(STRAIGHT, size=0.5, speed=3.0, life=0.0, segment=Segment.MALLOC_IN_USE)
-TRENDS = st.builds(
-    replace,
-    st.just(STRAIGHT),
-    rise=st.floats(1.0, 1e12),
-    noise=st.floats(0.0, 1e12),
-    fading=st.floats(-3.0, 3.0),
-    climb=st.floats(-1.0, 1.0),
-    collections=st.none() | st.integers(0, 1000),
-)
 LOOKS = st.builds(
     Look,
-    TRENDS,
-    size=st.floats(0.0, 50.0),
-    speed=st.floats(0.0, 8.0),
-    life=st.floats(-4.0, 4.0),
+    share=st.floats(0.0, 50.0),
+    left_s=st.none() | st.floats(0.0, 1e9),
+    life=st.floats(0.0, 1e6),
+    fading=st.floats(-3.0, 3.0),
+    climb=st.floats(-1.0, 1.0),
     segment=st.none() | st.sampled_from(Segment),
 )
 
 
-def of(look: Look, **trend: float | None) -> float:
-    return odds(replace(look, trend=replace(look.trend, **trend))).chance  # type: ignore[arg-type]
-
-
-def test_a_straight_growth_of_half_the_budget_is_a_leak() -> None:
-    assert odds(LEAK).chance > 0.95
+def test_a_straight_growth_of_half_the_budget_is_most_likely_a_leak() -> None:
+    assert odds(LEAK).chance > 0.9
 
 
 @pytest.mark.parametrize(
     ("explanation", "look"),
     [
-        (Explanation.FLUCTUATION, replace(LEAK, trend=replace(STRAIGHT, noise=30.0 * MIB))),
-        (Explanation.FILLING, replace(LEAK, trend=replace(STRAIGHT, fading=-3.0), life=1.5)),
-        (Explanation.LATER_WORK, replace(LEAK, life=-2.0)),
-        (Explanation.LOAD, replace(LEAK, trend=replace(STRAIGHT, climb=0.9))),
+        (Explanation.FILLING, replace(LEAK, fading=-2.0)),
+        (Explanation.LATER_WORK, replace(LEAK, life=0.2)),
+        (Explanation.LOAD, replace(LEAK, climb=0.9)),
         (Explanation.RETAINED, replace(LEAK, segment=Segment.MALLOC_RETAINED)),
-        (Explanation.GARBAGE, replace(LEAK, trend=replace(STRAIGHT, collections=0))),
     ],
 )
 def test_each_explanation_has_its_evidence(explanation: Explanation, look: Look) -> None:
@@ -70,9 +54,9 @@ def test_each_explanation_has_its_evidence(explanation: Explanation, look: Look)
 
 
 def test_memory_that_fills_something_up_is_most_likely_that() -> None:
-    fading = Look(replace(STRAIGHT, fading=-3.0), 0.1, 0.0, 1.5, Segment.MALLOC_IN_USE)
-    assert odds(fading).otherwise[0] is Explanation.FILLING
-    assert odds(fading).otherwise[1] > 0.9
+    likeliest, chance = odds(replace(LEAK, share=0.1, left_s=None, fading=-3.0)).otherwise
+    assert likeliest is Explanation.FILLING
+    assert chance > 0.9
 
 
 @given(LOOKS)
@@ -84,15 +68,12 @@ def test_the_chances_of_everything_together_are_one(look: Look) -> None:
 
 
 @given(LOOKS, st.floats(0.0, 5.0))
-def test_more_of_the_budget_and_more_clearness_are_never_less_of_a_leak(
-    look: Look, more: float
-) -> None:
+def test_more_of_the_budget_and_less_time_are_never_less_of_a_leak(look: Look, more: float) -> None:
     now = odds(look).log_odds
-    assert odds(replace(look, size=look.size + more)).log_odds >= now
-    trend = replace(look.trend, rise=look.trend.rise * (1.0 + more))
-    assert odds(replace(look, trend=trend)).log_odds >= now
-    busier = replace(look.trend, climb=min(1.0, look.trend.climb + more))
-    assert odds(replace(look, trend=busier)).log_odds <= now
+    assert odds(replace(look, share=look.share + more)).log_odds >= now
+    if look.left_s is not None:
+        assert odds(replace(look, left_s=look.left_s / (1.0 + more))).log_odds >= now
+    assert odds(replace(look, climb=min(1.0, look.climb + more))).log_odds <= now
 
 
 @given(st.lists(LOOKS, min_size=1, max_size=5))
@@ -104,17 +85,29 @@ def test_the_weights_are_fitted_to_the_same_model(looks: list[Look]) -> None:
     assert np.allclose(np.clip(stated, -40, 40), theirs)
 
 
-def test_the_speed_is_what_the_window_has_of_the_time_left() -> None:
-    assert speed(None, 86_400.0) == 0.0, "nothing grows"
-    assert speed(100_000.0, 86_400.0) == 0.0, "it lasts for the window"
-    assert speed(86_400.0 / math.e, 86_400.0) == pytest.approx(1.0)
-    assert speed(0.0, 86_400.0) == speed(30.0, 86_400.0), "a restart takes as long"
+def test_growth_that_ends_anywhere_in_its_budget_loses_as_the_rest_shrinks() -> None:
+    assert replace(LEAK, share=0.5).size == pytest.approx(math.log(2))
+    assert replace(LEAK, share=0.9).size == pytest.approx(math.log(10))
+    assert replace(LEAK, share=7.0).size == replace(LEAK, share=1.0).size, "it is bounded"
 
 
-def test_a_trend_says_how_it_fades_how_the_load_climbs_and_what_it_outlasted() -> None:
+def test_the_speed_is_what_a_day_has_of_the_time_left() -> None:
+    assert replace(LEAK, left_s=None).speed == 0.0, "nothing grows"
+    assert replace(LEAK, left_s=100_000.0).speed == 0.0, "it lasts for the day"
+    assert replace(LEAK, left_s=86_400.0 / math.e).speed == pytest.approx(1.0)
+    assert replace(LEAK, left_s=0.0).speed == replace(LEAK, left_s=30.0).speed
+
+
+def test_the_odds_that_suffice_rise_with_the_time_that_is_left() -> None:
+    assert math.exp(demanded(HOUR / 2)) == pytest.approx(99.0)
+    assert math.exp(demanded(60.0)) == pytest.approx(99.0 / math.sqrt(30.0))
+    assert math.exp(demanded(24 * HOUR)) == pytest.approx(99.0 * math.sqrt(48.0))
+    assert demanded(0.0) == demanded(1.0)
+
+
+def test_a_trend_says_how_it_fades_and_how_the_load_climbs() -> None:
     heat = [
-        Point(60.0 * n, int(100 * MIB * (1 - math.exp(-n / 8))), 0, 4 + n, None, n // 5)
-        for n in range(20)
+        Point(60.0 * n, int(100 * MIB * (1 - math.exp(-n / 8))), 0, 4 + n, None) for n in range(20)
     ]
     trend = fit(heat, MIB)
     assert trend is not None
@@ -123,4 +116,3 @@ def test_a_trend_says_how_it_fades_how_the_load_climbs_and_what_it_outlasted() -
     assert trend is not None
     assert trend.fading < -0.5
     assert abs(trend.climb) < 0.2
-    assert trend.collections == 3

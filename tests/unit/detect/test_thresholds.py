@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-import math
 from pathlib import Path
 
 import pytest
@@ -37,18 +36,8 @@ def test_there_are_at_most_fifteen_and_each_has_a_meaning() -> None:
 
 def test_the_less_a_growth_says_the_more_of_the_budget_it_takes() -> None:
     at = THRESHOLDS
-    shares = [
-        at.early_share,
-        at.suspect_share,
-        at.hurried_share,
-        at.certain_share,
-    ]
-    day = at.hurried_share + at.share_a_decade * math.log10(86400 / at.urgent_s)
-    assert at.hurried_share + at.share_an_alternative < day < at.certain_share
-    assert shares == sorted(shares)
-    assert shares[0] > 0
-    assert shares[-1] < 1
-    assert at.urgent_s < at.soon_s < at.slow_s < at.straight_s
+    assert 0 < at.early_share < at.suspect_share < at.certain_share < 1
+    assert at.soon_s < at.slow_s < at.straight_s
 
 
 def test_nobody_changes_them_while_the_supervisor_runs() -> None:

@@ -15,6 +15,7 @@ import msgspec
 from plimsoll_sidecar.detect.attribution.ledger import Owner
 from plimsoll_sidecar.detect.leak.growth import WIDTHS_S, Bucket
 from plimsoll_sidecar.detect.leak.slow_leak import SlowState
+from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
 from plimsoll_sidecar.detect.leak.trend import Point, fit, unexplained
 
 SETTLED_FLOORS = 8
@@ -162,8 +163,7 @@ class Warmup:
         earlier, later = _halves(climb)
         return (
             trend is not None
-            and trend.sound
-            and not trend.busier
+            and trend.climb < THRESHOLDS.busier
             and later >= SLOWING_SHARE * earlier
         )
 

@@ -106,17 +106,12 @@ class Growth:
         self._forget(point)
 
     def trend(self) -> Trend | None:
-        """Return the steepest of the horizons' sound trends: the one that leaves the least time."""
+        """Return the steepest of the horizons' trends: the one that leaves the least time."""
         return max(
-            (trend for trend in self._trends if trend is not None and trend.sound),
+            (trend for trend in self._trends if trend is not None),
             key=lambda trend: trend.bytes_per_s,
             default=None,
         )
-
-    @property
-    def trends(self) -> list[Trend]:
-        """The trends of all horizons, sound or not."""
-        return [trend for trend in self._trends if trend is not None]
 
     def forget_rises(self) -> None:
         """Begins anew, but for the swings that were seen."""

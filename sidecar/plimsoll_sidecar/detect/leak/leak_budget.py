@@ -15,7 +15,7 @@ from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum, grown_most
-from plimsoll_sidecar.detect.leak.odds import Look, Odds, odds
+from plimsoll_sidecar.detect.leak.odds import odds
 from plimsoll_sidecar.detect.leak.suspicion import Hysteresis, Standing, unconfirmed
 from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
 from plimsoll_sidecar.detect.leak.trend import Point, Trend
@@ -118,21 +118,21 @@ class LeakBudgetWatch:
 
     def suspicion(self) -> Suspicion | None:
         """Return what is suspected now. Evidence is the caller's to add."""
-        suspected, state, now = self._suspected, self.state, self._standing()
-        if suspected is None or now is None:
+        now = self.standing()
+        if now is None:
             return None
-        trend, likely = suspected.trend, self.odds()
+        state, trend, likely = self.state, now.trend, odds(now.look())
         otherwise, chance = likely.otherwise
         return Suspicion(
             kind=self.kind,
             segment=now.segment,
             confidence=round(likely.chance, 3),
-            consumed_ratio=round(now.ratio, 4),
+            consumed_ratio=round(now.share, 4),
             bytes=state.unexplained or 0,
             bytes_per_s=trend.bytes_per_s,
             bytes_per_request=trend.bytes_per_request,
-            over_budget=now.ratio >= 1.0,
-            unconfirmed=unconfirmed(now, suspected),
+            over_budget=now.spent,
+            unconfirmed=unconfirmed(now, likely),
             evidence=[
                 f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
                 f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
@@ -141,16 +141,19 @@ class LeakBudgetWatch:
             ],
         )
 
-    def looks(self) -> list[Look]:
-        """Return each trend that there is now in the light of the budget."""
-        now, trends = self._standing(), self._series.trends
-        if self._suspected is not None and self._suspected.trend not in trends:
-            trends.append(self._suspected.trend)  # between two floors there may be no other
-        return [now.look(trend) for trend in trends] if now is not None else []
-
-    def odds(self) -> Odds:
-        """Return the odds of a leak by the trend that speaks for it the most; there must be one."""
-        return max((odds(look) for look in self.looks()), key=lambda one: one.log_odds)
+    def standing(self) -> Standing | None:
+        """Return the growth that is suspected now as it stands; None where none is."""
+        suspected, baseline = self._suspected, self.baseline
+        if suspected is None or self.budget is None or baseline is None:
+            return None
+        return Standing(
+            state=self.state,
+            trend=suspected.trend,
+            window_s=self.budget.window_s,
+            lived_s=self._smoothed_at - baseline.since,
+            segment=self.grown_segment,
+            in_long_step=self._in_long_step,
+        )
 
     # ---- one sample
 
@@ -228,22 +231,9 @@ class LeakBudgetWatch:
         sound = trend if trend is not None and self._persistent(trend, ratio) else None
         if self._suspected is None:
             if sound is not None:
-                growth = self.state.unexplained or 0
-                self._suspected = Hysteresis(sound, point, self._smooth, growth)
+                self._suspected = Hysteresis(sound, point, self._smooth)
         elif not self._suspected.stands(point, sound, self._smooth):
             self._suspected = None
-
-    def _standing(self) -> Standing | None:
-        if self.budget is None or self.baseline is None or self.state.consumed_ratio is None:
-            return None
-        return Standing(
-            state=self.state,
-            window_s=self.budget.window_s,
-            smooth=self._smooth,
-            lived_s=self._smoothed_at - self.baseline.since,
-            segment=self.grown_segment,
-            in_long_step=self._in_long_step,
-        )
 
     def _persistent(self, trend: Trend, ratio: float) -> bool:
         """Whether enough of the budget has gone, for how soon the rest will."""

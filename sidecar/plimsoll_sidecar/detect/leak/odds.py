@@ -1,15 +1,19 @@
-"""The odds that a growth is a leak, against everything else that it may be.
+"""The odds that a growth is a leak, against everything else that it may be, and which odds suffice.
 
-A leak competes with six explanations. Each has a weight of evidence for the leak and against it, in
+A leak competes with four explanations. Each has weights of evidence for the leak and against it, in
 natural logarithms of odds, as in a naive Bayes classifier: what it is worth at the start, and how
-that changes with what is seen. All of them lose as the growth takes more of the budget, because
-what is bounded ends somewhere, and a person chose the budget with that in mind; and as it takes it
-faster, because engines that are healthy hardly ever spend a day's budget within minutes. The rest
-is peculiar to each: memory that fills something up grows slower and slower, garbage does not
-outlast collections, and so on. The chance of a leak follows from the sum over the explanations.
+that changes with what is seen.
+
+All of them lose as the growth takes more of the budget, because what is bounded ends somewhere: if
+it ends at any share of the budget with equal chance, the part ``1 - s`` of it gets beyond the share
+``s``, and the odds of a leak grow by ``-log(1 - s)``. They also lose as it takes the budget faster,
+because healthy engines hardly ever spend a day's budget within minutes. The rest is peculiar to
+each: memory that fills something up grows slower and slower, temporary work began after the engine
+did, and so on. The chance of a leak follows from the sum over the explanations.
 
 The weights are no opinions: ``python -m bench.odds_fit`` finds them by maximum likelihood on the
-labelled runs of the leak lab.
+labelled runs of the leak lab. Each suspicion counts once there, so that the chances are those of a
+suspicion (``bench/calibration.py``).
 """
 
 from __future__ import annotations
@@ -19,80 +23,96 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plimsoll_api.assessment import Segment
-from plimsoll_sidecar.detect.leak.trend import Trend
+from plimsoll_api.units import DAY_S
+from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
 
 REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
 """What an allocator holds unused, and gives back or uses again in the end."""
-MIN_EXHAUSTION_S, MAX_SPEED = 30.0, 8.0
-"""The range in which speed is evidence: a restart takes half a minute, and e to the 8 is 3,000."""
-MAX_COLLECTIONS, MAX_OLDER, MAX_YOUNGER = 4, 1.5, 2.0
-"""Beyond these, more of the same is no more evidence."""
+MIN_LEFT_S = 30.0
+"""A restart takes as long: a budget that is spent sooner is no more evidence."""
+MAX_SHARE = 0.98
+MIN_FADING, MAX_YOUNGER = 3.0, 2.0
+"""Beyond these, more of the same is no more evidence: a factor of 20, and one of 7."""
 CERTAIN = 50.0
 
 
 class Explanation(StrEnum):
     """What a growth may be that is no leak."""
 
-    FLUCTUATION = "a fluctuation"
     FILLING = "warm-up or a cache that still fills"
     LATER_WORK = "temporary work that started later"
     LOAD = "rising load"
     RETAINED = "memory that an allocator retains"
-    GARBAGE = "garbage that is not collected yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Logarithms of odds. Those of the first line hold for each explanation.
 
-    ``size`` is for a whole budget, ``speed`` for each factor of e by which the budget would be
-    spent before its window ends. The others are what an explanation starts with, and after it what
-    the evidence about it is worth: a rise that is e times as large as its deviation, a later half
-    that brought an e-th less, and so on.
+    ``size`` is for each factor of e by which the rest of the budget shrinks, ``speed`` for each by
+    which it would be spent sooner than within a day. The others are what an explanation starts
+    with, and after it what the evidence about it is worth: a later half that brought an e-th less,
+    a growth that explains an e-th of the engine's life, a load that climbed all the time.
     """
 
     size: float
     speed: float
-    fluctuation: float
-    clearness: float
     filling: float
     fading: float
-    outgrown: float
     later_work: float
     younger: float
     load: float
     climb: float
     retained: float
-    garbage: float
-    collection: float
 
 
 WEIGHTS = Weights(
-    size=1.709, speed=0.809,
-    fluctuation=1.232, clearness=8.021,
-    filling=0.979, fading=0.465, outgrown=2.043,
-    later_work=11.922, younger=6.24,
-    load=2.849, climb=6.879,
-    retained=1.713,
-    garbage=5.111, collection=8.253,
+    size=1.27, speed=0.60,
+    filling=0.45, fading=1.45,
+    later_work=3.27, younger=2.55,
+    load=1.97, climb=6.1,
+    retained=1.18,
 )  # fmt: skip
-"""Fitted on a sixth of the development split and of the six splits that were seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One trend in the light of its budget.
+    """A growth in the light of its budget.
 
-    ``size`` is the share of the budget that the growth takes, ``speed`` the logarithm of the window
-    as a multiple of the time that is left, and ``life`` that of the growth as a multiple of what
-    its present pace makes in the engine's life: 0 for a steady leak, less for what began later.
+    ``share`` is what it takes of the budget, and ``left_s`` the seconds until that is spent, None
+    while nothing grows. ``life`` is the growth as a multiple of what its present pace makes in the
+    engine's life: 1 for a steady leak, less for what began later. ``fading`` is the logarithm of
+    the later half of its rise as a share of the earlier one, and ``climb`` says how the load
+    climbed with it (-1 to 1).
     """
 
-    trend: Trend
-    size: float
-    speed: float
+    share: float
+    left_s: float | None
     life: float
+    fading: float
+    climb: float
     segment: Segment | None
+
+    @property
+    def size(self) -> float:
+        """The evidence of the share."""
+        return -math.log1p(-min(MAX_SHARE, max(0.0, self.share)))
+
+    @property
+    def speed(self) -> float:
+        """The evidence of the time that is left; 0 where that is a day or more."""
+        left = DAY_S if self.left_s is None else self.left_s
+        return math.log(DAY_S / min(DAY_S, max(MIN_LEFT_S, left)))
+
+    @property
+    def slowing(self) -> float:
+        """The evidence of a pace that fades: 0 where it does not, or negative."""
+        return max(-MIN_FADING, min(0.0, self.fading))
+
+    @property
+    def younger(self) -> float:
+        """The evidence of a growth that began after the engine's life did: 0, or negative."""
+        return max(-MAX_YOUNGER, min(0.0, math.log(max(1e-9, self.life))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,40 +134,29 @@ class Odds:
         return likeliest, self.chance * math.exp(-self.against[likeliest])
 
 
-def speed(exhaustion_s: float | None, window_s: float) -> float:
-    """Return the evidence of the time that is left; 0 where the budget lasts for its window."""
-    if exhaustion_s is None or window_s <= 0:
-        return 0.0
-    times = math.log(window_s / max(MIN_EXHAUSTION_S, exhaustion_s))
-    return min(MAX_SPEED, max(0.0, times))
-
-
-def life(explained: float) -> float:
-    """Return the evidence of a growth's age: it makes ``explained`` of the engine's life.
-
-    Its range is that of a factor of 50.
-    """
-    return math.log(min(50.0, max(0.02, explained)))
-
-
 def odds(look: Look, weights: Weights = WEIGHTS) -> Odds:
-    """Return the odds of a leak behind one trend."""
-    w, trend = weights, look.trend
+    """Return the odds of a leak behind a growth."""
+    w = weights
     common = w.size * look.size + w.speed * look.speed
-    fading = min(0.0, trend.fading)
     against = {
-        Explanation.FLUCTUATION: w.fluctuation + w.clearness * trend.clearness,
-        Explanation.FILLING: (
-            w.filling + w.fading * fading - w.outgrown * min(MAX_OLDER, max(0.0, look.life))
-        ),
-        Explanation.LATER_WORK: w.later_work + w.younger * max(-MAX_YOUNGER, min(0.0, look.life)),
-        Explanation.LOAD: w.load - w.climb * max(0.0, trend.climb),
+        Explanation.FILLING: w.filling + w.fading * look.slowing,
+        Explanation.LATER_WORK: w.later_work + w.younger * look.younger,
+        Explanation.LOAD: w.load - w.climb * max(0.0, look.climb),
     }
     if look.segment in REUSABLE:
         against[Explanation.RETAINED] = w.retained
-    if trend.collections is not None:
-        outlasted = min(MAX_COLLECTIONS, trend.collections)
-        against[Explanation.GARBAGE] = w.garbage + w.collection * outlasted
     # Beyond this, odds are certainty, and their exponential would be no number.
     against = {one: max(-CERTAIN, min(CERTAIN, value + common)) for one, value in against.items()}
     return Odds(-math.log(sum(math.exp(-value) for value in against.values())), against)
+
+
+def demanded(left_s: float) -> float:
+    """Return the logarithm of the odds from which a growth is confirmed, ``left_s`` before its end.
+
+    To wait costs little while the budget lasts for long, and shows more: most of what only looks
+    like a leak ends before it has spent its budget. So the odds rise with the time that is left, as
+    the threshold of a sequential test rises with the cost of a false alarm over that of waiting
+    (Wald 1945).
+    """
+    at = THRESHOLDS
+    return math.log(at.odds) + at.patience * math.log(max(1.0, left_s) / at.odds_left_s)

@@ -1,18 +1,11 @@
-"""A suspicion, from its first trend to its end, and from when on it is believed to be a leak.
-
-To wait costs little while the budget lasts for long, and shows more: most of what only looks like a
-leak ends before it has spent its budget. So the share of the budget that growth must have taken
-rises with the logarithm of the time that is left, as the threshold of a sequential test rises with
-the cost of a false alarm over that of waiting (Wald 1945).
-"""
+"""A suspicion, from its first trend to its end, and from when on it is confirmed to be a leak."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import BudgetState, Segment
-from plimsoll_sidecar.detect.leak.odds import REUSABLE, Look, life, speed
+from plimsoll_sidecar.detect.leak.odds import REUSABLE, Look, Odds, demanded
 from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
 from plimsoll_sidecar.detect.leak.trend import Point, Trend
 
@@ -21,22 +14,18 @@ CLEAR_SPANS = 3.0
 
 
 class Hysteresis:
-    """One suspicion of growth.
+    """One suspicion of growth: ``trend`` is the newest, ``since`` when the first began."""
 
-    ``trend`` is the newest sound one, ``since`` when the first began, and ``begun`` the growth in
-    bytes that raised the suspicion.
-    """
-
-    def __init__(self, trend: Trend, point: Point, smooth: float, growth: int) -> None:
-        self.trend, self.begun = trend, growth
+    def __init__(self, trend: Trend, point: Point, smooth: float) -> None:
+        self.trend = trend
         self.since = point.t - trend.span_s
         self._peak = smooth
         self._seen_at = self._looked_at = point.t
 
-    def stands(self, point: Point, sound: Trend | None, smooth: float) -> bool:
-        """Take in a sample, its trend if that is sound, and the growth of the last minute."""
-        if sound is not None:
-            self.trend, self._seen_at = sound, point.t
+    def stands(self, point: Point, trend: Trend | None, smooth: float) -> bool:
+        """Take in a sample, the trend that there is now, and the growth of the last minute."""
+        if trend is not None:
+            self.trend, self._seen_at = trend, point.t
             self._peak = max(self._peak, smooth)
         elif point.load == 0:
             # An idle engine cannot show that a leak driven by requests has ended.
@@ -48,92 +37,67 @@ class Hysteresis:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Growth as it stands now.
+    """Growth as it stands now, with the ``trend`` that raised the suspicion of it last.
 
-    ``window_s`` is the budget's, ``smooth`` the growth in bytes averaged over the last minute,
-    ``lived_s`` the time since the engine was warm, ``segment`` the memory that grew most, and
-    ``in_long_step`` says that one step of the engine takes unusually long.
+    ``window_s`` is the budget's, ``lived_s`` the time since the engine was warm, ``segment`` the
+    memory that grew most, and ``in_long_step`` says that one step of the engine takes unusually
+    long.
     """
 
     state: BudgetState
+    trend: Trend
     window_s: float
-    smooth: float
     lived_s: float
     segment: Segment | None
     in_long_step: bool
 
     @property
-    def growth(self) -> int:
-        """Unexplained bytes above the baseline, at least one."""
-        return max(1, self.state.unexplained or 0)
-
-    @property
-    def held(self) -> float:
-        """The share of the growth that the last minute held on average: a single floor is noise."""
-        return min(1.0, max(0.0, self.smooth / self.growth))
-
-    @property
-    def ratio(self) -> float:
-        """Share of the budget that is spent."""
+    def share(self) -> float:
+        """What is spent of the budget."""
         return self.state.consumed_ratio or 0.0
 
-    def life(self, trend: Trend) -> float:
-        """How much of the engine's life the growth explains at the trend's pace.
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is spent beyond chance."""
+        growth = max(1, self.state.unexplained or 0)
+        return self.share * (1 - THRESHOLDS.noise * self.trend.noise / growth) >= 1.0
 
-        1 for a steady leak, less for what began later or quickens, more for what gets slower.
+    @property
+    def life(self) -> float:
+        """The growth as a multiple of what the trend's pace makes in the engine's life."""
+        growth = max(1, self.state.unexplained or 0)
+        return growth / max(1.0, self.trend.bytes_per_s * self.lived_s)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the budget is spent, None while nothing grows.
+
+        What one long step needs for itself is no growth yet, however fast it goes.
         """
-        return self.growth / max(1.0, trend.bytes_per_s * self.lived_s)
+        return None if self.in_long_step else self.state.exhaustion_s
 
-    def lasts(self, seconds: float) -> bool:
-        """Whether the budget lasts for longer than ``seconds``, or for ever."""
-        exhaustion = self.state.exhaustion_s
-        return exhaustion is None or exhaustion > seconds
-
-    def look(self, trend: Trend) -> Look:
-        """Return the trend in the light of the budget."""
-        # What one long step needs for itself is no growth yet, however fast it goes.
-        left = None if self.in_long_step else self.state.exhaustion_s
-        size, pace = self.held * self.ratio, speed(left, self.window_s)
-        return Look(trend, size, pace, life(self.life(trend)), self.segment)
+    def look(self) -> Look:
+        """Return what the odds of a leak depend on."""
+        trend = self.trend
+        return Look(self.share, self.left_s, self.life, trend.fading, trend.climb, self.segment)
 
 
-def unconfirmed(now: Standing, suspected: Hysteresis) -> str | None:
-    """Return what else the growth may be. None when it is believed, or when there is no time."""
-    at = THRESHOLDS
-    if now.ratio >= at.certain_share or not (now.lasts(at.urgent_s) or now.in_long_step):
+def unconfirmed(now: Standing, likely: Odds) -> str | None:
+    """Return what the growth may be other than a leak. None when it is confirmed."""
+    left = now.left_s
+    if now.share >= THRESHOLDS.certain_share:
         return None
-    alternatives = _alternatives(now, suspected)
-    grows = now.state.bytes_per_s is not None
-    if grows and now.ratio >= needed_share(now, len(alternatives)):
+    if left is not None and likely.log_odds >= demanded(min(left, now.window_s)):
         return None
-    if not alternatives and _straight(now, suspected.trend):
+    if _straight(now):
         return None
-    likeliest = alternatives[0] if alternatives else "warm-up or a cache that still fills"
-    return f"may be {likeliest}, unless the growth continues"
+    return f"may be {likely.otherwise[0]}, unless the growth continues"
 
 
-def needed_share(now: Standing, alternatives: int) -> float:
-    """Return the share of the budget from which growth is believed, by the time that is left."""
-    at, left = THRESHOLDS, now.state.exhaustion_s
-    times = (now.window_s if left is None else min(left, now.window_s)) / at.urgent_s
-    waits = at.share_a_decade * math.log10(max(1.0, times))
-    return at.hurried_share + waits + at.share_an_alternative * alternatives
-
-
-def _alternatives(now: Standing, suspected: Hysteresis) -> list[str]:
-    """Return the mechanisms of healthy engines that this growth resembles."""
-    at, trend, alternatives = THRESHOLDS, suspected.trend, []
-    if now.segment in REUSABLE or now.growth < at.continued * suspected.begun:
-        alternatives.append("memory that an allocator retains")
-    if trend.busier:
-        alternatives.append("caused by rising load")
-    if now.life(trend) < at.begun_late:
-        alternatives.append("temporary work that started later")
-    return alternatives
-
-
-def _straight(now: Standing, trend: Trend) -> bool:
+def _straight(now: Standing) -> bool:
     """Whether the trend is too straight to end soon, and too steep for the budget."""
-    at = THRESHOLDS
+    at, trend, exhaustion = THRESHOLDS, now.trend, now.state.exhaustion_s
     straight = trend.span_s >= at.straight_s and trend.rise >= at.straight_factor * trend.noise
-    return straight and not now.lasts(now.window_s) and now.ratio >= at.early_share
+    steep = exhaustion is not None and exhaustion <= now.window_s and now.share >= at.early_share
+    ends = now.life < at.begun_late or now.segment in REUSABLE
+    return straight and steep and trend.climb < at.busier and not ends

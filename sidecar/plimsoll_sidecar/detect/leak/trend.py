@@ -17,17 +17,12 @@ from statistics import median
 from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
 
 MIN_POINTS = 8
-LEAST_TAU = 0.7
-"""What reaches less is not even weighed: with 8 points, chance alone reaches it in one of 100."""
-LEAST_NOISE = 10_000.0
-"""Bytes. Memory is counted in pages of 4 KiB: two or three of them are no noise."""
 MIN_SHARE, MAX_SHARE = 0.05, 20.0
 """Bounds of a later half's rise as a share of the earlier half's: beyond them it is a step."""
 THIRD_SHARE = 0.2
 """The middle and the last third of a trend each bring at least this share of its rise."""
-BUSIER_TAU, MIN_BUSIER_RATIO = 0.45, 0.5
-"""Kendall's tau of the load from which it climbs, over the pairs that differ, if enough do: a load
-that climbs slowly is comparable from each point to the next, and not in the end."""
+MIN_DIFFER = 0.5
+"""A load says how it climbed if it differs in this share of all pairs; otherwise it hardly did."""
 _LOAD_SLACK = 1.1
 
 
@@ -35,8 +30,8 @@ _LOAD_SLACK = 1.1
 class Point:
     """A floor of memory. ``declared`` is what the engine's ledger accounted for at that moment.
 
-    Bytes and seconds; ``load`` counts requests in flight, ``requests`` those of the epoch and
-    ``collections`` the full garbage collections; each is None where unknown.
+    Bytes and seconds; ``load`` counts requests in flight and ``requests`` those of the epoch; each
+    is None where unknown.
     """
 
     t: float
@@ -44,37 +39,24 @@ class Point:
     declared: int = 0
     load: int | None = None
     requests: int | None = None
-    collections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A rise over ``span_s``.
+    """A rise in bytes over ``span_s`` that is neither a step nor noise.
 
-    ``confidence`` is Kendall's tau; ``busier`` says that the load rose with it, and ``sound`` that
-    it is no step and no noise.
-
-    The odds look closer: ``fading`` is the logarithm of the later half's rise as a share of the
-    earlier half's, ``climb`` says how the load climbed (from -1 to 1, like Kendall's tau), and
-    ``collections`` how many full garbage collections it outlasted, None where they are not counted.
+    ``noise`` is the median deviation from its line in bytes, ``fading`` the logarithm of the later
+    half's rise as a share of the earlier half's, and ``climb`` says how the load climbed with it
+    (from -1 to 1, as Kendall's tau).
     """
 
     bytes_per_s: float
     rise: float
     span_s: float
-    confidence: float
     noise: float
     bytes_per_request: float | None
-    busier: bool
-    sound: bool
     fading: float
     climb: float
-    collections: int | None
-
-    @property
-    def clearness(self) -> float:
-        """The logarithm of the rise as a multiple of the deviation from the line."""
-        return math.log(max(1.0, self.rise) / max(LEAST_NOISE, self.noise))
 
 
 def not_busier(later: int | None, earlier: int | None) -> bool:
@@ -93,10 +75,10 @@ def unexplained(earlier: Point, later: Point) -> int:
 
 
 def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
-    """Return the trend of points in order of time; None for a rise of less than ``min_rise``."""
+    """Return the trend of points in order of time; None if they have none of ``min_rise`` bytes."""
     if len(points) < MIN_POINTS:
         return None
-    first, last, at = points[0], points[-1], THRESHOLDS
+    first, last = points[0], points[-1]
     if max(p.bytes for p in points) - min(p.bytes for p in points) < min_rise:
         return None
     slopes, score, pairs, busier, differ = [], 0, 0, 0, 0.0
@@ -118,32 +100,23 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
         return None
     tau, slope, span = score / len(slopes), median(slopes), last.t - first.t
     rise = slope * span
-    if tau < LEAST_TAU or rise < min_rise:
+    if tau < THRESHOLDS.tau or rise < min_rise:
         return None
     levels = [unexplained(first, p) for p in points]
-    noise = _deviation(points, levels, slope)
     begin, middle, end = _thirds(levels)
     first_half, second_half = middle - begin, end - middle
-    thirds = min(first_half, second_half) >= THIRD_SHARE * rise
+    if min(first_half, second_half) < THIRD_SHARE * rise:
+        return None
     share = second_half / max(1.0, first_half)
-    differ = max(differ, MIN_BUSIER_RATIO * pairs)
     return Trend(
         bytes_per_s=slope,
         rise=rise,
         span_s=span,
-        confidence=tau,
-        noise=noise,
+        noise=_deviation(points, levels, slope),
         bytes_per_request=_per_request(first, last, rise),
-        busier=busier >= BUSIER_TAU * differ,
-        sound=tau >= at.tau and thirds,
         fading=math.log(min(MAX_SHARE, max(MIN_SHARE, share))),
-        climb=busier / differ,
-        collections=_between(first.collections, last.collections),
+        climb=busier / max(differ, MIN_DIFFER * pairs),
     )
-
-
-def _between(first: int | None, last: int | None) -> int | None:
-    return None if first is None or last is None else last - first
 
 
 def _deviation(points: Sequence[Point], levels: Sequence[int], slope: float) -> float:
