@@ -100,8 +100,8 @@ def test_the_speed_is_what_a_day_has_of_the_time_left() -> None:
 
 def test_the_odds_that_suffice_rise_with_the_time_that_is_left() -> None:
     assert math.exp(demanded(HOUR / 2)) == pytest.approx(99.0)
-    assert math.exp(demanded(60.0)) == pytest.approx(99.0 / math.sqrt(30.0))
-    assert math.exp(demanded(24 * HOUR)) == pytest.approx(99.0 * math.sqrt(48.0))
+    assert math.exp(demanded(60.0)) == pytest.approx(99.0 / 30.0**0.75)
+    assert math.exp(demanded(24 * HOUR)) == pytest.approx(99.0 * 48.0**0.75)
     assert demanded(0.0) == demanded(1.0)
 
 
