@@ -48,7 +48,8 @@ class Fault:
 @dataclass(frozen=True)
 class Run:
     """``flags`` are the engine's. ``restarts`` are seconds at which the engine is ended and starts
-    again. ``device`` is set where only a device can show it. ``model`` is a tiny one of ours."""
+    again. ``device`` is set where only a device can show it. ``model`` is a tiny one of ours.
+    ``seconds`` is the recording's length where it is not that of its batch."""
 
     name: str
     engine: EngineType
@@ -59,6 +60,7 @@ class Run:
     restarts: tuple[float, ...] = ()
     device: bool = False
     model: str = "tiny"
+    seconds: float | None = None
 
     @property
     def leaks(self) -> bool:
@@ -73,6 +75,11 @@ IN_USE, RETAINED, OBJECTS = (
 OTHER, SHARED, TENSORS = Segment.ANONYMOUS_OTHER, Segment.SHARED, Segment.TORCH_ALLOCATED
 BURSTS = (Phase(40.0, 1.0, "answers"), Phase(20.0, 12.0, "answers"))
 LEAVING = (Phase(60.0, 5.0, "leaving"),)
+RAMP = tuple(Phase(100.0, per_s, "answers") for per_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+RUSH = (Phase(160.0, 0.0, "answers"), Phase(40.0, 12.0, "answers"))
+WAVES = tuple(Phase(50.0, per_s, "answers") for per_s in (1.0, 3.0, 5.0, 6.0, 5.0, 3.0))
+BATCH_JOBS = (Phase(90.0, 1.0, "answers"), Phase(15.0, 4.0, "long"), Phase(15.0, 0.0, "answers"))
+LONG_S = 1620.0
 FEW_BLOCKS = ("--num-gpu-blocks-override=300", "--max-num-seqs=32")
 OFFLOAD = ("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=8")
 
@@ -132,7 +139,43 @@ RUNS = (
     ),
     Run("vllm-20", VLLM, "sawtooth", cause=Injection(None)),
     Run("vllm-21", VLLM, "retention", cause=Injection(None)),
-    # ---- leaks inside SGLang, whose first process counts nothing
+    # ---- vLLM: what services hold, and other loads
+    Run(
+        "vllm-22", VLLM, "request_table",
+        cause=Injection(OBJECTS, "requests", 96 * KIB, frontend=True),
+    ),
+    Run("vllm-23", VLLM, "ramp", RAMP),
+    Run(
+        "vllm-24", VLLM, "unread_queues", LEAVING,
+        Injection(IN_USE, "aborts", 224 * KIB, frontend=True),
+    ),
+    Run("vllm-25", VLLM, "mixed_lengths", (Phase(60.0, 3.0, "mixed"),)),
+    Run(
+        "vllm-26", VLLM, "kept_logits", (Phase(60.0, 4.0, "answers"),),
+        Injection(IN_USE, "tokens", 4 * KIB),
+    ),
+    Run("vllm-27", VLLM, "choices", (Phase(60.0, 2.0, "several"),)),
+    Run(
+        "vllm-28", VLLM, "open_compressors", (Phase(60.0, 3.0, "streaming"),),
+        Injection(IN_USE, "requests", 192 * KIB, frontend=True),
+    ),
+    Run("vllm-29", VLLM, "few_grammars", (Phase(60.0, 3.0, "few_grammars"),)),
+    Run(
+        "vllm-30", VLLM, "log_buffer", (Phase(60.0, 3.0, "mixed"),),
+        Injection(IN_USE, "requests", 104 * KIB, frontend=True), seconds=LONG_S,
+    ),
+    Run("vllm-31", VLLM, "waves", WAVES, seconds=LONG_S),
+    Run(
+        "vllm-32", VLLM, "private_copies", (Phase(60.0, 3.0, "answers"),),
+        Injection(OTHER, "seconds", 512 * KIB, shape="steps"),
+    ),
+    Run("vllm-33", VLLM, "rush", RUSH),
+    Run(
+        "vllm-34", VLLM, "histories", (Phase(60.0, 3.0, "returning"),),
+        Injection(OBJECTS, "requests", 160 * KIB, frontend=True),
+    ),
+    Run("vllm-35", VLLM, "logprobs", (Phase(60.0, 3.0, "logprobs"),)),
+    # ---- leaks inside SGLang
     Run("sglang-01", SGLANG, "heap_blocks", cause=Injection(IN_USE, "requests", 192 * KIB)),
     Run("sglang-02", SGLANG, "small_objects", cause=Injection(OBJECTS, "seconds", 448 * KIB)),
     Run(
@@ -162,6 +205,37 @@ RUNS = (
     Run("sglang-15", SGLANG, "locked", cause=Injection(IN_USE, "requests", 96 * KIB)),
     Run("sglang-16", SGLANG, "cycles", BURSTS, Injection(IN_USE, "tokens", 3 * KIB)),
     Run("sglang-17", SGLANG, "file_cache", cause=Injection(None)),
+    # ---- SGLang: what services hold, and other loads
+    Run(
+        "sglang-18", SGLANG, "kept_bodies", (Phase(60.0, 4.0, "answers"),),
+        Injection(IN_USE, "requests", 128 * KIB, frontend=True),
+    ),
+    Run("sglang-19", SGLANG, "returning_prefixes", (Phase(60.0, 4.0, "returning"),)),
+    Run(
+        "sglang-20", SGLANG, "thread_arenas", (Phase(60.0, 4.0, "answers"),),
+        Injection(RETAINED, "requests", 128 * KIB),
+    ),
+    Run("sglang-21", SGLANG, "batch_jobs", BATCH_JOBS),
+    Run(
+        "sglang-22", SGLANG, "ledger", (Phase(60.0, 3.0, "mixed"),),
+        Injection(IN_USE, "tokens", 6 * KIB),
+    ),
+    Run("sglang-23", SGLANG, "streaming", (Phase(60.0, 3.0, "streaming"),)),
+    Run(
+        "sglang-24", SGLANG, "streams_left", (Phase(60.0, 3.0, "leaving"),),
+        Injection(IN_USE, "aborts", 208 * KIB), seconds=LONG_S,
+    ),
+    Run("sglang-25", SGLANG, "mixed_lengths", (Phase(60.0, 2.0, "mixed"),), seconds=LONG_S),
+    Run(
+        "sglang-26", SGLANG, "open_connections", (Phase(60.0, 3.0, "streaming"),),
+        Injection(IN_USE, "requests", 192 * KIB, frontend=True),
+    ),
+    Run("sglang-27", SGLANG, "steady", (Phase(60.0, 3.0, "answers"),)),
+    Run("sglang-28", SGLANG, "ramp", RAMP),
+    Run(
+        "sglang-29", SGLANG, "request_table", RAMP,
+        Injection(OBJECTS, "requests", 160 * KIB),
+    ),
     # ---- leaks of our engine
     Run(
         "plimsoll-01", OURS, "device_dict", device=True,
