@@ -25,7 +25,8 @@ from pathlib import Path
 from leaklab.recording import adapters, engines, recorded_run
 from leaklab.recording.engines import Place
 from leaklab.recording.loads import ADAPTERS
-from leaklab.recording.runs import RUNS, Run
+from leaklab.recording.run import Run
+from leaklab.recording.runs import RUNS
 from plimsoll_api.engines import EngineType
 from plimsoll_cli.figures import commit, machine
 from plimsoll_cli.local import model

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from leaklab.recording.runs import Fault, Run
+from leaklab.recording.run import Fault, Run
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy

@@ -17,7 +17,7 @@ import httpx
 from leaklab.recording import engines, labels, split
 from leaklab.recording.engines import Launch, Place
 from leaklab.recording.loads import Crowd
-from leaklab.recording.runs import CORE, Injection, Run
+from leaklab.recording.run import CORE, Injection, Run
 from plimsoll_api import trace
 from plimsoll_api.engines import EngineType
 from plimsoll_cli.local.container import Container
