@@ -115,5 +115,9 @@ RUNS = (
         "vllm-34", VLLM, "histories", (Phase(60.0, 3.0, "returning"),),
         Injection(OBJECTS, "requests", 160 * KIB, frontend=True),
     ),
-    Run("vllm-35", VLLM, "logprobs", (Phase(60.0, 3.0, "logprobs"),)),
+    Run(
+        "vllm-35", VLLM, "preemption", (Phase(60.0, 2.0, "long"), Phase(60.0, 0.5, "long")),
+        # Blocks have 128 tokens on a CPU: these are enough for one request of full length.
+        flags=("--num-gpu-blocks-override=36", "--max-num-seqs=32"),
+    ),
 )  # fmt: skip
