@@ -74,7 +74,7 @@ LEAVING = (Phase(60.0, 5.0, "leaving"),)
 RAMP = tuple(Phase(100.0, per_s, "answers") for per_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
 RUSH = (Phase(160.0, 0.0, "answers"), Phase(40.0, 12.0, "answers"))
 WAVES = tuple(Phase(50.0, per_s, "answers") for per_s in (1.0, 3.0, 5.0, 6.0, 5.0, 3.0))
-BATCH_JOBS = (Phase(90.0, 1.0, "answers"), Phase(15.0, 4.0, "long"), Phase(15.0, 0.0, "answers"))
+BATCH_JOBS = (Phase(90.0, 1.0, "answers"), Phase(20.0, 6.0, "mixed"), Phase(10.0, 0.0, "mixed"))
 LONG_S = 1620.0
 FEW_BLOCKS = ("--num-gpu-blocks-override=300", "--max-num-seqs=32")
 OFFLOAD = ("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=8")
