@@ -82,6 +82,6 @@ RUNS = (
         "sglang-29", SGLANG, "request_table", RAMP,
         Injection(OBJECTS, "requests", 160 * KIB),
     ),
-    # Not vLLM: it compiles for so long at the first one that all clients give up.
+    # Not vLLM: it compiles at the first one, for 30 s on a free machine.
     Run("sglang-30", SGLANG, "logprobs", (Phase(60.0, 3.0, "logprobs"),)),
 )  # fmt: skip
