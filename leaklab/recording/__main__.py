@@ -25,7 +25,8 @@ from pathlib import Path
 from leaklab.recording import adapters, engines, recorded_run
 from leaklab.recording.engines import Place
 from leaklab.recording.loads import ADAPTERS
-from leaklab.recording.runs import RUNS, Run
+from leaklab.recording.run import Run
+from leaklab.recording.runs import RUNS
 from plimsoll_api.engines import EngineType
 from plimsoll_cli.figures import commit, machine
 from plimsoll_cli.local import model
@@ -65,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parse.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parse.add_argument("--peers", nargs="*", choices=list(ALL_PEERS), default=[], metavar="PEER")
     parse.add_argument("--runs", nargs="+", choices=names, default=[], metavar="RUN")
-    parse.add_argument("--seconds", type=float, default=420.0, help="of each recording")
+    parse.add_argument(
+        "--seconds", type=float, default=420.0, help="of each recording, where its run says nothing"
+    )
     parse.add_argument("--at-once", type=int, default=len(RUNS), help="engines, at most")
     return parse
 
@@ -98,7 +101,7 @@ async def _make_all(
         async with limit:
             try:
                 made = await recorded_run.make(
-                    run, place, peers.get(run.engine), out, flags.seconds, folders
+                    run, place, peers.get(run.engine), out, run.seconds or flags.seconds, folders
                 )
             except Exception:  # noqa: BLE001 - the other recordings go on
                 failed += 1

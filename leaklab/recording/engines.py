@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from leaklab.recording.runs import Fault, Run
+from leaklab.recording.run import Fault, Run
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -73,7 +73,7 @@ def install(folder: Path) -> None:
     install_probe(folder)
     shutil.copyfile(HERE / "inside" / "plimsoll_injector.py", folder / "plimsoll_injector.py")
     (folder / "leaklab").mkdir(exist_ok=True)
-    for name in ("__init__.py", "mechanisms.py"):
+    for name in ("__init__.py", "mechanisms.py", "service_leaks.py"):
         shutil.copyfile(HERE.parent / name, folder / "leaklab" / name)
     info = folder / "plimsoll_injector-1.dist-info"
     info.mkdir(exist_ok=True)

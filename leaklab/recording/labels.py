@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from leaklab.recording.runs import Fault, Injection, Run
+from leaklab.recording.run import Fault, Injection, Run
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.times import unix_seconds

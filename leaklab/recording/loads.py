@@ -6,7 +6,9 @@ They are an open loop: what is slow does not slow them down, up to :data:`MOST_A
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from leaklab import clients
-from leaklab.clients import Shape, body, complete, prompt
+from leaklab.clients import Shape, body, complete, prompt, stream
 
 TIMEOUT_S, PATIENCE_S, EARLY_S = 60.0, 0.4, 0.15
 MOST_AT_ONCE = 120
@@ -30,6 +32,7 @@ GROWTH = 1.0
 ADAPTERS = 6
 OUTPUT_KEYS = 24
 """Properties of a schema of structured output."""
+SCHEMAS = 6
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,17 @@ class Crowd:
             finished = await shape(client, next(self._numbers))
         except (httpx.HTTPError, clients.BrokenStream) as error:
             self.counts["failed"] += 1
-            told = error.response.text if isinstance(error, httpx.HTTPStatusError) else ""
-            self.last_error = f"{type(error).__name__}: {error} {told}"[:500]
+            self.last_error = f"{type(error).__name__}: {error} {_said(error)}"[:500]
         else:
             self.counts["answered" if finished else "left"] += 1
+
+
+def _said(error: Exception) -> str:
+    """What the server said of it; a stream that was refused was not read."""
+    if isinstance(error, httpx.HTTPStatusError):
+        with contextlib.suppress(httpx.ResponseNotRead):
+            return error.response.text
+    return ""
 
 
 # ---- shapes, beside those of the leak lab: true where the request ran to its end
@@ -132,9 +142,44 @@ async def _leave(client: httpx.AsyncClient, wish: dict[str, object], after_s: fl
     return True
 
 
+async def mixed(client: httpx.AsyncClient, number: int) -> bool:
+    """Prompts of 4 to 300 words and answers of 2 to 100 tokens, in no order."""
+    lengths = random.Random(number)
+    words, tokens = int(4 * 75 ** lengths.random()), int(2 * 50 ** lengths.random())
+    return await complete(client, body(prompt(number, words), tokens))
+
+
+async def several(client: httpx.AsyncClient, number: int) -> bool:
+    """Three choices of one prompt, read to their end."""
+    wish = body(prompt(number, 24), ANSWER_TOKENS, n=3, temperature=0.8, seed=number)
+    return await complete(client, wish)
+
+
+async def logprobs(client: httpx.AsyncClient, number: int) -> bool:
+    """The probabilities of each token and of five others."""
+    return await complete(client, body(prompt(number, 24), ANSWER_TOKENS, logprobs=5))
+
+
+async def streaming(client: httpx.AsyncClient, number: int) -> bool:
+    """Three of four answers come as a stream, which is read to its end."""
+    if number % 4 == 0:
+        return await answers(client, number)
+    await stream(client, prompt(number, 24), ANSWER_TOKENS)
+    return True
+
+
 async def grammars(client: httpx.AsyncClient, number: int) -> bool:
     """Structured output, by a schema that no other number has."""
-    keys = {f"key_{number}_{i}": {"type": "string"} for i in range(OUTPUT_KEYS)}
+    return await _by_schema(client, number, number)
+
+
+async def few_grammars(client: httpx.AsyncClient, number: int) -> bool:
+    """Structured output, by one of a few schemas."""
+    return await _by_schema(client, number, number % SCHEMAS)
+
+
+async def _by_schema(client: httpx.AsyncClient, number: int, schema_number: int) -> bool:
+    keys = {f"key_{schema_number}_{i}": {"type": "string"} for i in range(OUTPUT_KEYS)}
     schema = {"type": "object", "properties": keys, "required": list(keys)}
     how = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     wish = body(prompt(number, 24), ANSWER_TOKENS, response_format=how)
@@ -163,5 +208,9 @@ class Adapters:
 
 
 SHAPES: dict[str, Shape] = {
-    one.__name__: one for one in (answers, long, growing, leaving, leaving_early, grammars)
-}
+    one.__name__: one
+    for one in (
+        answers, long, growing, leaving, leaving_early, mixed, several, logprobs, streaming,
+        grammars, few_grammars,
+    )
+}  # fmt: skip

@@ -38,13 +38,19 @@ def made(chosen: Sequence[Recording]) -> list[str]:
 
 
 def load(about: dict[str, Any]) -> str:
-    """Say the phases in words: ``answers 1 for 40 s, then 12 for 20 s``."""
+    """Say the phases in words: ``answers 1 for 40 s, then 12 for 20 s``.
+
+    A shape is named where it is another one than before."""
     phases = about["load"]
     if len(phases) == 1:
         _, per_s, shape = phases[0]
         return f"{shape} {per_s:g}"
-    told = [f"{per_s:g} for {seconds:g} s" for seconds, per_s, _ in phases]
-    return f"{phases[0][2]} {', then '.join(told)}"
+    shapes = ["", *(shape for _, _, shape in phases)]
+    told = [
+        f"{'' if shape == before else f'{shape} '}{per_s:g} for {seconds:g} s"
+        for before, (seconds, per_s, shape) in zip(shapes, phases, strict=False)
+    ]
+    return ", then ".join(told)
 
 
 def filled(text: str, name: str, lines: Sequence[str]) -> str:

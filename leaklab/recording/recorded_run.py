@@ -17,7 +17,7 @@ import httpx
 from leaklab.recording import engines, labels, split
 from leaklab.recording.engines import Launch, Place
 from leaklab.recording.loads import Crowd
-from leaklab.recording.runs import CORE, Injection, Run
+from leaklab.recording.run import CORE, Injection, Run
 from plimsoll_api import trace
 from plimsoll_api.engines import EngineType
 from plimsoll_cli.local.container import Container
@@ -29,6 +29,8 @@ HEALTHY_S, HEALTHY_SHARE = 120.0, 0.3
 """Under load before anything is injected: that long, or that share of a shorter recording."""
 STOP_S, RECORDER_S, ASK_S = 10.0, 90.0, 2.0
 """``RECORDER_S`` is for the recorder's start and end: on a crowded machine more than 20 s."""
+GRACE_S = 30.0
+"""Between SIGTERM and SIGKILL: the kubelet's default."""
 PLAN, COUNTED = "inject.json", "injected.jsonl"
 """The same as in ``inside/plimsoll_injector.py``, which imports nothing of ours."""
 
@@ -123,8 +125,24 @@ async def _script(run: Run, place: Place, engine: Container, healthy_s: float) -
         new.rename(place.folder / PLAN)
     for at in run.restarts:
         await asyncio.sleep(max(0.0, began + at - time.monotonic()))
-        if engine.pid is not None:
-            os.kill(engine.pid, signal.SIGTERM)
+        await end(engine)
+
+
+async def end(engine: Container, grace_s: float = GRACE_S) -> None:
+    """End the engine's process as the kubelet does; it starts again.
+
+    vLLM's server goes on answering 500 on a connection that is open while requests come on it.
+    """
+    pid = engine.pid
+    if pid is None:
+        return
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+        if engine.pid != pid:
+            return
+    os.kill(pid, signal.SIGKILL)
 
 
 async def _ready(engine: Container, launched: Launch) -> None:

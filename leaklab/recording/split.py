@@ -36,6 +36,18 @@ PARTS = {
     "mmap_growth": SEEN,
     "shared": HELD_OUT,
     "method_cache": SEEN,
+    "streams_left": SEEN,
+    "thread_arenas": HELD_OUT,
+    "kept_logits": SEEN,
+    "histories": HELD_OUT,
+    "unread_queues": SEEN,
+    "private_copies": HELD_OUT,
+    "open_compressors": SEEN,
+    "kept_bodies": HELD_OUT,
+    "request_table": SEEN,
+    "open_connections": HELD_OUT,
+    "log_buffer": SEEN,
+    "ledger": HELD_OUT,
     # healthy: of the first recordings, then of later ones
     "declared_cache": SEEN,
     "images": HELD_OUT,
@@ -57,6 +69,13 @@ PARTS = {
     "leaving": HELD_OUT,
     "file_cache": SEEN,
     "ramp": HELD_OUT,
+    "rush": SEEN,
+    "batch_jobs": HELD_OUT,
+    "mixed_lengths": SEEN,
+    "logprobs": HELD_OUT,
+    "streaming": SEEN,
+    "waves": HELD_OUT,
+    "few_grammars": SEEN,
 }
 
 

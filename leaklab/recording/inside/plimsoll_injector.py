@@ -3,7 +3,7 @@
 Both engines load their plugins in every process. Each waits for ``inject.json`` in the folder that
 ``PLIMSOLL_INJECTOR_DIR`` names; the process that the plan means carries it out, and appends what it
 has taken so far to ``injected.jsonl`` once a second. Standard library only, with
-``leaklab/mechanisms.py`` beside it, and the torch of the engine.
+``leaklab/mechanisms.py`` and ``leaklab/service_leaks.py`` beside it, and the torch of the engine.
 
 With ``PLIMSOLL_INJECTOR_WAITS`` set, vLLM's processes sleep while they wait for each other.
 """
@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import mmap
 import os
 import re
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leaklab import mechanisms
+from leaklab import mechanisms, service_leaks
 
 FOLDER_ENV, WAITS_ENV = "PLIMSOLL_INJECTOR_DIR", "PLIMSOLL_INJECTOR_WAITS"
 QUEUES = "vllm.distributed.device_communicators.shm_broadcast"
@@ -34,7 +32,6 @@ NOMINAL_S = 120.0
 STEP_S = 20.0
 """Between two steps of growth by steps."""
 SLICE = 4096
-BLOCK = 1 << 16
 
 Take = Callable[[int], None]
 _started = False
@@ -169,7 +166,22 @@ def _count_vllm() -> None:
 
 
 def _count_sglang() -> None:
-    """In the scheduler. It has bound most of its methods to messages by now, this one not."""
+    """The scheduler has bound most of its methods to messages by now, but not this one."""
+    if _title() != "scheduler":
+        managers = importlib.import_module("sglang.srt.managers.tokenizer_manager")
+        Manager = managers.TokenizerManager
+        generate, abort = Manager.generate_request, Manager.abort_request
+
+        def generating(manager: Any, *given: Any, **more: Any) -> Any:
+            _counts["requests"] += 1
+            return generate(manager, *given, **more)
+
+        def aborting(manager: Any, *given: Any, **more: Any) -> Any:
+            _counts["aborts"] += 1
+            return abort(manager, *given, **more)
+
+        Manager.generate_request, Manager.abort_request = generating, aborting
+        return
     Scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
     process = Scheduler.process_batch_result
 
@@ -221,44 +233,14 @@ def pinned_buffers() -> Take:
     return take
 
 
-def threads_left() -> Take:
-    """Threads that never end, each with the buffers of its work."""
-
-    def work(size: int) -> None:
-        buffers = [bytearray(b"\1") * BLOCK for _ in range(size // BLOCK)]
-        threading.Event().wait()
-        buffers.clear()
-
-    def take(size: int) -> None:
-        threading.Thread(target=work, args=(size,), daemon=True).start()
-
-    return take
-
-
-def memory_files() -> Take:
-    """Files in /dev/shm that are mapped and written, as queues between processes are."""
-    kept: list[mmap.mmap] = []
-
-    def take(size: int) -> None:
-        with tempfile.TemporaryFile(dir="/dev/shm") as file:
-            file.truncate(size)
-            mapping = mmap.mmap(file.fileno(), size)
-        mapping.write(b"\1" * size)
-        kept.append(mapping)
-
-    return take
-
-
 def _torch() -> Any:
     return sys.modules["torch"]
 
 
-TAKES: dict[str, Callable[[], Take]] = mechanisms.LEAKS | {
-    function.__name__: function
-    for function in (
-        retained_tensors, retained_slices, pinned_buffers, threads_left, memory_files,
-    )
-}  # fmt: skip
+ON_DEVICE = (retained_tensors, retained_slices, pinned_buffers)
+TAKES: dict[str, Callable[[], Take]] = (
+    mechanisms.LEAKS | service_leaks.LEAKS | {take.__name__: take for take in ON_DEVICE}
+)
 DRIVERS = {function.__name__: function for function in (seconds, requests, aborts, tokens)}
 
 

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from leaklab.recording.labels import labels
-from leaklab.recording.runs import RUNS, Fault, Injection, Run
+from leaklab.recording.run import Fault, Injection, Run
+from leaklab.recording.runs import RUNS
 from leaklab.recording.split import PARTS
 from plimsoll_api.admin import Load
 from plimsoll_api.assessment import Segment

@@ -56,7 +56,7 @@ async def counted(url: str, shape: str) -> tuple[Counter[str], str]:
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("shape", ["answers", "leaving", "leaving_early"])
+@pytest.mark.parametrize("shape", loads.SHAPES)
 def test_a_request_that_is_refused_has_failed(shape: str) -> None:
     counts, error = asyncio.run(served(shape, ["400 Bad Request"]))
     assert set(counts) == {"failed"}
@@ -73,6 +73,12 @@ def test_every_other_client_leaves_where_no_answer_comes(shape: str) -> None:
 def test_a_client_that_is_answered_before_it_leaves_is_counted_as_answered() -> None:
     counts, _ = asyncio.run(served("leaving", ["200 OK"]))
     assert set(counts) == {"answered"}
+
+
+def test_a_stream_that_does_not_end_as_it_should_has_failed() -> None:
+    counts, error = asyncio.run(served("streaming", ["200 OK"]))
+    assert counts["failed"] > counts["answered"] > 0
+    assert error == "BrokenStream: finish_reason is None, not length "
 
 
 def test_an_engine_that_is_gone_fails_its_clients() -> None:

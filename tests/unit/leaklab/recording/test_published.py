@@ -83,6 +83,14 @@ def test_the_page_has_a_row_for_each() -> None:
         assert text.count(f"| `{one.name}` |") == (2 if one.seen else 1)
 
 
+def test_a_load_names_each_shape_where_it_begins() -> None:
+    phases = [[90.0, 1.0, "answers"], [15.0, 4.0, "long"], [15.0, 0.5, "long"]]
+    assert (
+        page.load({"load": phases}) == "answers 1 for 90 s, then long 4 for 15 s, then 0.5 for 15 s"
+    )
+    assert page.load({"load": phases[:1]}) == "answers 1"
+
+
 def test_a_page_without_the_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="verdicts"):
         page.filled("no marks", "verdicts", [])

@@ -92,3 +92,33 @@ def test_what_vllm_calls_to_yield_the_processor_sleeps_instead(tmp_path: Path) -
     environment = {**os.environ, "PYTHONPATH": str(inside)}
     done = subprocess.run([sys.executable, "-c", QUEUES], env=environment, check=False)
     assert done.returncode == 0
+
+
+FRONTEND = """
+import sys, types
+import plimsoll_injector
+managers = types.ModuleType("sglang.srt.managers.tokenizer_manager")
+class TokenizerManager:
+    def generate_request(self, wish, request=None):
+        return wish
+    def abort_request(self, rid="", abort_all=False):
+        return rid
+managers.TokenizerManager = TokenizerManager
+sys.modules["sglang.srt.managers.tokenizer_manager"] = managers
+manager = TokenizerManager()
+requests, aborts = plimsoll_injector.requests(), plimsoll_injector.aborts()
+assert (requests(), aborts()) == (0, 0)
+assert [manager.generate_request(wish) for wish in "abc"] == ["a", "b", "c"]
+assert manager.abort_request(rid="b") == "b"
+assert (requests(), aborts()) == (3, 1)
+"""
+
+
+def test_sglangs_first_process_counts_requests_and_aborts(tmp_path: Path) -> None:
+    """Of a manager that there is already when somebody first asks. The real one was recorded."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    engines.install(inside)
+    environment = {**os.environ, "PYTHONPATH": str(inside)}
+    done = subprocess.run([sys.executable, "-c", FRONTEND], env=environment, check=False)
+    assert done.returncode == 0

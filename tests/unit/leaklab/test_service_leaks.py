@@ -1,0 +1,46 @@
+"""Each leak in a process of its own: it grows by what it was told to take, where it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from leaklab import mechanisms, service_leaks
+
+MIB = 1 << 20
+PIECES = 64
+PROGRAM = """
+import sys
+from pathlib import Path
+name, field, pieces = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if name == "kept_logits":
+    import torch
+from leaklab.service_leaks import LEAKS
+def resident():
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(text.split(f"{field}:")[1].split()[0])
+take = LEAKS[name]()
+take(1 << 20)
+before = resident()
+for _ in range(pieces):
+    take(1 << 20)
+print(resident() - before)
+"""
+WITHIN = 0.15
+"""Of the bytes that are counted: a table has its room, an arena its headers."""
+
+
+@pytest.mark.parametrize("name", service_leaks.LEAKS)
+def test_a_process_grows_by_what_it_was_told_to_take(name: str) -> None:
+    field = "RssShmem" if name == "memory_files" else "RssAnon"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name, field, str(PIECES)],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert int(done.stdout) == pytest.approx(PIECES * MIB, rel=WITHIN)
+
+
+def test_the_names_are_not_those_of_other_mechanisms() -> None:
+    assert service_leaks.LEAKS.keys().isdisjoint(mechanisms.LEAKS | mechanisms.HEALTHY)
