@@ -81,6 +81,7 @@ def perform(preparation: Preparation, job: Job, raw: bytearray) -> Outcome:
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.completion(raw, job.context),
         "chat": lambda: preparation.chat(raw, job.context),
+        "chats": lambda: preparation.chats(raw, job.context),
         "responses": lambda: preparation.responses(raw, job.context),
         "tokenize": lambda: preparation.tokenize(raw, job.context),
         "detokenize": lambda: preparation.detokenize(raw, job.context),

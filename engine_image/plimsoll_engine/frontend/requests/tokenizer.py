@@ -74,6 +74,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids`` with special tokens."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def token_text(self, token_id: int) -> str:
         """Return what one token stands for, special ones included."""
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
@@ -97,8 +102,9 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
         max_characters: int | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt of a chat, ready for the assistant's turn.
+        """Return the prompt of a chat, ready for the assistant's turn where that is to be added.
 
         It is given up once it is longer than ``max_characters``. ``variables`` are the template's
         own (``enable_thinking``).
@@ -113,7 +119,7 @@ class Tokenizer:
                 {**self._special, **variables},
                 messages=messages,
                 tools=tools,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
             )
             return _joined(pieces, max_characters)
         except (
