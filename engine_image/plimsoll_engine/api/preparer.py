@@ -200,6 +200,8 @@ class Preparer:
             ]  # fmt: skip
             if self._sees:
                 command.append("--sees")
+            if (template := self._engine.settings.api.chat_template) is not None:
+                command.append(f"--chat-template={template}")
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._socket = ours
         ours.settimeout(START_TIMEOUT_S)

@@ -12,7 +12,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.requests import ClientDisconnect
 
-from plimsoll_engine.api import adapter_routes, batch, decoding, protocol, transcription
+from plimsoll_api.version import version
+from plimsoll_engine.api import (
+    adapter_routes,
+    batch,
+    decoding,
+    protocol,
+    tokenizer_info,
+    transcription,
+)
 from plimsoll_engine.api.answer import Answer
 from plimsoll_engine.api.auth import TENANT
 from plimsoll_engine.api.batch import Batch
@@ -171,6 +179,13 @@ def _text(
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             return answer(await preparer.tokenize(body))
 
+    if engine.settings.api.tokenizer_info:
+        info = tokenizer_info.of(engine.settings.model, engine.tokenizer.chat_template)
+
+        @api.get("/tokenizer_info")
+        async def about_tokenizer() -> Response:
+            return Response(info, media_type="application/json")
+
     @api.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
@@ -246,6 +261,10 @@ def _pooling(api: FastAPI) -> None:
 def _probes(api: FastAPI, engine: AsyncEngine) -> None:
     """Add the paths for the kubelet and for Prometheus."""
 
+    @api.get("/version")
+    async def engine_version() -> dict[str, str]:
+        return {"version": version()}
+
     @api.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "alive"}
@@ -287,7 +306,10 @@ def _errors(api: FastAPI) -> None:
 
 
 def _token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> TokenText:
-    return name_of if body.return_tokens_as_token_ids else engine.tokenizer.token_text
+    wanted = body.return_tokens_as_token_ids
+    if wanted is None:
+        wanted = engine.settings.api.return_tokens_as_token_ids
+    return name_of if wanted else engine.tokenizer.token_text
 
 
 def _stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
@@ -306,7 +328,8 @@ def _answer(
     body: CompletionRequest | ChatRequest,
 ) -> Answer:
     options = body.stream_options
-    usage = options is not None and options.include_usage
+    forced = engine.settings.api.force_include_usage
+    usage = forced or (options is not None and options.include_usage)
     answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
     answer.continuous = usage and options is not None and options.continuous_usage_stats
     if prompt_logprobs(body) is not None:

@@ -32,9 +32,12 @@ class TooLong(TemplateError):
 
 
 class Tokenizer:
-    """The tokenizer of the checkpoint in ``model``; UsageError names the file that is wrong."""
+    """The tokenizer of the checkpoint in ``model``; UsageError names the file that is wrong.
 
-    def __init__(self, model: Path) -> None:
+    ``chat_template`` is a file with another template than the checkpoint's.
+    """
+
+    def __init__(self, model: Path, chat_template: Path | None = None) -> None:
         file = model / "tokenizer.json"
         try:
             self._tokenizer = _Tokenizer.from_file(str(file))
@@ -52,7 +55,8 @@ class Tokenizer:
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if settings.get(name)
         }
-        self._template = _compile(_template_source(model, settings))
+        self.chat_template = _template_source(model, settings, chat_template)
+        self._template = _compile(self.chat_template, chat_template or "the checkpoint")
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with what the tokenizer adds itself (a BOS, if any)."""
@@ -147,20 +151,22 @@ def _token_text(value: Any, field: str) -> str:
     return text
 
 
-def _template_source(model: Path, settings: dict[str, Any]) -> str | None:
-    file = model / "chat_template.jinja"
+def _template_source(model: Path, settings: dict[str, Any], chosen: Path | None) -> str | None:
+    file = chosen or model / "chat_template.jinja"
     try:
-        if file.is_file():
+        if chosen is not None or file.is_file():
             return file.read_text(encoding="utf-8")
         source = settings.get("chat_template")
         if isinstance(source, list):  # several, by name
             source = {entry["name"]: entry["template"] for entry in source}.get("default")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{model}: the chat template cannot be read: {error!r}") from None
+        raise UsageError(
+            f"{chosen or model}: the chat template cannot be read: {error!r}"
+        ) from None
     return source if isinstance(source, str) else None
 
 
-def _compile(source: str | None) -> jinja2.Template | None:
+def _compile(source: str | None, where: Path | str) -> jinja2.Template | None:
     if source is None:
         return None
     environment = ImmutableSandboxedEnvironment(
@@ -172,7 +178,7 @@ def _compile(source: str | None) -> jinja2.Template | None:
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
-        raise UsageError(f"the checkpoint's chat template is malformed: {error}") from None
+        raise UsageError(f"{where}: the chat template is malformed: {error}") from None
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:
