@@ -13,7 +13,7 @@ from plimsoll_engine.api.protocol import Message, Tool, text_content
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
 
 MARK = "\ue000\uf8ff\ue000"
-"""Added to the message that the model is to go on with: the prompt ends where it is."""
+"""Added to the message that the model is to continue: the prompt ends where it is."""
 
 
 class ChatPrompt:
@@ -47,7 +47,7 @@ class ChatPrompt:
         """Return the prompt, of at most so many characters.
 
         ``begin`` opens the assistant's turn, and is the default. ``resume`` leaves the last
-        message open instead, so that the model goes on with it. Raises TemplateError, and ApiError
+        message open instead, so that the model continues it. Raises TemplateError, and ApiError
         for messages of another shape.
         """
         plain = [self._plain(message) for message in messages]

@@ -102,7 +102,7 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
 
 
 def check_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
-    """Raise ApiError where the assistant is both to begin a message and to go on with one."""
+    """Raise ApiError where the assistant is both to begin a message and to continue one."""
     if add_generation_prompt and continue_final_message:
         raise invalid(
             "continue_final_message and add_generation_prompt exclude each other: set one to false",

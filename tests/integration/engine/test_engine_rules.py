@@ -122,7 +122,7 @@ def test_a_prompt_is_cut(engine: Any) -> None:
     assert answer["param"] == "truncation_side"
 
 
-def test_a_message_is_gone_on_with(engine: Any) -> None:
+def test_a_message_is_continued(engine: Any) -> None:
     said = "An apple a day, keeps"
     chat = {
         "model": MODEL, "temperature": 0, "max_tokens": 8, "continue_final_message": True,

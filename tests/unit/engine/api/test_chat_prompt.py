@@ -1,4 +1,4 @@
-"""The assistant's turn of a prompt: begun, left out, or gone on with. Tests ``chat_prompt.py``."""
+"""The assistant's turn of a prompt: begun, left out, or continued. Tests ``chat_prompt.py``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_last_message_stays_open(prompt: ChatPrompt, text: str) -> None:
     assert render(prompt, *parts, resume=True) == USER + OPEN + text
 
 
-def test_a_model_that_sees_goes_on_as_well(tmp_path: Path) -> None:
+def test_a_model_that_sees_continues_as_well(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{{ part.text }}{% endfor %}"
         ";{% endfor %}"
