@@ -198,7 +198,7 @@ class Preparation:
         else:
             special = body.add_special_tokens is not False
             ids = self._encode(body.prompt or "", of, "prompt", special=special)
-        texts = self._tokenizer.token_texts(ids) if body.return_token_strs else None
+        texts = self._tokenizer.token_names(ids) if body.return_token_strs else None
         answer = {
             "count": len(ids),
             "max_model_len": of.max_model_len,

@@ -93,12 +93,12 @@ class Tokenizer:
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return what each token stands for, special ones included."""
-        texts: list[str] = self._tokenizer.decode_batch(
-            [[token] for token in ids], skip_special_tokens=False
-        )
-        return texts
+    def token_names(self, ids: Sequence[int]) -> list[str | None]:
+        """Return each token as the vocabulary writes it; None for one that it lacks.
+
+        A byte that is part of a character has a name of its own there, and no text.
+        """
+        return [self._tokenizer.id_to_token(token) for token in ids]
 
     def render(
         self,
