@@ -16,7 +16,9 @@ from plimsoll_api.units import parse_bytes
 from plimsoll_engine import injection
 from plimsoll_engine.download import source
 from plimsoll_engine.errors import SettingsError, UsageError
+from plimsoll_engine.http import api_flags
 from plimsoll_engine.http import flags as http_settings
+from plimsoll_engine.http.api_flags import ApiSettings
 from plimsoll_engine.http.flags import HttpSettings
 from plimsoll_engine.messages import lora_modules, speculative
 from plimsoll_engine.messages.lora_modules import LoraModule
@@ -87,6 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     speculative: Speculative | None = None
     lora_modules: dict[str, LoraModule] = {}
     http: HttpSettings = HttpSettings()
+    api: ApiSettings = ApiSettings()
 
     @property
     def socket(self) -> Path:
@@ -201,6 +204,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="GPUs of this host that compute the model together")  # fmt: skip
     add("--reasoning-parser", choices=REASONING_PARSERS,
         help="separate what models think from what they answer in chats; default: no")  # fmt: skip
+    api_flags.add_flags(parser)
     add("--enable-lora", action="store_true", help="take LoRA adapters; their API reads folders")
     add("--max-loras", default=4, type=_positive, metavar="N", help="adapters loaded at once")
     add("--max-lora-rank", default=64, type=_positive, metavar="R", help="largest rank of one")
@@ -289,6 +293,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         standby_worker=_standby(flags),
         speculative=_speculative(flags, model),
         http=http_settings.from_flags(flags),
+        api=api_flags.from_flags(flags),
     )
 
 

@@ -2,9 +2,9 @@
 
 It is loaded by vLLM's Python, with vLLM installed, on a checkout of vLLM's tests that stays as it
 is: ``tests.utils``, whose ``RemoteOpenAIServer`` starts ``vllm serve``, is this module instead.
-Every model is the tiny checkpoint under the name that the test uses, and so is every tokenizer. A
-server with a flag that asks for what this engine has not skips its tests. ``PLIMSOLL_ENTRYPOINTS``
-is the JSON of :class:`Setting`.
+Every model is the checkpoint of :mod:`tests.conformance.entrypoints_model` under the name that the
+test uses, and so is every tokenizer. A server with a flag that asks for what this engine has not
+skips its tests. ``PLIMSOLL_ENTRYPOINTS`` is the JSON of :class:`Setting`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ import pytest
 
 START_S = 300.0
 STOP_S = 60.0
-CONTEXT = 512
-"""Tokens: a tiny model does not end its text, and many tests set no limit."""
+CONTEXT = 8192
+"""Tokens: as many as the checkpoint has positions."""
 MAX_LORAS = "32"
 """vLLM does not bound how many adapters are registered, and its tests unload none."""
 WITH_VALUE = {"--max-num-seqs", "--max-lora-rank", "--max-num-batched-tokens"}
+WITHOUT_VALUE = {
+    "--return-tokens-as-token-ids", "--enable-force-include-usage",
+    "--enable-tokenizer-info-endpoint",
+}  # fmt: skip
 """Flags of both engines."""
 REASONING_PARSERS = {"qwen3", "deepseek_r1"}
 """Those of both engines; others are for models that no test has here."""
@@ -43,14 +47,14 @@ IGNORED_WITH_VALUE = {
 IGNORED = {
     "--enforce-eager", "--enable-auto-tool-choice", "--trust-remote-code", "--no-async-scheduling",
     "--enable-prompt-tokens-details", "--no-enable-prefix-caching", "--enable-chunked-prefill",
-    "--enable-tokenizer-info-endpoint",
 }  # fmt: skip
 
 
 class Setting(NamedTuple):
-    """Paths: our Python, the tiny checkpoint, an adapter for it, and where the outcomes go."""
+    """Paths: our Python and its modules, the checkpoint, an adapter for it, and the outcomes."""
 
     python: str
+    modules: str
     checkpoint: str
     adapter: str
     outcomes: str
@@ -70,7 +74,9 @@ def flags(given: list[str]) -> list[str]:
         name = flag.replace("_", "-")
         if name in IGNORED:
             continue
-        if name == "--enable-lora":
+        if name in WITHOUT_VALUE:
+            found.append(name)
+        elif name == "--enable-lora":
             found += [name, "--max-loras", MAX_LORAS]
         elif name == "--lora-modules":
             found.append(name)
@@ -177,8 +183,9 @@ class RemoteOpenAIServer:
 
 def _environment() -> dict[str, str]:
     """Return what our engine starts with: nothing of vLLM's Python."""
-    dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if name not in dropped}
+    dropped = ("PYTHONHOME", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return kept | {"PYTHONPATH": SETTING.modules}
 
 
 class _Hub:

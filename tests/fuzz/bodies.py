@@ -137,11 +137,14 @@ COMMON = (
     "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "response_format",
     "json_schema", "schema", "structured_outputs", "json", "regex", "choice", "grammar",
     "json_object", "user", "priority", "cache_salt", "deadline_s", "metadata", "logprobs",
+    "allowed_token_ids", "bad_words", "logprob_token_ids", "include_stop_str_in_output",
+    "skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "truncation_side",
 )  # fmt: skip
 CHAT = (
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parameters",
     "chat_template_kwargs", "parallel_tool_calls", "tool_calls", "tool_call_id", "arguments",
-    "image_url", "url",
+    "image_url", "url", "reasoning_effort", "add_generation_prompt", "continue_final_message",
+    "echo",
 )  # fmt: skip
 RESPONSES = (
     "input", "instructions", "max_output_tokens", "include", "text", "format", "strict", "call_id",
@@ -151,6 +154,7 @@ RESPONSES = (
 PATHS = {
     "chat": ("/v1/chat/completions", COMMON + CHAT),
     "chat-images": ("/v1/chat/completions", COMMON + CHAT),
+    "chat-batch": ("/v1/chat/completions/batch", COMMON + CHAT),
     "completions": ("/v1/completions", (*COMMON, "prompt", "best_of", "echo", "suffix")),
     "responses": ("/v1/responses", (*COMMON, *CHAT, *RESPONSES)),
     "tokenize": (
@@ -216,6 +220,10 @@ def _large(name: str) -> list[bytes]:
     prompt = b'{"model":"m","prompt":'
     if name == "completions":
         return [*_nested(prompt, b"}"), prompt + b"[" + b'"a",' * (LARGE // 5) + b'"a"]}']
+    if name == "chat-batch":
+        one = b'[{"role":"user","content":"a"}],'
+        start = b'{"model":"m","messages":['
+        return [*_nested(start, b"]}"), start + one * (LARGE // len(one)) + one[:-1] + b"]}"]
     messages = b'{"model":"m","messages":[{"role":"user","content":'
     found = [*_nested(messages, b"}]}")]
     found += _nested(

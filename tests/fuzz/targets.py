@@ -16,7 +16,7 @@ from tests.fuzz.watched import Target
 CORPUS = Path(__file__).with_name("corpus")
 FAMILIES = {
     "bodies": (
-        "chat", "chat-images", "completions", "responses", "tokenize", "detokenize",
+        "chat", "chat-images", "chat-batch", "completions", "responses", "tokenize", "detokenize",
         "transcriptions", "lora-adapters", "admin",
     ),
     "pages": ("operator-page", "engine-page", "exporter-page", "status", "peers"),
@@ -25,7 +25,15 @@ FAMILIES = {
     "media": ("images", "sounds"),
 }  # fmt: skip
 KINDS = (
-    ("chat", "completions", "responses", "tokenize", "detokenize", "lora-adapters"),
+    (
+        "chat",
+        "chat-batch",
+        "completions",
+        "responses",
+        "tokenize",
+        "detokenize",
+        "lora-adapters",
+    ),
     ("operator-page", "engine-page", "exporter-page"),
     ("trace",),
     ("journal", "journal-rows"),

@@ -5,6 +5,7 @@ Only with ``--enable-lora``: a path in a body is one of this server's folders.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
             f"lora_path {body.lora_path!r}: give the whole path of a folder on this server",
             "lora_path",
         )
+    if await asyncio.to_thread(_missing, path):
+        raise ApiError(
+            404, f"lora_path {body.lora_path!r}: this server has no such folder",
+            param="lora_path", code="adapter_not_found",
+        )  # fmt: skip
     try:
         await adapter_loading.load(engine, body.lora_name, path)
     except AdapterRefused as error:
@@ -30,6 +36,16 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
     except NoAnswer as error:
         raise ApiError(503, f"not loaded: {error}", code="unavailable", retry=True) from None
     return f"Success: LoRA adapter '{body.lora_name}' added successfully."
+
+
+def _missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # the worker says what is wrong with it
+        return False
+    return False
 
 
 def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:

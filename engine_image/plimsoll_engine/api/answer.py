@@ -74,6 +74,8 @@ class Answer(Response):
         self.of_prompts: OfPrompts | None = None
         """Where something is to be said of the prompts' tokens."""
         self._begun = False
+        self._sent = [0] * len(batch.generations)
+        """How many tokens of each choice the stream has sent."""
         self._answers: BodyBudget
         self._client: str
 
@@ -148,6 +150,7 @@ class Answer(Response):
 
     def pieces(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
         """Yield the events for ``delta`` of ``choice``."""
+        self._sent[choice.index] += len(delta.token_ids)
         for chunk in choice.chunks(delta):
             yield self._chunk([chunk])
 
@@ -159,7 +162,7 @@ class Answer(Response):
         self, choices: list[dict[str, Any]], more: Mapping[str, object] = MappingProxyType({})
     ) -> bytes:
         body = self._envelope.around(self._choices[0].chunk_kind, choices) | dict(more)
-        return event(body | self._usage_body() if self.continuous else body)
+        return event(body | self._usage_body(self._sent) if self.continuous else body)
 
     async def _once(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
@@ -199,8 +202,8 @@ class Answer(Response):
             body["prompt_logprobs"] = self._choices[0].prompt_logprobs
         return msgspec.json.encode(body)
 
-    def _usage_body(self) -> dict[str, object]:
-        return {"usage": usage(self._batch.generations, self._batch.n, self.reasoning_end)}
+    def _usage_body(self, sent: Sequence[int] | None = None) -> dict[str, object]:
+        return {"usage": usage(self._batch.generations, self._batch.n, self.reasoning_end, sent)}
 
     async def _start(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]

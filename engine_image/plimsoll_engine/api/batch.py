@@ -13,14 +13,13 @@ from plimsoll_engine.api import answer_sizes, chat_images, priority
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.prepare import PreparedBody, too_long
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
-from plimsoll_engine.api.sampling_params import SEED_MASK, prompt_logprobs, sampling
+from plimsoll_engine.api.sampling_params import SEED_MASK, prompt_logprobs, sampling, told_logprobs
+from plimsoll_engine.api.truncation import COMPLETION_TOKENS
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
-from plimsoll_engine.frontend.requests.request_log import Admission, Generation
+from plimsoll_engine.frontend.requests.request_log import Admission, Generation, TextRules
 from plimsoll_engine.messages.worker_ipc import Media
 
-# OpenAI's default of /v1/completions.
-COMPLETION_TOKENS = 16
 PARAMS = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
 """The field that has the prompt, by the prefix of the request's id."""
 
@@ -55,18 +54,22 @@ async def chat(
     tenant: str = "",
     prefix: str = "chatcmpl",
 ) -> Batch:
-    """Read the body of a chat into a batch; raise ApiError where it is wrong.
+    """Read the body of one chat, or of several, into a batch; raise ApiError where it is wrong.
 
     ``prefix`` is that of its id: ``resp`` for ``/v1/responses``.
     """
     body = prepared.body
     check_model(engine, body.model)
-    (ids,) = prepared.prompts
-    media: list[Media] = []
+    prompts, media = prepared.prompts, list[Media]()
     if (sees := engine.media.processors.image) is not None:
-        ids, media = await chat_images.place(engine.media, sees, ids, prepared.images)
+        # Only a chat alone has images; the others must have no placeholder.
+        placed = [
+            await chat_images.place(engine.media, sees, ids, prepared.images) for ids in prompts
+        ]
+        prompts = [ids for ids, _ in placed]
+        media = placed[0][1]
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return await _asked(engine, prepared, prefix, [ids], max_tokens, tenant, media)
+    return await _asked(engine, prepared, prefix, prompts, max_tokens, tenant, media)
 
 
 def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
@@ -103,6 +106,8 @@ async def _asked(
     body = prepared.body
     param = PARAMS[prefix]
     stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
+    text = TextRules(stops, body.include_stop_str_in_output)
+    decode = engine.tokenizer.decode if body.skip_special_tokens else engine.tokenizer.decode_all
     # A request is of its API key where several tell tenants apart, else of the user it names.
     admission = Admission(
         priority=priority.allowed(engine.settings, body.priority, tenant),
@@ -119,7 +124,10 @@ async def _asked(
     _check_size(engine, body, rooms, batch.n, echoed, param)
     for ids, tokens in zip(prompts, rooms, strict=True):
         tokenizer = engine.tokenizer
-        how = sampling(body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar)
+        how = sampling(
+            body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
+            prepared.bad_words,
+        )  # fmt: skip
         await asyncio.sleep(0)  # a thousand prompts must not hold up the streams
         for choice in range(batch.n):
             # The first choice is that of a request for one; as in vLLM the others count on. What
@@ -131,7 +139,7 @@ async def _asked(
             )
             name = f"{batch.request_id}-{len(batch.generations)}"
             batch.generations.append(
-                Generation(name, ids, seeded, tokenizer.decode, stops, admission, batch.wake, media)
+                Generation(name, ids, seeded, decode, text, admission, batch.wake, media)
             )
     return batch
 
@@ -152,12 +160,12 @@ def _check_size(
     limit = engine.max_model_len
     if limit is None:
         return  # nothing is served before the first worker says its context
+    logprobs = told_logprobs(body)
     if isinstance(body, ChatRequest):
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
         lower = "max_output_tokens" if param == "input" else "n, max_completion_tokens"
         fields = f"{lower} or top_logprobs"
     else:
-        logprobs, fields = body.logprobs, "n, max_tokens, logprobs or the number of prompts"
+        fields = "n, max_tokens, logprobs or the number of prompts"
     choices, tokens = n * len(rooms), n * sum(rooms)
     most = answer_sizes.largest(limit)
     scores = prompt_logprobs(body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,8 @@ class ChatChoice:
     """One choice of ``/v1/chat/completions``. ``parser`` takes tool calls out of the text.
 
     With ``ids`` it names its tokens. ``reasoning`` separates what the model thinks from its answer;
-    with ``hidden`` that is left out.
+    with ``hidden`` that is left out. The text begins with ``echo``. ``stop_ids`` are the tokens
+    that the client named as ends.
     """
 
     kind = "chat.completion"
@@ -32,6 +33,8 @@ class ChatChoice:
         ids: bool = False,
         reasoning: ReasoningParser | None = None,
         hidden: bool = False,
+        echo: str = "",
+        stop_ids: Collection[int] = (),
     ) -> None:
         self.index = index
         self.prompt_logprobs: list[msgspec.Raw] | None = None
@@ -42,34 +45,40 @@ class ChatChoice:
         self._hidden = hidden
         self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []
-        self._texts: list[str] = []
+        self._echo = echo
+        self._stop_ids = stop_ids
+        self._texts: list[str] = [echo]
         self._logprobs: list[msgspec.Raw] = []
         self._finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
 
     def first(self) -> dict[str, Any] | None:
-        """Return what a stream opens with: the role."""
-        return self._chunk({"role": "assistant", "content": ""}, (), None)
+        """Return what a stream opens with: the role, and the echo."""
+        return self._chunk({"role": "assistant", "content": self._echo}, ())
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Yield what a stream sends of ``delta``: text and tool calls in chunks of their own."""
+        """Yield what a stream sends of ``delta``: text and tool calls in chunks of their own.
+
+        Log probabilities and tokens go with the first chunk there is, and the end with the last
+        one, as in vLLM.
+        """
         parsed = self._parse(delta)
-        # Log probabilities and tokens go with the first chunk there is.
-        tokens, ids = delta.logprobs, delta.token_ids
+        pieces: list[dict[str, Any]] = []
         if parsed.reasoning:
-            yield self._chunk(_thought(parsed.reasoning), tokens, None, ids)
-            tokens, ids = [], ()
+            pieces.append(_thought(parsed.reasoning))
         if parsed.text:
-            yield self._chunk({"content": parsed.text}, tokens, None, ids)
-            tokens, ids = [], ()
+            pieces.append({"content": parsed.text})
         for call in parsed.calls:
             self._calls.append(call)
             entry = {"index": len(self._calls) - 1} | _call(call)
-            yield self._chunk({"tool_calls": [entry]}, tokens, None, ids)
+            pieces.append({"tool_calls": [entry]})
+        tokens, ids, ends = delta.logprobs, delta.token_ids, delta.finish_reason is not None
+        if not pieces and (ends or tokens or (ids and self._ids is not None)):
+            pieces.append({} if ends else {"content": ""})
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            yield self._chunk(piece, tokens, ids, delta if ends and last else None)
             tokens, ids = [], ()
-        if delta.finish_reason is not None:
-            yield self._chunk({}, tokens, self._reason(delta.finish_reason), ids)
-        elif tokens or (ids and self._ids is not None):
-            yield self._chunk({"content": ""}, tokens, None, ids)
 
     def add(self, delta: Delta) -> None:
         """Collect ``delta`` for an answer that is not streamed."""
@@ -81,6 +90,7 @@ class ChatChoice:
             self._ids += delta.token_ids
         self._logprobs += logprobs.chat(delta.logprobs, self._text_of)
         self._finish_reason = delta.finish_reason
+        self._stop_reason = stop_reason(delta, self._stop_ids)
 
     def whole(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed.
@@ -99,6 +109,7 @@ class ChatChoice:
             "message": message,
             "logprobs": logprobs.around(self._logprobs),
             "finish_reason": self._reason(self._finish_reason),
+            "stop_reason": self._stop_reason,
             "token_ids": self._ids,
         }
 
@@ -117,16 +128,27 @@ class ChatChoice:
         self,
         delta: dict[str, Any],
         tokens: Sequence[TokenLogprobs],
-        finish_reason: str | None,
         ids: Sequence[int] = (),
+        end: Delta | None = None,
     ) -> dict[str, Any]:
         chunk: dict[str, Any] = {
             "index": self.index,
             "delta": delta,
             "logprobs": logprobs.around(logprobs.chat(tokens, self._text_of)),
-            "finish_reason": finish_reason,
+            "finish_reason": None if end is None else self._reason(end.finish_reason),
         }
+        if end is not None:
+            chunk["stop_reason"] = stop_reason(end, self._stop_ids)
         return chunk if self._ids is None else chunk | {"token_ids": ids}
+
+
+def stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
+    """Return the stop string, or the token of ``stop_ids``, that ended a text.
+
+    As in vLLM, it is null where the model ended it.
+    """
+    reason = delta.stop_reason
+    return None if isinstance(reason, int) and reason not in stop_ids else reason
 
 
 def split(parser: ReasoningParser | None, delta: Delta) -> Split:

@@ -97,11 +97,13 @@ def completion(
     for token_id, logprobs in tokens:
         text = text_of(token_id)
         top = zip(logprobs.top_ids, logprobs.top, strict=True)
-        # The chosen token is among them, as with OpenAI: there may be one more than asked for.
+        # The chosen token is among them, as with OpenAI: there may be one more than asked for. It
+        # is the first one, as with vLLM.
+        chosen = {text: max(logprobs.chosen, LOWEST)}
         named = {text_of(top_id): max(value, LOWEST) for top_id, value in top}
         body["tokens"].append(text)
         body["token_logprobs"].append(max(logprobs.chosen, LOWEST))
-        body["top_logprobs"].append(_encoded(named | {text: max(logprobs.chosen, LOWEST)}))
+        body["top_logprobs"].append(_encoded(chosen | named | chosen))
         body["text_offset"].append(offset)
         offset += len(text)
     return body, offset

@@ -7,21 +7,28 @@ with it every stream.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from plimsoll_engine.api import chat_images, output_grammar, reasoning, responses_request
+from plimsoll_engine.api import (
+    chat_images,
+    output_grammar,
+    reasoning,
+    responses_request,
+    truncation,
+)
+from plimsoll_engine.api.chat_prompt import ChatPrompt, text_of
+from plimsoll_engine.api.decoding import check_turn, decode
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
+    BatchChatRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     Message,
     TokenizeRequest,
-    decode,
-    text_content,
+    Tool,
 )
 from plimsoll_engine.api.responses_request import ResponsesRequest
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer, TooLong
@@ -49,8 +56,10 @@ class Context(msgspec.Struct, frozen=True):
 class PreparedBody(msgspec.Struct, Generic[_Body]):
     """``body`` is without what the other fields were made of. ``images`` are files.
 
-    ``echoes`` are the texts of the prompts where the answer is to begin with them. ``told`` is the
-    JSON object of the fields that a response repeats.
+    ``echoes`` are the texts that the answers are to begin with, one for each prompt where that is
+    wanted. ``reasons`` are the numbers of the prompts whose answers may begin with reasoning.
+    ``bad_words`` are those of the body as tokens. ``told`` is the JSON object of the fields that a
+    response repeats.
     """
 
     body: _Body
@@ -60,8 +69,8 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     echoes: list[str] = []
     calls: bool = False
     """The text may hold tool calls."""
-    reasons: bool = False
-    """The text may begin with reasoning."""
+    reasons: list[int] = []
+    bad_words: list[list[int]] = []
     told: bytes = b""
 
 
@@ -77,6 +86,7 @@ class Preparation:
 
     def __init__(self, tokenizer: Tokenizer, sees: bool) -> None:
         self._tokenizer = tokenizer
+        self._prompt = ChatPrompt(tokenizer, sees)
         self._sees = sees
 
     def completion(self, raw: bytes | bytearray, of: Context) -> PreparedBody[CompletionRequest]:
@@ -86,67 +96,109 @@ class Preparation:
         choices = len(prompts) * (body.n or 1)
         if choices > of.max_queued:
             raise too_many(choices, of.max_queued, "prompt")
+        special = body.add_special_tokens is not False
         ids, echoes = [], []
         for prompt in prompts:
             if not prompt:
                 raise invalid("prompt is empty: give text or token ids", "prompt", "empty_prompt")
             one = (
-                self._encode(prompt, of, "prompt", special=True)
+                self._encode(prompt, of, "prompt", special=special)
                 if isinstance(prompt, str)
                 else prompt
             )
-            _fits(one, of, "prompt")
-            ids.append(one)
+            cut = truncation.cut(one, body, of.max_model_len)
+            _fits(cut, of, "prompt")
+            ids.append(cut)
             if body.echo:
-                echoes.append(prompt if isinstance(prompt, str) else self._text(one, "prompt"))
-        must_match = output_grammar.of(body)
+                whole = isinstance(prompt, str) and len(cut) == len(one)
+                echoes.append(str(prompt) if whole else self._text(cut, "prompt"))
         light = msgspec.structs.replace(
-            body, prompt="", response_format=None, structured_outputs=None, metadata=None
+            body, prompt="", response_format=None, structured_outputs=None, metadata=None,
+            bad_words=None,
+        )  # fmt: skip
+        return PreparedBody(
+            light, ids, output_grammar.of(body), echoes=echoes, bad_words=self._bad_words(body)
         )
-        return PreparedBody(light, ids, must_match, echoes=echoes)
 
     def chat(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
         """Return the batch of a chat's body; raise ApiError where the body is wrong."""
-        return self._prepared(decode(raw, ChatRequest), of)
+        body = decode(raw, ChatRequest)
+        return self._prepared(body, [body.messages], "messages", of)
+
+    def chats(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
+        """Return the batch of a body with several conversations; ApiError where it is wrong."""
+        batch = decode(raw, BatchChatRequest)
+        if len(batch.messages) > of.max_queued:
+            raise too_many(len(batch.messages), of.max_queued, "messages")
+        fields = {name: getattr(batch, name) for name in batch.__struct_fields__}
+        body = ChatRequest(**fields | {"messages": batch.messages[0]})
+        return self._prepared(body, batch.messages, "messages", of)
 
     def responses(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
         """Return the batch of a body of ``/v1/responses``; raise ApiError where it is wrong."""
         body = decode(raw, ResponsesRequest)
         try:
-            prepared = self._prepared(responses_request.chat_of(body), of)
+            chat = responses_request.chat_of(body)
+            prepared = self._prepared(chat, [chat.messages], "messages", of)
         except ApiError as error:
             error.param = responses_request.FIELDS.get(error.param or "", error.param)
             raise
         prepared.told = msgspec.json.encode(responses_request.echoed(body))
         return prepared
 
-    def _prepared(self, body: ChatRequest, of: Context) -> PreparedBody[ChatRequest]:
+    def _prepared(
+        self, body: ChatRequest, conversations: list[list[Message]], param: str, of: Context
+    ) -> PreparedBody[ChatRequest]:
         if (body.n or 1) > of.max_queued:
             raise too_many(body.n or 1, of.max_queued, "n")
-        text = self._rendered(body, of)
-        ids = self._chat_ids(text, of)
-        files = chat_images.files(chat_images.urls(body.messages)) if self._sees else []
-        calls = bool(body.tools) and body.tool_choice != "none"
         must_match = output_grammar.of(body)
+        prompts, echoes, reasons = [], [], []
+        variables = self._prompt.variables(body.chat_template_kwargs, body.reasoning_effort)
+        tools = [] if body.tool_choice == "none" else body.tools or []
         # A grammar holds from the first token on, so it leaves no room for reasoning.
-        thinking = (body.chat_template_kwargs or {}).get("enable_thinking") is not False
-        reasons = must_match is None and thinking and not reasoning.closed(text)
+        thinking = must_match is None and variables.get("enable_thinking") is not False
+        for number, conversation in enumerate(conversations):
+            text = self._rendered(body, conversation, tools, variables, of)
+            ids = self._encode(text, of, param, special=bool(body.add_special_tokens))
+            ids = truncation.cut(ids, body, of.max_model_len)
+            _fits(ids, of, param)
+            prompts.append(ids)
+            last = text_of(conversation[-1])
+            if body.echo:
+                echoes.append(last)
+            continued = body.continue_final_message and reasoning.CLOSE in last
+            if thinking and not reasoning.closed(text) and not continued:
+                reasons.append(number)
+        urls = [url for one in conversations for url in chat_images.urls(one)] if self._sees else []
+        if urls and len(conversations) > 1:
+            raise invalid("images are for single chats: send each in a request of its own", param)
+        if urls and body.truncate_prompt_tokens is not None:
+            raise invalid("a prompt with images cannot be cut", "truncate_prompt_tokens")
         light = msgspec.structs.replace(
             body, messages=[Message(role="user")], tools=None, tool_choice=None,
             chat_template_kwargs=None, response_format=None, structured_outputs=None, metadata=None,
+            bad_words=None,
         )  # fmt: skip
-        return PreparedBody(light, [ids], must_match, files, calls=calls, reasons=reasons)
+        return PreparedBody(
+            light, prompts, must_match, chat_images.files(urls) if urls else [], echoes,
+            calls=bool(tools), reasons=reasons, bad_words=self._bad_words(body),
+        )  # fmt: skip
 
     def tokenize(self, raw: bytes | bytearray, of: Context) -> Text:
         """Return the tokens that a body asks for; raise ApiError where the body is wrong."""
         body = decode(raw, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("give either a prompt or messages", "prompt")
-        if body.prompt is None:
-            ids = self._chat_ids(self._rendered(body, of), of)
+        if body.messages is not None:
+            check_turn(body.add_generation_prompt, body.continue_final_message)
+            variables = self._prompt.variables(body.chat_template_kwargs, None)
+            text = self._rendered(body, body.messages, body.tools or [], variables, of)
+            ids = self._encode(text, of, "messages", special=bool(body.add_special_tokens))
+            _fits(ids, of, "messages")
         else:
-            ids = self._encode(body.prompt, of, "prompt", special=body.add_special_tokens)
-        texts = self._tokenizer.token_texts(ids) if body.return_token_strs else None
+            special = body.add_special_tokens is not False
+            ids = self._encode(body.prompt or "", of, "prompt", special=special)
+        texts = self._tokenizer.token_names(ids) if body.return_token_strs else None
         answer = {
             "count": len(ids),
             "max_model_len": of.max_model_len,
@@ -162,30 +214,42 @@ class Preparation:
         answer = {"prompt": self._text(body.tokens, "tokens")}
         return Text(body.model, msgspec.json.encode(answer))
 
-    def _chat_ids(self, text: str, of: Context) -> list[int]:
-        """Return the tokens of a chat that the template has written."""
-        ids = self._encode(text, of, "messages", special=False)
-        _fits(ids, of, "messages")
-        return ids
-
-    def _rendered(self, body: ChatRequest | TokenizeRequest, of: Context) -> str:
-        """Return a chat as the template writes it, ready for the assistant's turn."""
-        tools = body.tools or []
-        if isinstance(body, ChatRequest) and body.tool_choice == "none":
-            tools = []
+    def _rendered(
+        self,
+        body: ChatRequest | TokenizeRequest,
+        conversation: list[Message],
+        tools: list[Tool],
+        variables: dict[str, Any],
+        of: Context,
+    ) -> str:
+        """Return a chat as the template writes it, with the assistant's turn as ``body`` wants."""
         most = None if of.max_model_len is None else of.max_model_len * CHARACTERS_PER_TOKEN
         try:
-            return self._tokenizer.render(
-                [self._plain(message) for message in body.messages or []],
-                [msgspec.to_builtins(tool) for tool in tools] or None,
-                body.chat_template_kwargs or {},
-                most,
-            )
+            return self._prompt.render(
+                conversation, tools, variables, most,
+                begin=body.add_generation_prompt, resume=body.continue_final_message,
+            )  # fmt: skip
         except TooLong as error:
             assert of.max_model_len is not None
             raise too_long(str(error), of.max_model_len, "messages") from None
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
+
+    def _bad_words(self, body: CompletionRequest | ChatRequest) -> list[list[int]]:
+        """Return each word's tokens at the beginning of a text, and after a space."""
+        found = []
+        for word in body.bad_words or []:
+            bare = word.lstrip()
+            if not bare:
+                raise invalid("a bad word is blank", "bad_words")
+            for text in (bare, f" {bare}"):
+                try:
+                    ids = self._tokenizer.encode_rendered(text)
+                except (TypeError, UnicodeEncodeError):
+                    raise invalid("bad_words are not valid Unicode text", "bad_words") from None
+                if ids and ids not in found:
+                    found.append(ids)
+        return found
 
     def _encode(self, text: str, of: Context, param: str, *, special: bool) -> list[int]:
         limit = of.max_model_len
@@ -198,22 +262,11 @@ class Preparation:
             raise invalid(f"{param} is not valid Unicode text", param) from None
 
     def _text(self, ids: list[int], param: str) -> str:
+        """Return what ``ids`` stand for, special tokens included."""
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
             raise invalid(f"token {max(ids)} does not exist; the largest is {largest}", param)
-        return self._tokenizer.decode(ids)
-
-    def _plain(self, message: Message) -> dict[str, Any]:
-        """Return a message as chat templates read it: those of models that see want parts."""
-        content = chat_images.parts(message) if self._sees else text_content(message)
-        plain: dict[str, Any] = {"role": message.role, "content": content}
-        if message.name:
-            plain["name"] = message.name
-        if message.tool_call_id:
-            plain["tool_call_id"] = message.tool_call_id
-        if message.tool_calls:
-            plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
-        return plain
+        return self._tokenizer.decode_all(ids)
 
 
 def check_values(raw: bytes | bytearray, most: int) -> None:
@@ -249,19 +302,6 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     if ids:
         raise invalid("prompt mixes token ids with prompts", "prompt")
     return [one for one in prompt if not isinstance(one, int)]
-
-
-def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid("a tool call has no function with a name", "messages")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):  # as our answers have it; templates write objects
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise invalid("the arguments of a tool call are not JSON", "messages") from None
-    return call | {"function": function | {"arguments": arguments or {}}}
 
 
 def too_long(what: str, limit: int, param: str) -> ApiError:

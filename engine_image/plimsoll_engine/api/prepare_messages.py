@@ -16,7 +16,7 @@ from plimsoll_engine.api.prepare import Context
 
 LENGTH = struct.Struct(">Q")
 
-Kind = Literal["completion", "chat", "responses", "tokenize", "detokenize", "form"]
+Kind = Literal["completion", "chat", "chats", "responses", "tokenize", "detokenize", "form"]
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -92,6 +92,12 @@ class Preparer:
             return self._here.chat(body.raw, self._context())
         return await self._there(body, "chat", PreparedBody[ChatRequest])
 
+    async def chats(self, body: Body) -> PreparedBody[ChatRequest]:
+        """Have several chats of one body prepared; raise ApiError where it is wrong."""
+        if len(body.raw) <= INLINE_BYTES:
+            return self._here.chats(body.raw, self._context())
+        return await self._there(body, "chats", PreparedBody[ChatRequest])
+
     async def responses(self, body: Body) -> PreparedBody[ChatRequest]:
         """Have a body of ``/v1/responses`` prepared; raise ApiError where it is wrong."""
         if len(body.raw) <= INLINE_BYTES:
@@ -194,6 +200,8 @@ class Preparer:
             ]  # fmt: skip
             if self._sees:
                 command.append("--sees")
+            if (template := self._engine.settings.api.chat_template) is not None:
+                command.append(f"--chat-template={template}")
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._socket = ours
         ours.settimeout(START_TIMEOUT_S)

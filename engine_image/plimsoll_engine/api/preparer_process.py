@@ -49,9 +49,10 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--sees", action="store_true")
+    parser.add_argument("--chat-template", type=Path)
     flags = parser.parse_args()
     die_with_parent(flags.parent)
-    preparation = Preparation(Tokenizer(flags.model), flags.sees)
+    preparation = Preparation(Tokenizer(flags.model, flags.chat_template), flags.sees)
     gc.collect()
     gc.freeze()
     _bound_memory()
@@ -81,6 +82,7 @@ def perform(preparation: Preparation, job: Job, raw: bytearray) -> Outcome:
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.completion(raw, job.context),
         "chat": lambda: preparation.chat(raw, job.context),
+        "chats": lambda: preparation.chats(raw, job.context),
         "responses": lambda: preparation.responses(raw, job.context),
         "tokenize": lambda: preparation.tokenize(raw, job.context),
         "detokenize": lambda: preparation.detokenize(raw, job.context),

@@ -5,12 +5,11 @@ An unknown field is an error, and so is a known one whose wish this engine would
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import invalid
 
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -30,6 +29,12 @@ StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 # OpenAI takes four; clients of other engines send more.
 StopTexts = Annotated[list[StopText], msgspec.Meta(max_length=16)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
+TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=4096)]
+# As many entries as logit_bias has at most would come to far less than the answer's own bound.
+NamedTokens = Annotated[list[TokenId], msgspec.Meta(max_length=128)]
+BadWord = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+BadWords = Annotated[list[BadWord], msgspec.Meta(max_length=128)]
+Truncation = Annotated[int, msgspec.Meta(ge=-1, le=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 # No path of Linux has it.
@@ -65,8 +70,8 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of both APIs.
 
-    ``priority``, ``cache_salt``, ``prompt_logprobs`` and the ``return_`` ones are vLLM's,
-    ``deadline_s`` is our own; the last group says nothing about the text and is let through.
+    The second group is vLLM's, and so are ``priority`` and ``cache_salt``; ``deadline_s`` is our
+    own. The last group says nothing about the text and is let through.
     """
 
     model: str
@@ -88,7 +93,19 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=256)] | None = None
     ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
+
     structured_outputs: StructuredOutputs | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
+    logprob_token_ids: NamedTokens | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_beam_search: bool = False
+    length_penalty: float | None = None
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -115,10 +132,16 @@ class CompletionRequest(_Common, kw_only=True):
     suffix: str | None = None
 
 
-class Message(msgspec.Struct, kw_only=True):
-    """One message of a conversation; ``content`` may hold images where the model sees."""
+Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+
+class Message(msgspec.Struct, kw_only=True):
+    """One message of a conversation; ``content`` may hold images where the model sees.
+
+    Which roles there are is the chat template's matter.
+    """
+
+    role: Role
     content: str | Parts | None = None
     name: str | None = None
     tool_calls: ToolCalls | None = None
@@ -160,20 +183,42 @@ class NamedTool(msgspec.Struct, kw_only=True):
     function: FunctionName
 
 
-class ChatRequest(_Common, kw_only=True):
-    """The body of ``/v1/chat/completions``; ``include_reasoning`` is vLLM's."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-    messages: Messages
+
+class ChatBody(_Common, kw_only=True):
+    """The fields of a chat beside its messages. The last group is vLLM's."""
+
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    chat_template_kwargs: TemplateVariables | None = None
-    include_reasoning: bool = True
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
     store: bool | None = None
     service_tier: str | None = None
+
+    chat_template_kwargs: TemplateVariables | None = None
+    include_reasoning: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    echo: bool = False
+
+
+class ChatRequest(ChatBody, kw_only=True):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Messages
+
+
+Conversations = Annotated[list[Messages], msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class BatchChatRequest(ChatBody, kw_only=True):
+    """The body of ``/v1/chat/completions/batch``, vLLM's: each conversation gets a choice."""
+
+    messages: Conversations
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -184,7 +229,9 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     messages: Messages | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
 
@@ -206,89 +253,6 @@ class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     """The body of ``/v1/unload_lora_adapter``, as vLLM has it."""
 
     lora_name: AdapterName
-
-
-_Body = TypeVar("_Body", bound=msgspec.Struct)
-# A field's name may be empty: then what holds it is named. A key of a map is "at `key` in `$.map`".
-_FIELD = re.compile(
-    r"unknown field `([^`]+)`|missing required field `([^`]+)`|(?:at|in) `\$\.?([^`]+)`"
-)
-
-
-def decode(body: bytes | bytearray, kind: type[_Body]) -> _Body:
-    """Return the request in ``body``.
-
-    Raises ApiError 400 that names the field, or else the body.
-    """
-    try:
-        request = msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        match = _FIELD.search(str(error))
-        if match is None:
-            raise invalid(f"the body: {error}") from None
-        raise invalid(str(error), match[match.lastindex or 0]) from None
-    except msgspec.DecodeError as error:
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise invalid("the body is nested too deeply", code="invalid_json") from None
-    except UnicodeDecodeError as error:
-        raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
-    if isinstance(request, CompletionRequest | ChatRequest):
-        check(request)
-    return request
-
-
-# Field, the values that ask for nothing.
-_NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("best_of", (None, 1)),
-    ("suffix", (None, "")),
-)
-
-
-def check(request: CompletionRequest | ChatRequest) -> None:
-    """Raise ApiError for what the types cannot say."""
-    for field, neutral in _NEUTRAL:
-        if getattr(request, field, None) not in neutral:
-            allowed = " or ".join(msgspec.json.encode(one).decode() for one in neutral[1:])
-            raise ApiError(
-                400,
-                f"{field} is not supported by this engine: leave it out or give {allowed}",
-                param=field,
-                code="unsupported_value",
-            )
-    if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options is for streams: set stream to true", "stream_options")
-    if request.stream and request.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs is for answers in one piece: no stream", "prompt_logprobs")
-    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
-        raise invalid("top_logprobs needs logprobs: set it to true", "top_logprobs")
-    if isinstance(request, ChatRequest):
-        _check_contents(request.messages)
-        _check_tools(request)
-    elif request.stream and request.echo and request.logprobs is not None:
-        raise invalid("echo with logprobs is for answers in one piece: no stream", "echo")
-
-
-def _check_contents(messages: list[Message]) -> None:
-    """Raise ApiError for a message without content: an assistant may have called tools alone."""
-    for number, message in enumerate(messages):
-        if message.content is None and message.role != "assistant":
-            raise invalid(
-                f"content of a message of role {message.role} is null: give text",
-                f"messages[{number}].content",
-            )
-
-
-def _check_tools(request: ChatRequest) -> None:
-    names = [tool.function.name for tool in request.tools or []]
-    for name in names:
-        if names.count(name) > 1:
-            raise invalid(f"two tools have the name {name!r}", "tools")
-    choice = request.tool_choice
-    if choice not in (None, "none") and not names:
-        raise invalid("tool_choice needs tools", "tool_choice")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")
 
 
 def text_content(message: Message) -> str:

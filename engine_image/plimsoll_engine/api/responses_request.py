@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from plimsoll_engine.api.decoding import check
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     ChatRequest,
+    Effort,
     Function,
     FunctionName,
     MaxTokens,
@@ -32,7 +34,6 @@ from plimsoll_engine.api.protocol import (
     TopK,
     TopLogprobs,
     TopP,
-    check,
 )
 from plimsoll_engine.api.responses_input import messages
 
@@ -73,6 +74,13 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
 
 
+class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's ``reasoning``. ``summary`` leaves it to the server, which writes none."""
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+
+
 Items = Annotated[list[Part], msgspec.Meta(min_length=1, max_length=ITEMS)]
 Include = Annotated[list[Literal["message.output_text.logprobs"]], msgspec.Meta(max_length=16)]
 FunctionTools = Annotated[list[FunctionTool], msgspec.Meta(max_length=128)]
@@ -95,6 +103,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     include: Include | None = None
     stream: bool | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     tools: FunctionTools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
@@ -110,7 +119,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     max_tool_calls: int | None = None
     previous_response_id: str | None = None
     prompt: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
     store: bool | None = None
     truncation: str | None = None
 
@@ -133,7 +141,6 @@ _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("max_tool_calls", (None,)),
     ("previous_response_id", (None,)),
     ("prompt", (None,)),
-    ("reasoning", (None, {}, {"effort": "none"})),
     ("store", (None, False)),
     ("truncation", (None, "disabled")),
 )
@@ -145,8 +152,8 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         if getattr(body, field) not in neutral:
             raise ApiError(
                 400,
-                f"{field} is not supported with this value: this engine keeps no responses, runs no"
-                " tools and gives reasoning no effort; leave the field out",
+                f"{field} is not supported with this value: this engine keeps no responses and runs"
+                " no tools; leave the field out",
                 param=field,
                 code="unsupported_value",
             )
@@ -165,6 +172,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         repetition_penalty=body.repetition_penalty,
         stop=body.stop,
         ignore_eos=body.ignore_eos,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         chat_template_kwargs=body.chat_template_kwargs,
         logprobs=bool(body.include) or None,
         top_logprobs=body.top_logprobs,
@@ -203,7 +211,7 @@ def echoed(body: ResponsesRequest) -> dict[str, Any]:
         "store": False,
         "background": False,
         "previous_response_id": None,
-        "reasoning": None,
+        "reasoning": msgspec.to_builtins(body.reasoning or Reasoning()),
         "service_tier": "default",
     }
 

@@ -17,8 +17,12 @@ def sampling(
     eos_ids: list[int],
     vocab_size: int,
     grammar: Grammar | None,
+    bad_words: list[list[int]],
 ) -> Sampling:
-    """Return how a body wants its tokens chosen; raise ApiError where a field is wrong."""
+    """Return how a body wants its tokens chosen; raise ApiError where a field is wrong.
+
+    ``bad_words`` are its own as tokens.
+    """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(
             f"min_tokens {body.min_tokens} are more than the {max_tokens} tokens of output allowed",
@@ -45,7 +49,26 @@ def sampling(
         logprobs=_logprobs(body),
         grammar=grammar,
         prompt_logprobs=prompt_logprobs(body),
+        allowed_token_ids=_allowed(body.allowed_token_ids, vocab_size, grammar),
+        bad_words=bad_words,
+        logprob_token_ids=_named(body.logprob_token_ids, vocab_size),
     )
+
+
+def _allowed(ids: list[int] | None, vocab_size: int, grammar: Grammar | None) -> list[int] | None:
+    if ids is None:
+        return None
+    _check_ids(ids, vocab_size, "allowed_token_ids")
+    if grammar is not None:  # together they may allow nothing at all
+        field = grammar.field.partition(".")[0]
+        raise invalid(f"allowed_token_ids and {field} exclude each other", "allowed_token_ids")
+    return ids
+
+
+def _named(ids: list[int] | None, vocab_size: int) -> list[int]:
+    found = list(dict.fromkeys(ids or []))
+    _check_ids(found, vocab_size, "logprob_token_ids")
+    return found
 
 
 def prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
@@ -57,6 +80,12 @@ def prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     if isinstance(body, CompletionRequest) and body.echo:
         wanted.append(body.logprobs)
     return max((one for one in wanted if one is not None), default=None)
+
+
+def told_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+    """Return how many log probabilities each token comes with; None for none at all."""
+    wanted = _logprobs(body)
+    return len(body.logprob_token_ids) if body.logprob_token_ids else wanted
 
 
 def _logprobs(body: CompletionRequest | ChatRequest) -> int | None:

@@ -12,7 +12,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.requests import ClientDisconnect
 
-from plimsoll_engine.api import adapter_routes, batch, protocol, transcription
+from plimsoll_api.version import version
+from plimsoll_engine.api import (
+    adapter_routes,
+    batch,
+    decoding,
+    protocol,
+    tokenizer_info,
+    transcription,
+)
 from plimsoll_engine.api.answer import Answer
 from plimsoll_engine.api.auth import TENANT
 from plimsoll_engine.api.batch import Batch
@@ -22,9 +30,10 @@ from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenText, name_of
-from plimsoll_engine.api.prepare import Text
+from plimsoll_engine.api.prepare import PreparedBody, Text
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.prompt_logprobs import OfPrompts
+from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesAnswer
@@ -89,7 +98,9 @@ def _generation(
         echoes = [echo for echo in prepared.echoes for _ in range(made.n)]
         echoes = echoes or [""] * len(made.generations)
         choices = [
-            CompletionChoice(i, text_of, echo, generation.prompt_ids if ids else None)
+            CompletionChoice(
+                i, text_of, echo, generation.prompt_ids if ids else None, _stop_ids(prepared.body)
+            )
             for i, (echo, generation) in enumerate(zip(echoes, made.generations, strict=True))
         ]
         return _answer(engine, made, choices, prepared.body)
@@ -98,21 +109,13 @@ def _generation(
     async def chat_completions(request: Request) -> Response:
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             prepared = await preparer.chat(body)
-        made = await batch.chat(engine, prepared, _tenant(request))
-        text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
-        reasons = prepared.reasons and engine.settings.reasoning_parser is not None
-        choices = [
-            ChatChoice(
-                i, text_of, ToolCallParser() if prepared.calls else None, ids,
-                ReasoningParser() if reasons else None,
-                hidden=not prepared.body.include_reasoning,
-            )
-            for i in range(len(made.generations))
-        ]  # fmt: skip
-        answer = _answer(engine, made, choices, prepared.body)
-        answer.prompt_ids = made.generations[0].prompt_ids if ids else None
-        answer.reasoning_end = engine.tokenizer.token_id(CLOSE) if reasons else None
-        return answer
+        return await _chats(engine, prepared, _tenant(request))
+
+    @api.post("/v1/chat/completions/batch")
+    async def chat_batch(request: Request) -> Response:
+        async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
+            prepared = await preparer.chats(body)
+        return await _chats(engine, prepared, _tenant(request))
 
     @api.post("/v1/responses")
     async def responses(request: Request) -> Response:
@@ -127,7 +130,7 @@ def _generation(
         stream = bool(prepared.body.stream)
         return ResponsesAnswer(
             engine, made, prepared.told, calls=prepared.calls, stream=stream,
-            reasons=prepared.reasons and engine.settings.reasoning_parser is not None,
+            reasons=bool(prepared.reasons) and engine.settings.reasoning_parser is not None,
         )  # fmt: skip
 
     @api.post("/v1/audio/transcriptions")
@@ -136,6 +139,29 @@ def _generation(
             kind = request.headers.get("content-type", "")
             form = await preparer.form(body, kind)
         return await transcription.answer(engine, form.file, form.fields, _tenant(request))
+
+
+async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant: str) -> Answer:
+    """Return the answer to a chat, or to a batch of them with one choice each."""
+    body = prepared.body
+    made = await batch.chat(engine, prepared, tenant)
+    text_of, ids = _token_text(engine, body), bool(body.return_token_ids)
+    parses = engine.settings.reasoning_parser is not None
+    choices = [
+        ChatChoice(
+            i, text_of, ToolCallParser() if prepared.calls else None, ids,
+            ReasoningParser() if parses and i // made.n in prepared.reasons else None,
+            hidden=not body.include_reasoning,
+            echo=prepared.echoes[i // made.n] if prepared.echoes else "",
+            stop_ids=_stop_ids(body),
+        )
+        for i in range(len(made.generations))
+    ]  # fmt: skip
+    answer = _answer(engine, made, choices, body)
+    answer.prompt_ids = made.generations[0].prompt_ids if ids else None
+    if parses and prepared.reasons:
+        answer.reasoning_end = engine.tokenizer.token_id(CLOSE)
+    return answer
 
 
 def _text(
@@ -152,6 +178,13 @@ def _text(
     async def tokenize(request: Request) -> Response:
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             return answer(await preparer.tokenize(body))
+
+    if engine.settings.api.tokenizer_info:
+        info = tokenizer_info.of(engine.settings.model, engine.tokenizer.chat_template)
+
+        @api.get("/tokenizer_info")
+        async def about_tokenizer() -> Response:
+            return Response(info, media_type="application/json")
 
     @api.post("/detokenize")
     async def detokenize(request: Request) -> Response:
@@ -191,7 +224,7 @@ def _adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
 
     async def decode(request: Request, kind: type[_Body]) -> _Body:
         async with _read(bodies, request, SMALL_REQUEST_BYTES) as body:
-            return protocol.decode(body.raw, kind)
+            return decoding.decode(body.raw, kind)
 
     @api.post("/v1/load_lora_adapter")
     async def load_adapter(request: Request) -> Response:
@@ -227,6 +260,10 @@ def _pooling(api: FastAPI) -> None:
 
 def _probes(api: FastAPI, engine: AsyncEngine) -> None:
     """Add the paths for the kubelet and for Prometheus."""
+
+    @api.get("/version")
+    async def engine_version() -> dict[str, str]:
+        return {"version": version()}
 
     @api.get("/health")
     async def health() -> dict[str, str]:
@@ -268,10 +305,16 @@ def _errors(api: FastAPI) -> None:
         return error_response(ApiError(405, message, code="method_not_allowed"))
 
 
-def _token_text(
-    engine: AsyncEngine, body: protocol.CompletionRequest | protocol.ChatRequest
-) -> TokenText:
-    return name_of if body.return_tokens_as_token_ids else engine.tokenizer.token_text
+def _token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> TokenText:
+    wanted = body.return_tokens_as_token_ids
+    if wanted is None:
+        wanted = engine.settings.api.return_tokens_as_token_ids
+    return name_of if wanted else engine.tokenizer.token_text
+
+
+def _stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
+    """Return the tokens that the client named as ends."""
+    return frozenset(body.stop_token_ids or ())
 
 
 def _tenant(request: Request) -> str:
@@ -282,14 +325,15 @@ def _answer(
     engine: AsyncEngine,
     batch: Batch,
     choices: Sequence[Choice],
-    body: protocol.CompletionRequest | protocol.ChatRequest,
+    body: CompletionRequest | ChatRequest,
 ) -> Answer:
     options = body.stream_options
-    usage = options is not None and options.include_usage
+    forced = engine.settings.api.force_include_usage
+    usage = forced or (options is not None and options.include_usage)
     answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
     answer.continuous = usage and options is not None and options.continuous_usage_stats
     if prompt_logprobs(body) is not None:
-        echoes = isinstance(body, protocol.CompletionRequest) and body.echo
+        echoes = isinstance(body, CompletionRequest) and body.echo
         echo = body.logprobs if echoes else None
         answer.of_prompts = OfPrompts(body.prompt_logprobs, echo, _token_text(engine, body))
     return answer

@@ -19,7 +19,12 @@ from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.responses import CompletionChoice
 from plimsoll_engine.frontend.async_engine import AsyncEngine
-from plimsoll_engine.frontend.requests.request_log import Admission, Generation, QueueFull
+from plimsoll_engine.frontend.requests.request_log import (
+    Admission,
+    Generation,
+    QueueFull,
+    TextRules,
+)
 from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.multimodal.whisper_prompt import DEFAULT_LANGUAGE, WhisperPrompt
@@ -100,7 +105,7 @@ async def answer(engine: AsyncEngine, data: bytes, fields: dict[str, str], tenan
         media = [window.media(0, hears.placeholders, hears.tokens)]
         name = f"{made.request_id}-{number}"
         made.generations.append(
-            Generation(name, ids, how, tokenizer.decode, (), admission, made.wake, media)
+            Generation(name, ids, how, tokenizer.decode, TextRules(), admission, made.wake, media)
         )
     return Transcript(engine, made, [seconds for seconds, _ in windows], language, kind)
 

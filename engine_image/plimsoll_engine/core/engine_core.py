@@ -458,8 +458,8 @@ class EngineCore:
     def request_bytes(self) -> int:
         """Return the host memory of the live requests.
 
-        It is of tokens, counts for penalties, states of grammars, and media beside the receiver
-        cache.
+        It is of tokens, counts for penalties, states of grammars, masks of allowed tokens, and
+        media beside the receiver cache.
         """
         media = {
             item.key: len(item.data or b"")
@@ -471,6 +471,7 @@ class EngineCore:
             TOKEN_BYTES * len(request.token_ids)
             + (0 if request.counts is None else COUNT_BYTES * len(request.counts))
             + (0 if request.matcher is None else request.matcher.bytes)
+            + len(request.allowed or b"")
             + (0 if request.drafting is None else request.drafting.nbytes)
             for request in self.requests.values()
         )

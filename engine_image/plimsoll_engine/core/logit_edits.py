@@ -1,4 +1,4 @@
-"""Changes of single logits before a token is chosen: bias, banned stop tokens, penalties.
+"""Changes of single logits before a token is chosen: bias, banned tokens, penalties.
 
 Most rows ask for none, and those that do change few of their logits; so the edits of a step are
 lists of places, gathered from the host's record of each request, and the device keeps no state of
@@ -92,13 +92,20 @@ class Edits:
         return bool(self.bias_rows or self.penalized)
 
     def collect(
-        self, row: int, sampling: Sampling, position: int, counts: TokenCounts | None
+        self,
+        row: int,
+        sampling: Sampling,
+        position: int,
+        counts: TokenCounts | None,
+        banned: Sequence[int] = (),
     ) -> None:
-        """Note what ``row`` wants at its output token ``position``."""
+        """Note what ``row`` wants at its output token ``position``, which is none of ``banned``."""
         if sampling.logit_bias:
             self._bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
         if position < sampling.min_tokens and (stops := set(sampling.stop_token_ids)):
             self._bias(row, stops, [BANNED] * len(stops))
+        if banned:
+            self._bias(row, banned, [BANNED] * len(banned))
         if counts is not None and len(counts):
             self.penalized.append((row, sampling, counts))
 

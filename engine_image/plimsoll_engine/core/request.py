@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from plimsoll_engine.core.logit_edits import TokenCounts
 from plimsoll_engine.core.matcher import Matcher
 from plimsoll_engine.core.ngram import NgramIndex
 from plimsoll_engine.core.sampling import Row
+from plimsoll_engine.core.token_rules import banned, mask, reach
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
 if TYPE_CHECKING:
@@ -56,7 +59,8 @@ class Request:
     scheduled: the device alone knows it, at ``sampled_row`` of the last step's. ``held`` is such a
     token once it is known, until the grammar has taken it in: no step may have the request
     meanwhile. ``drafting`` is None where no drafts are wanted. The frontend was told how likely the
-    tokens after the first ``scored`` ones of the prompt were, where it asks for that.
+    tokens after the first ``scored`` ones of the prompt were, where it asks for that. ``allowed``
+    is the mask of the tokens that it allows, and its bad words look ``reach`` tokens back.
     """
 
     request_id: str
@@ -89,16 +93,21 @@ class Request:
     attempt: int = 0
     fetched: bool = False
     released: bool = False
+    allowed: bytes | None = None
+    reach: int = 0
 
     @classmethod
     def of(cls, submit: Submit) -> Request:
         """Return the request of a message; a carried one goes on after its ``output_ids``."""
+        sampling, allowed = submit.sampling, submit.sampling.allowed_token_ids
+        if allowed is not None:  # a list takes many times what the mask does
+            sampling = msgspec.structs.replace(sampling, allowed_token_ids=None)
         return cls(
             request_id=submit.request_id,
             token_ids=submit.prompt_ids + submit.output_ids,
             num_prompt=len(submit.prompt_ids),
-            sampling=submit.sampling,
-            counts=TokenCounts.wanted(submit.sampling, submit.prompt_ids, submit.output_ids),
+            sampling=sampling,
+            counts=TokenCounts.wanted(sampling, submit.prompt_ids, submit.output_ids),
             priority=submit.priority,
             tenant=submit.tenant,
             cache_salt=submit.cache_salt,
@@ -106,6 +115,8 @@ class Request:
             arrived=submit.arrived,
             deadline=None if submit.deadline_s is None else submit.arrived + submit.deadline_s,
             attempt=submit.attempt,
+            allowed=None if allowed is None else mask(allowed),
+            reach=reach(sampling.bad_words),
         )
 
     def append(self, token_id: int) -> None:
@@ -120,11 +131,20 @@ class Request:
 
         That after ``drafts``, as if they were the request's own tokens.
         """
-        allowed = None if self.matcher is None else self.matcher.mask
+        allowed = self.allowed if self.matcher is None else self.matcher.mask
         counts = self.counts
         if counts is not None and drafts:
             counts = counts.with_outputs(drafts)
-        return Row(self.sampling, self.num_outputs + self.pending + len(drafts), counts, allowed)
+        position = self.num_outputs + self.pending + len(drafts)
+        return Row(self.sampling, position, counts, allowed, self._banned(drafts))
+
+    def _banned(self, drafts: Sequence[int]) -> tuple[int, ...]:
+        """Return what would complete a bad word after the output and ``drafts``."""
+        words = self.sampling.bad_words
+        if not words:
+            return ()
+        begin = max(self.num_prompt, len(self.token_ids) - self.reach)
+        return banned(words, [*self.token_ids[begin:], *drafts])
 
     def rows(self, drafts: Sequence[int]) -> list[Row]:
         """Return the rows of the next token and of the one after each draft."""
@@ -138,7 +158,7 @@ class Request:
         """
         if self.drafting is not None and not self.drafting.pause:
             return True
-        return self.counts is not None or self.matcher is not None
+        return self.counts is not None or self.matcher is not None or self.reach > 0
 
     @property
     def unscored(self) -> bool:

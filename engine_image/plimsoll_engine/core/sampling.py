@@ -32,14 +32,16 @@ class Row(NamedTuple):
     """What one row wants.
 
     ``position`` is the number of output tokens that its request already has, ``counts`` those
-    tokens where a penalty needs them, ``allowed`` a grammar's mask: the bit of token t is bit t %
-    32 of little-endian int32 word t // 32.
+    tokens where a penalty needs them, ``allowed`` the mask of a grammar or of allowed tokens: the
+    bit of token t is bit t % 32 of little-endian int32 word t // 32. ``banned`` are tokens that
+    would complete a bad word.
     """
 
     sampling: Sampling
     position: int
     counts: TokenCounts | None = None
     allowed: bytes | None = None
+    banned: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ class Plan:
     masks: list[bytes] = field(default_factory=list)
     logprob_rows: list[int] = field(default_factory=list)
     logprob_counts: list[int] = field(default_factory=list)
+    named_rows: list[int] = field(default_factory=list)
+    named: list[list[int]] = field(default_factory=list)
 
     @property
     def greedy(self) -> bool:
@@ -74,7 +78,7 @@ class Sampled:
     """``tokens`` is int64 [rows] on the logits' device.
 
     The others are of the rows that asked for log probabilities: ``chosen`` [n], ``top_ids`` and
-    ``top`` [n, most asked for].
+    ``top`` [n, most asked for]; ``named_values`` [n, most named] of those that name the tokens.
     """
 
     tokens: torch.Tensor
@@ -83,6 +87,9 @@ class Sampled:
     chosen: torch.Tensor | None = None
     top_ids: torch.Tensor | None = None
     top: torch.Tensor | None = None
+    named_rows: list[int] = field(default_factory=list)
+    named: list[list[int]] = field(default_factory=list)
+    named_values: torch.Tensor | None = None
 
     def to_host(self) -> Sampled:
         """Return the same on the host, once the stream has come so far.
@@ -96,6 +103,7 @@ class Sampled:
         return Sampled(
             self.tokens.to("cpu", non_blocking=True), self.logprob_rows, self.logprob_counts,
             copy(self.chosen), copy(self.top_ids), copy(self.top),
+            self.named_rows, self.named, copy(self.named_values),
         )  # fmt: skip
 
     def logprobs(self) -> dict[int, Logprobs]:
@@ -103,11 +111,23 @@ class Sampled:
         if self.chosen is None or self.top_ids is None or self.top is None:
             return {}
         columns = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
-        found = zip(self.logprob_rows, self.logprob_counts, *columns, strict=True)
-        return {
-            row: Logprobs(chosen, ids[:count], top[:count])
-            for row, count, chosen, ids, top in found
+        rows = zip(self.logprob_rows, self.logprob_counts, *columns, strict=True)
+        found = {
+            row: Logprobs(chosen, ids[:count], top[:count]) for row, count, chosen, ids, top in rows
         }
+        if self.named_values is not None:
+            named = zip(self.named_rows, self.named, self.named_values.tolist(), strict=True)
+            for row, ids, values in named:
+                found[row] = _named(int(self.tokens[row]), found[row].chosen, ids, values)
+        return found
+
+
+def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Logprobs:
+    """Return what a row says that names its tokens: of the chosen one as well, as in vLLM."""
+    values = values[: len(ids)]
+    if token in ids:
+        return Logprobs(chosen, ids, values)
+    return Logprobs(chosen, [token, *ids], [chosen, *values])
 
 
 def uniform(seed: int, position: int) -> float:
@@ -119,14 +139,18 @@ def uniform(seed: int, position: int) -> float:
 def plan(rows: Sequence[Row]) -> Plan:
     """Sort out what the rows want."""
     made = Plan()
-    for number, (sampling, position, counts, allowed) in enumerate(rows):
-        made.edits.collect(number, sampling, position, counts)
+    for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
+        made.edits.collect(number, sampling, position, counts, banned)
         if allowed is not None:
             made.masked_rows.append(number)
             made.masks.append(allowed)
         if sampling.logprobs is not None:
             made.logprob_rows.append(number)
-            made.logprob_counts.append(sampling.logprobs)
+            named = sampling.logprob_token_ids
+            made.logprob_counts.append(0 if named else sampling.logprobs)
+            if named:
+                made.named_rows.append(number)
+                made.named.append(named)
         if sampling.temperature >= GREEDY_BELOW:
             whole = not sampling.top_k and sampling.top_p >= 1 and not sampling.min_p
             draws = made.plain if whole else made.filtered
@@ -169,14 +193,30 @@ def sample(logits: torch.Tensor, made: Plan) -> Sampled:
     if raw is not None:
         sampled.chosen = raw.gather(-1, tokens[made.logprob_rows].unsqueeze(-1)).squeeze(-1)
         sampled.top, sampled.top_ids = raw.topk(max(made.logprob_counts), dim=-1)
+        _tell_named(sampled, raw, made)
     return sampled
 
 
+def _tell_named(sampled: Sampled, raw: torch.Tensor, made: Plan) -> None:
+    """Add the log probabilities of the tokens that rows name; ``raw`` is of all that want some."""
+    if not made.named_rows:
+        return
+    most = max(map(len, made.named))
+    padded = [ids + [0] * (most - len(ids)) for ids in made.named]
+    place = {row: number for number, row in enumerate(made.logprob_rows)}
+    rows = torch.tensor([place[row] for row in made.named_rows]).to(raw.device, non_blocking=True)
+    columns = torch.tensor(padded).to(raw.device, non_blocking=True)
+    sampled.named_rows, sampled.named = made.named_rows, made.named
+    sampled.named_values = raw[rows].gather(-1, columns)
+
+
 def _mask(logits: torch.Tensor, made: Plan) -> None:
-    """Take away every token that a grammar does not allow next."""
+    """Take away every token that a grammar, or the list of allowed ones, does not allow next."""
     if not made.masked_rows:
         return
-    words = torch.frombuffer(bytearray(b"".join(made.masks)), dtype=torch.int32)
+    width = max(map(len, made.masks))  # what a shorter mask does not reach, it does not allow
+    masks = b"".join(mask.ljust(width, b"\0") for mask in made.masks)
+    words = torch.frombuffer(bytearray(masks), dtype=torch.int32)
     words = words.view(len(made.masks), -1, 1).to(logits.device, non_blocking=True)
     bits = (words >> torch.arange(INT32_BITS, dtype=torch.int32, device=logits.device)) & 1
     allowed = bits.flatten(start_dim=1)[:, : logits.shape[-1]].bool()

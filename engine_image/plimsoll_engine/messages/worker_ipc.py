@@ -42,7 +42,11 @@ class Sampling(msgspec.Struct, array_like=True):
     none) at prompt and output. ``logit_bias`` is added by token id. No stop token is taken before
     there are ``min_tokens`` tokens of output. ``logprobs`` asks for that many of the likeliest
     tokens beside the chosen one; None asks for nothing. ``prompt_logprobs`` is the same for the
-    tokens of the prompt, which come as :class:`PromptScores`.
+    tokens of the prompt, which come as :class:`PromptScores`. With ``logprob_token_ids``,
+    ``logprobs`` tells these tokens instead of the likeliest ones.
+
+    ``allowed_token_ids`` are the only tokens that may be chosen; None allows all.
+    ``bad_words`` are sequences of tokens whose last one may not follow the others in the output.
     """
 
     max_tokens: int
@@ -61,6 +65,9 @@ class Sampling(msgspec.Struct, array_like=True):
     logprobs: int | None = None
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[list[int]] = []
+    logprob_token_ids: list[int] = []
 
 
 # ---- frontend to worker

@@ -119,7 +119,6 @@ def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_p
         assert post(engine, verb, key="wrong", lora_name="x", lora_path="/")[0] == 401
     for name, path, param, why in (
         ("big", str(big), "lora_path", "field r: 16 is above --max-lora-rank 8"),
-        ("lost", str(tmp_path / "none"), "lora_path", "no such folder"),
         ("long", f"/{'x' * 300}", "lora_path", "name too long"),
         ("hub", "organisation/name", "lora_path", "whole path of a folder"),
         ("tiny", str(adapters["first"]), "lora_name", "name of the model itself"),
@@ -128,6 +127,9 @@ def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_p
         error = json.loads(text)["error"]
         assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
         assert why in error["message"]
+    status, text = post(engine, "load", lora_name="lost", lora_path=str(tmp_path / "none"))
+    error = json.loads(text)["error"]
+    assert (status, error["param"], error["type"]) == (404, "lora_path", "not_found_error")
     status, text = post(engine, "load", lora_name="x", lora_path="/", load="y")
     assert (status, json.loads(text)["error"]["param"]) == (400, "load")
     assert names(engine) == ["tiny"]

@@ -286,6 +286,7 @@ def test_tokenize_and_detokenize(engine: Any) -> None:
     status, body = engine.post("/tokenize", json.dumps(asked).encode())
     assert status == 200
     assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
+    assert "".join(body["token_strs"]).startswith("PlimsollĠlineĠ")  # as the vocabulary has them
     assert body["max_model_len"] > 0
     back = engine.post("/detokenize", json.dumps({"tokens": body["tokens"]}).encode())
     assert back == (200, {"prompt": text})

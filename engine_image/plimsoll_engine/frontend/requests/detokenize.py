@@ -52,11 +52,17 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Cuts a text before the first stop string, and holds back what may become one."""
+    """Cuts a text before the first stop string, and holds back what may become one.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    With ``include`` it cuts after it.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
+        self.found: str | None = None
+        """The stop string that ended the text."""
 
     @property
     def held(self) -> str:
@@ -68,10 +74,11 @@ class StopMatcher:
         if not self._stops:
             return piece, False
         text = self._held + piece
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            at, self.found = min(found, key=lambda one: one[0])
+            return text[: at + len(self.found) if self._include else at], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

@@ -51,13 +51,24 @@ class Delta(NamedTuple):
     """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one.
 
     ``token_ids`` are all tokens since the last one. So are those of the log probabilities, where
-    they were asked for.
+    they were asked for. ``stop_reason`` is the stop string or the stop token that ended the text.
     """
 
     text: str
     finish_reason: str | None
     logprobs: list[TokenLogprobs]
     token_ids: Sequence[int] = ()
+    stop_reason: str | int | None = None
+
+
+class TextRules(NamedTuple):
+    """Where a text ends: ``include`` keeps what ended it, a stop string or a stop token."""
+
+    stops: Sequence[str] = ()
+    include: bool = False
+
+
+ENDS_NOWHERE = TextRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +97,11 @@ class Generation:
     """One running request."""
 
     __slots__ = (
-        "__weakref__", "_detokenizer", "_error", "_logprobs", "_pending", "_stops", "_taken",
+        "__weakref__", "_detokenizer", "_error", "_include", "_logprobs", "_pending", "_stops",
+        "_taken",
         "admission", "attempt", "ended", "finish_reason", "media", "output_ids", "parked",
-        "prompt_ids", "request_id", "sampling", "scores", "started", "times", "wake", "with_worker",
+        "prompt_ids", "request_id", "sampling", "scores", "started", "stop_reason", "times", "wake",
+        "with_worker",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +110,7 @@ class Generation:
         prompt_ids: list[int],
         sampling: Sampling,
         decode: Decode,
-        stops: Sequence[str] = (),
+        text: TextRules = ENDS_NOWHERE,
         admission: Admission = Admission(),
         wake: asyncio.Event | None = None,
         media: Sequence[Media] = (),
@@ -113,6 +126,7 @@ class Generation:
         self.admission = admission
         self.output_ids: list[int] = []
         self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
         self.parked = False
         self.with_worker = False  # the present worker was given it and has not ended it
         self.attempt = 0
@@ -120,7 +134,8 @@ class Generation:
         self.times = Times(arrived=time.monotonic())
         self.started: Started | None = None
         self._detokenizer = Detokenizer(decode)
-        self._stops = StopMatcher(stops)
+        self._stops = StopMatcher(text.stops, text.include)
+        self._include = text.include
         self._pending: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         most = sampling.prompt_logprobs
@@ -151,13 +166,20 @@ class Generation:
         self.output_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(TokenLogprobs(token_id, logprobs))
-        piece, stopped = self._detokenizer.push(token_id), False
+        ends = finish_reason == "stop" and token_id in self.sampling.stop_token_ids
+        if ends:
+            self.stop_reason = token_id
+        piece, stopped = "", False
+        if self._include or not ends:  # as in vLLM a stop token is no text
+            piece = self._detokenizer.push(token_id)
         if len(self.output_ids) > self.sampling.min_tokens:
             piece, stopped = self._stops.push(piece)
         if not stopped and finish_reason is not None:
             rest, stopped = self._stops.push(self._detokenizer.finish())
             piece += rest if stopped else rest + self._stops.finish()
         self.finish_reason = "stop" if stopped else finish_reason
+        if stopped:
+            self.stop_reason = self._stops.found
         if piece:
             self._pending.append(piece)
         if piece or self.done:
@@ -188,7 +210,8 @@ class Generation:
         if not self._pending and not self.done:
             return None
         new = self.output_ids[self._taken :]
-        delta = Delta("".join(self._pending), self.finish_reason, self._logprobs, new)
+        text = "".join(self._pending)
+        delta = Delta(text, self.finish_reason, self._logprobs, new, self.stop_reason)
         self._taken += len(new)
         self._pending.clear()
         self._logprobs = []
@@ -279,12 +302,15 @@ class RequestLog:
     def bytes(self) -> int:
         """Memory of the tokens held: a list slot and, above the small integers, an object each.
 
-        With what is known of the log probabilities of prompts.
+        With what is known of the log probabilities of prompts, and the lists of allowed tokens.
         """
         each = 8 + sys.getsizeof(1 << 20)
         running = self._running.values()
-        prompts = {id(g.prompt_ids): len(g.prompt_ids) for g in running}  # choices share theirs
-        tokens = sum(prompts.values()) + sum(len(g.output_ids) for g in running)
+        # Choices share theirs.
+        shared = {id(g.prompt_ids): len(g.prompt_ids) for g in running}
+        allowed = (g.sampling.allowed_token_ids for g in running)
+        shared |= {id(one): len(one) for one in allowed if one is not None}
+        tokens = sum(shared.values()) + sum(len(g.output_ids) for g in running)
         return each * tokens + sum(g.scores.nbytes for g in running if g.scores is not None)
 
     def media_bytes(self) -> int:

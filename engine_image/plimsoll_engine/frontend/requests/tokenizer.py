@@ -32,9 +32,12 @@ class TooLong(TemplateError):
 
 
 class Tokenizer:
-    """The tokenizer of the checkpoint in ``model``; UsageError names the file that is wrong."""
+    """The tokenizer of the checkpoint in ``model``; UsageError names the file that is wrong.
 
-    def __init__(self, model: Path) -> None:
+    ``chat_template`` is a file with another template than the checkpoint's.
+    """
+
+    def __init__(self, model: Path, chat_template: Path | None = None) -> None:
         file = model / "tokenizer.json"
         try:
             self._tokenizer = _Tokenizer.from_file(str(file))
@@ -52,7 +55,8 @@ class Tokenizer:
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if settings.get(name)
         }
-        self._template = _compile(_template_source(model, settings))
+        self.chat_template = _template_source(model, settings, chat_template)
+        self._template = _compile(self.chat_template, chat_template or "the checkpoint")
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with what the tokenizer adds itself (a BOS, if any)."""
@@ -74,6 +78,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids`` with special tokens."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def token_text(self, token_id: int) -> str:
         """Return what one token stands for, special ones included."""
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
@@ -84,12 +93,12 @@ class Tokenizer:
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return what each token stands for, special ones included."""
-        texts: list[str] = self._tokenizer.decode_batch(
-            [[token] for token in ids], skip_special_tokens=False
-        )
-        return texts
+    def token_names(self, ids: Sequence[int]) -> list[str | None]:
+        """Return each token as the vocabulary writes it; None for one that it lacks.
+
+        A byte that is part of a character has a name of its own there, and no text.
+        """
+        return [self._tokenizer.id_to_token(token) for token in ids]
 
     def render(
         self,
@@ -97,8 +106,9 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
         max_characters: int | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt of a chat, ready for the assistant's turn.
+        """Return the prompt of a chat, ready for the assistant's turn where that is to be added.
 
         It is given up once it is longer than ``max_characters``. ``variables`` are the template's
         own (``enable_thinking``).
@@ -113,7 +123,7 @@ class Tokenizer:
                 {**self._special, **variables},
                 messages=messages,
                 tools=tools,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
             )
             return _joined(pieces, max_characters)
         except (
@@ -141,20 +151,22 @@ def _token_text(value: Any, field: str) -> str:
     return text
 
 
-def _template_source(model: Path, settings: dict[str, Any]) -> str | None:
-    file = model / "chat_template.jinja"
+def _template_source(model: Path, settings: dict[str, Any], chosen: Path | None) -> str | None:
+    file = chosen or model / "chat_template.jinja"
     try:
-        if file.is_file():
+        if chosen is not None or file.is_file():
             return file.read_text(encoding="utf-8")
         source = settings.get("chat_template")
         if isinstance(source, list):  # several, by name
             source = {entry["name"]: entry["template"] for entry in source}.get("default")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{model}: the chat template cannot be read: {error!r}") from None
+        raise UsageError(
+            f"{chosen or model}: the chat template cannot be read: {error!r}"
+        ) from None
     return source if isinstance(source, str) else None
 
 
-def _compile(source: str | None) -> jinja2.Template | None:
+def _compile(source: str | None, where: Path | str) -> jinja2.Template | None:
     if source is None:
         return None
     environment = ImmutableSandboxedEnvironment(
@@ -166,7 +178,7 @@ def _compile(source: str | None) -> jinja2.Template | None:
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
-        raise UsageError(f"the checkpoint's chat template is malformed: {error}") from None
+        raise UsageError(f"{where}: the chat template is malformed: {error}") from None
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:

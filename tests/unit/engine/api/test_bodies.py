@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.protocol import CompletionRequest, decode
+from plimsoll_engine.api.protocol import CompletionRequest
 
 
 @pytest.mark.parametrize(

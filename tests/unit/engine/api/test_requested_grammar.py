@@ -12,6 +12,7 @@ import pytest
 from llguidance import LLMatcher
 
 from plimsoll_engine.api import output_grammar, protocol
+from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.messages.worker_ipc import Grammar
 
@@ -25,7 +26,7 @@ SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 
 def ask(**fields: Any) -> Grammar | None:
     body = msgspec.json.encode({"model": "m", "messages": MESSAGES, **fields})
-    return output_grammar.of(protocol.decode(body, protocol.ChatRequest))
+    return output_grammar.of(decode(body, protocol.ChatRequest))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_engine.api import protocol
+from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import ChatRequest, Message
 from plimsoll_engine.api.responses_request import ResponsesRequest, chat_of, echoed
@@ -19,7 +19,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "high"}
 
 def chat(**fields: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "hi"} | fields).encode()
-    return chat_of(protocol.decode(raw, ResponsesRequest))
+    return chat_of(decode(raw, ResponsesRequest))
 
 
 def test_items_become_messages() -> None:
@@ -73,11 +73,12 @@ def test_options_become_those_of_a_chat() -> None:
         ({"store": True}, "store"),
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"truncation": "auto"}, "truncation"),
         ({"wings": 2}, "wings"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "captain", "content": "a"}]}, "input[0]"),
+        ({"input": [{"role": "the captain", "content": "a"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": ["a"]}]}, "input[0].content"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),

@@ -20,6 +20,7 @@ from plimsoll_engine.frontend.requests.request_log import (
     QueueFull,
     RequestFailed,
     RequestLog,
+    TextRules,
 )
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
@@ -31,7 +32,7 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def generation(name: str = "a", stops: Sequence[str] = ()) -> Generation:
-    return Generation(name, [1, 2], Sampling(max_tokens=9, seed=4), decode, stops)
+    return Generation(name, [1, 2], Sampling(max_tokens=9, seed=4), decode, TextRules(stops))
 
 
 def test_a_full_log_refuses() -> None:
@@ -55,12 +56,37 @@ def test_the_choices_of_a_request_are_admitted_together_or_not() -> None:
 def test_no_stop_string_is_looked_for_before_min_tokens() -> None:
     async def run() -> None:
         sampling = Sampling(max_tokens=9, min_tokens=3)
-        one = Generation("a", [1], sampling, decode, ["b"])
+        one = Generation("a", [1], sampling, decode, TextRules(["b"]))
         for token in "abcdbe":
             one.push(ord(token), None)
         delta = one.take()
         assert delta is not None
         assert delta[:2] == ("abcd", "stop")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "reason"),
+    [
+        (TextRules(["cd", "x"]), "ab", "cd"),
+        (TextRules(["x", "cd"], include=True), "abcd", "cd"),
+        (TextRules(["e", "bc"], include=True), "abc", "bc"),
+        (TextRules(), "abcde", ord("f")),
+        (TextRules(include=True), "abcdef", ord("f")),
+        (TextRules(["f"], include=True), "abcdef", "f"),
+    ],
+)
+def test_a_text_ends_before_what_ends_it_or_after_it(
+    rules: TextRules, text: str, reason: str | int
+) -> None:
+    async def run() -> None:
+        one = Generation("a", [1], Sampling(9, stop_token_ids=[ord("f")]), decode, rules)
+        for token in "abcdef":
+            one.push(ord(token), "stop" if token == "f" else None)
+        delta = one.take()
+        assert delta is not None
+        assert (delta.text, delta.finish_reason, delta.stop_reason) == (text, "stop", reason)
 
     asyncio.run(run())
 
@@ -90,7 +116,7 @@ def test_a_stop_string_over_two_tokens_ends_the_text_before_it() -> None:
         one = generation(stops=["lo w"])
         for token in "hello world":
             one.push(ord(token), None)
-        assert one.take() == Delta("hel", "stop", [], [ord(c) for c in "hello w"])
+        assert one.take() == Delta("hel", "stop", [], [ord(c) for c in "hello w"], "lo w")
         assert one.output_ids == [ord(c) for c in "hello w"]
 
     asyncio.run(run())

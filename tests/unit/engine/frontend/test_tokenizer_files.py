@@ -80,6 +80,20 @@ def edit(folder: Path, name: str, **fields: object) -> None:
     (folder / name).write_text(json.dumps(body | fields))
 
 
+def test_a_file_takes_the_place_of_the_template(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chosen.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    (folder / "chat_template.jinja").write_text("the checkpoint's own")
+    chosen = Tokenizer(folder, file)
+    assert chosen.chat_template == "{{ messages[0].content }}!"
+    assert chosen.render([{"role": "user", "content": "Ahoy"}]) == "Ahoy!"
+    assert Tokenizer(folder).chat_template == "the checkpoint's own"
+    for damaged, told in ((b"{% if %}", "malformed"), (b"\xff", "cannot be read")):
+        file.write_bytes(damaged)
+        with pytest.raises(UsageError, match=rf"chosen\.jinja: the chat template .*{told}"):
+            Tokenizer(folder, file)
+
+
 BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json: not a tokenizer"),
     (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json: not a tokenizer"),

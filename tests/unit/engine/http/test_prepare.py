@@ -58,6 +58,60 @@ def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -
     assert len(there.prompts[0]) > 0
 
 
+def test_each_chat_of_a_batch_is_the_chat_alone(preparation: Preparation) -> None:
+    chats = [[{"role": "user", "content": text}] for text in ("Ahoy", "Where to?")]
+    raw = body(messages=chats, max_tokens=3, logprobs=True)
+    outcome = perform(preparation, Job("chats", CONTEXT), raw)
+    assert isinstance(outcome, Done)
+    there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
+    alone = [preparation.chat(body(messages=one, max_tokens=3), CONTEXT) for one in chats]
+    assert there.prompts == [one.prompts[0] for one in alone]
+    assert there.reasons == [0, 1]
+    assert (there.body.max_tokens, there.body.logprobs) == (3, True)
+
+
+def test_a_bad_word_is_banned_at_the_beginning_and_after_a_space(preparation: Preparation) -> None:
+    prepared = preparation.completion(body(prompt="a", bad_words=["ship", " ship"]), CONTEXT)
+    encode = Tokenizer.encode_rendered
+    words = [encode(preparation._tokenizer, text) for text in ("ship", " ship")]
+    assert prepared.bad_words == words
+    assert prepared.body.bad_words is None
+    with pytest.raises(ApiError, match="blank"):
+        preparation.completion(body(prompt="a", bad_words=["  "]), CONTEXT)
+
+
+def test_a_cut_prompt_fits_and_its_echo_is_what_is_left(preparation: Preparation) -> None:
+    fields = {"prompt": [[5] * 200 + [6, 7]], "truncate_prompt_tokens": 2, "echo": True}
+    prepared = preparation.completion(body(**fields), CONTEXT)
+    assert prepared.prompts == [[6, 7]]
+    assert prepared.echoes == [preparation._tokenizer.decode([6, 7])]
+
+
+def test_reasoning_that_the_resumed_message_has_ended_is_over(preparation: Preparation) -> None:
+    def reasons(text: str, **fields: Any) -> list[int]:
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+        return preparation.chat(body(messages=chat, **fields), CONTEXT).reasons
+
+    assert reasons("<think>a</think> So", continue_final_message=True) == []
+    assert reasons("<think>a", continue_final_message=True) == [0]
+    assert reasons("<think>a</think> So") == [0]
+    assert reasons("a", reasoning_effort="none") == []
+
+
+def test_tokens_of_a_chat_have_the_turn_that_is_wanted(preparation: Preparation) -> None:
+    def tokens(**fields: Any) -> list[int]:
+        chat = [{"role": "user", "content": "Ahoy"}]
+        text = preparation.tokenize(body(messages=chat, **fields), CONTEXT)
+        return list(json.loads(text.answer)["tokens"])
+
+    begun, bare = tokens(), tokens(add_generation_prompt=False)
+    assert begun[: len(bare)] == bare
+    assert len(begun) > len(bare)
+    open_ended = tokens(continue_final_message=True)
+    assert bare[: len(open_ended)] == open_ended
+    assert len(open_ended) < len(bare)
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "status", "param", "code"),
     [
@@ -68,6 +122,8 @@ def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -
         ("chat", {"messages": [{"role": "user", "content": "a" * 9000}]}, 400, "messages",
          "context_length_exceeded"),
         ("chat", {"messages": [{"role": "user", "content": "a"}], "n": 9}, 400, "n",
+         "invalid_value"),
+        ("chats", {"messages": [[{"role": "user", "content": "a"}]] * 9}, 400, "messages",
          "invalid_value"),
         ("detokenize", {"tokens": [5] * 129}, 400, "tokens", "context_length_exceeded"),
         ("detokenize", {"tokens": [10**9]}, 400, "tokens", "invalid_value"),

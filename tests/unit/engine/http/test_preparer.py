@@ -23,6 +23,7 @@ from plimsoll_engine.api.body import Body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.preparer import INLINE_BYTES, Preparer
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_engine.http.api_flags import ApiSettings
 from plimsoll_faults.models import tiny
 
 
@@ -34,7 +35,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(
         tokenizer=Tokenizer(folder),
         max_model_len=8192,
-        settings=SimpleNamespace(max_queued=8, model=folder),
+        settings=SimpleNamespace(max_queued=8, model=folder, api=ApiSettings()),
         media=SimpleNamespace(processors=SimpleNamespace(image=None)),
     )
 

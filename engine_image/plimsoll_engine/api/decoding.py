@@ -1,0 +1,139 @@
+"""From the bytes of a body to its struct; ApiError names the field that is wrong. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.protocol import (
+    BatchChatRequest,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    NamedTool,
+)
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+# A field's name may be empty: then what holds it is named. A key of a map is "at `key` in `$.map`".
+_FIELD = re.compile(
+    r"unknown field `([^`]+)`|missing required field `([^`]+)`|(?:at|in) `\$\.?([^`]+)`"
+)
+
+
+def decode(body: bytes | bytearray, kind: type[_Body]) -> _Body:
+    """Return the request in ``body``.
+
+    Raises ApiError 400 that names the field, or else the body.
+    """
+    try:
+        request = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        match = _FIELD.search(str(error))
+        if match is None:
+            raise invalid(f"the body: {error}") from None
+        raise invalid(str(error), match[match.lastindex or 0]) from None
+    except msgspec.DecodeError as error:
+        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply", code="invalid_json") from None
+    except UnicodeDecodeError as error:
+        raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
+    if isinstance(request, CompletionRequest | ChatRequest | BatchChatRequest):
+        check(request)
+    return request
+
+
+# Field, the values that ask for nothing.
+_NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("best_of", (None, 1)),
+    ("suffix", (None, "")),
+    ("use_beam_search", (None, False)),
+    ("length_penalty", (None, 1.0)),
+    ("spaces_between_special_tokens", (None, True)),
+)
+_NEUTRAL_IN_BATCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("stream", (None, False)),
+    ("n", (None, 1)),
+    ("tools", (None, [])),
+    ("tool_choice", (None, "none")),
+    ("prompt_logprobs", (None,)),
+    ("echo", (None, False)),
+)
+
+
+def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
+    """Raise ApiError for what the types cannot say."""
+    batch = isinstance(request, BatchChatRequest)
+    for field, neutral in _NEUTRAL + (_NEUTRAL_IN_BATCH if batch else ()):
+        if getattr(request, field, None) not in neutral:
+            where = "in a batch" if (field, neutral) in _NEUTRAL_IN_BATCH else "by this engine"
+            named = [msgspec.json.encode(one).decode() for one in neutral[1:]]
+            allowed = " or give ".join(["leave it out", *named])
+            raise ApiError(
+                400,
+                f"{field} is not supported {where}: {allowed}",
+                param=field,
+                code="unsupported_value",
+            )
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options is for streams: set stream to true", "stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs is for answers in one piece: no stream", "prompt_logprobs")
+    if request.truncation_side is not None and request.truncate_prompt_tokens is None:
+        raise invalid("truncation_side needs truncate_prompt_tokens", "truncation_side")
+    if isinstance(request, CompletionRequest):
+        _check_completion(request)
+        return
+    for field in ("top_logprobs", "logprob_token_ids"):
+        if getattr(request, field) and not request.logprobs:
+            raise invalid(f"{field} needs logprobs: set it to true", field)
+    check_turn(request.add_generation_prompt, request.continue_final_message)
+    if isinstance(request, BatchChatRequest):
+        for number, conversation in enumerate(request.messages):
+            _check_contents(conversation, f"messages[{number}]")
+        return
+    _check_contents(request.messages, "messages")
+    _check_tools(request)
+    if request.echo and request.messages[-1].role != "assistant":
+        raise invalid("echo repeats the assistant's message, which must be the last one", "echo")
+
+
+def check_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
+    """Raise ApiError where the assistant is both to begin a message and to continue one."""
+    if add_generation_prompt and continue_final_message:
+        raise invalid(
+            "continue_final_message and add_generation_prompt exclude each other: set one to false",
+            "continue_final_message",
+        )
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    if request.logprob_token_ids and request.logprobs is None:
+        raise invalid("logprob_token_ids needs logprobs: give a number", "logprob_token_ids")
+    if request.stream and request.echo and request.logprobs is not None:
+        raise invalid("echo with logprobs is for answers in one piece: no stream", "echo")
+
+
+def _check_contents(messages: list[Message], param: str) -> None:
+    """Raise ApiError for a message without content: an assistant may have called tools alone."""
+    for number, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            raise invalid(
+                f"content of a message of role {message.role} is null: give text",
+                f"{param}[{number}].content",
+            )
+
+
+def _check_tools(request: ChatRequest) -> None:
+    names = [tool.function.name for tool in request.tools or []]
+    for name in names:
+        if names.count(name) > 1:
+            raise invalid(f"two tools have the name {name!r}", "tools")
+    choice = request.tool_choice
+    if choice not in (None, "none") and not names:
+        raise invalid("tool_choice needs tools", "tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")

@@ -1,0 +1,49 @@
+"""What the flags say of the serving API's answers: vLLM's flags of the same names."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_engine.errors import UsageError
+
+
+class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``chat_template`` is a file that takes the place of the checkpoint's.
+
+    ``return_tokens_as_token_ids`` is for requests that do not say. ``force_include_usage``: every
+    stream ends with its usage. ``tokenizer_info``: there is ``/tokenizer_info``.
+    """
+
+    chat_template: Path | None = None
+    return_tokens_as_token_ids: bool = False
+    force_include_usage: bool = False
+    tokenizer_info: bool = False
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add = parser.add_argument
+    add("--chat-template", type=Path, metavar="FILE",
+        help="Jinja template of chats; default: the checkpoint's")  # fmt: skip
+    add("--return-tokens-as-token-ids", action="store_true",
+        help="write tokens of log probabilities as token_id:NUMBER")  # fmt: skip
+    add("--enable-force-include-usage", action="store_true",
+        help="end every stream with its usage")  # fmt: skip
+    add("--enable-tokenizer-info-endpoint", action="store_true",
+        help="serve the tokenizer's settings and chat template at /tokenizer_info")  # fmt: skip
+
+
+def from_flags(flags: argparse.Namespace) -> ApiSettings:
+    """Return the settings of the parsed command line; UsageError for a file that is not there."""
+    template: Path | None = flags.chat_template
+    if template is not None and not template.is_file():
+        raise UsageError(f"--chat-template {template}: no such file, or none that can be read")
+    return ApiSettings(
+        chat_template=None if template is None else template.resolve(),
+        return_tokens_as_token_ids=flags.return_tokens_as_token_ids,
+        force_include_usage=flags.enable_force_include_usage,
+        tokenizer_info=flags.enable_tokenizer_info_endpoint,
+    )

@@ -1,0 +1,77 @@
+"""Chunks and wholes of choices: their end, its reason, the echo, and the tokens sent so far.
+
+Tests ``api/chat_choice.py`` and ``api/responses.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll_engine.api.chat_choice import ChatChoice
+from plimsoll_engine.api.reasoning import ReasoningParser
+from plimsoll_engine.api.responses import CompletionChoice, usage
+from plimsoll_engine.api.tool_calls import ToolCallParser
+from plimsoll_engine.frontend.requests.request_log import Delta, Generation
+from plimsoll_engine.messages.worker_ipc import Sampling
+
+CALL = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
+
+
+def chunks(choice: ChatChoice, *deltas: Delta) -> list[dict[str, Any]]:
+    return [chunk for delta in deltas for chunk in choice.chunks(delta)]
+
+
+def chat(**fields: Any) -> ChatChoice:
+    return ChatChoice(0, str, fields.pop("parser", None), **fields)
+
+
+def test_the_end_is_in_the_last_chunk_with_something_in_it() -> None:
+    found = chunks(chat(), Delta("a", None, []), Delta("b", "length", []))
+    assert [one["delta"] for one in found] == [{"content": "a"}, {"content": "b"}]
+    assert [one["finish_reason"] for one in found] == [None, "length"]
+    found = chunks(chat(), Delta("a", None, []), Delta("", "stop", []))
+    assert [one["delta"] for one in found] == [{"content": "a"}, {}]
+    assert [one["finish_reason"] for one in found] == [None, "stop"]
+
+
+def test_reasoning_text_and_calls_end_once() -> None:
+    choice = chat(parser=ToolCallParser(), ids=True, reasoning=ReasoningParser())
+    whole = Delta(f"why</think>so{CALL}", "stop", [], [1, 2, 3])
+    found = chunks(choice, whole)
+    assert [list(one["delta"])[-1] for one in found] == ["reasoning", "content", "tool_calls"]
+    assert [one["finish_reason"] for one in found] == [None, None, "tool_calls"]
+    assert [one["token_ids"] for one in found] == [[1, 2, 3], (), ()]
+
+
+@pytest.mark.parametrize(("reason", "told"), [("x", "x"), (7, 7), (2, None), (None, None)])
+def test_the_reason_is_told_where_the_client_named_it(reason: Any, told: Any) -> None:
+    end = Delta("a", "stop", [], [7], reason)
+    for choice in (chat(stop_ids={7}), CompletionChoice(0, str, stop_ids={7})):
+        (chunk,) = choice.chunks(end)
+        assert chunk["stop_reason"] == told
+        choice.add(end)
+        assert choice.whole()["stop_reason"] == told
+    (chunk,) = chat().chunks(Delta("a", None, []))
+    assert "stop_reason" not in chunk
+
+
+def test_a_chat_begins_with_its_echo() -> None:
+    choice = chat(echo="An apple ")
+    first = choice.first()
+    assert first is not None
+    assert first["delta"] == {"role": "assistant", "content": "An apple "}
+    choice.add(Delta("a day", "length", []))
+    assert choice.whole()["message"]["content"] == "An apple a day"
+
+
+def test_usage_counts_what_was_sent() -> None:
+    generations = [Generation(name, [1, 2], Sampling(9), str) for name in "ab"]
+    generations[0].output_ids = [5, 6, 9, 7]
+    generations[1].output_ids = [5]
+    told = usage(generations, 2, reasoning_end=9, sent=[1, 0])
+    assert (told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]) == (2, 1, 3)
+    assert told["completion_tokens_details"] == {"reasoning_tokens": 1}
+    assert usage(generations, 2, 9)["completion_tokens_details"] == {"reasoning_tokens": 3}
+    assert usage(generations, 2)["completion_tokens"] == 5
