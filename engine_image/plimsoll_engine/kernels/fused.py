@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch.nn.functional import linear
 
@@ -23,9 +25,9 @@ from plimsoll_engine.kernels.whole_prompts import (
     with_tail,
 )
 
-APART = 2048
-"""From so many rows of each whole prompt on, the product after the attention fills the device with
-one of them: it needs no copy of all in one piece."""
+APART = 1 << 23
+"""From so many results on, the product after the attention of equal prompts fills an H200 twice. It
+then has a launch of its own, and reads them where the library's attention left them."""
 
 
 def _attend_paged(
@@ -147,9 +149,11 @@ class FusedOps:
         """
         out = torch.empty_like(query)
         _attend_paged(query, plan, layer, scale, window, out)
-        for first, rows in attend_whole(query, plan, scale, window):
+        for first, prompts in attend_whole(query, plan, scale, window):
             # One prompt's rows lie together on both sides: a plain copy, at the memory's speed.
-            out[first : first + len(rows)].copy_(rows)
+            for number, rows in enumerate(prompts):
+                begin = first + number * len(rows)
+                out[begin : begin + len(rows)].copy_(rows)
         return out
 
     def add_attended(
@@ -166,16 +170,19 @@ class FusedOps:
 
         The product reads long prompts where the library's attention left them, without a copy.
         """
-        whole = whole_prompts(plan, window)
-        if not whole or whole[0] < APART:
+        counts = Counter(whole_prompts(plan, window))
+        groups = [rows * count * len(weight) for rows, count in counts.items()]
+        if not groups or min(groups) < APART:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
-        if before := len(query) - sum(whole):
+        if before := len(query) - sum(counts.elements()):
             out = torch.empty_like(query[:before])
             _attend_paged(query, plan, layer, scale, window, out)
             self.add_product(out.flatten(1), weight, into[:before])
-        for first, rows in attend_whole(query, plan, scale, window):
-            self.add_product(rows.flatten(1), weight, into[first : first + len(rows)])
+        for first, prompts in attend_whole(query, plan, scale, window):
+            count, rows = prompts.shape[:2]
+            own = into[first : first + count * rows].unflatten(0, (count, rows))
+            own.baddbmm_(prompts.flatten(2), weight.t().expand(count, -1, -1))
         return None
 
     def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:

@@ -88,9 +88,10 @@ def _causal(
 def attend_whole(
     query: torch.Tensor, plan: StepPlan, scale: float, window: int | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Give the attention of each prompt that is the library's, with its first row in the step.
+    """Give the attention of the prompts that are the library's, and where they begin in the step.
 
-    It is [rows, heads, dim] of ``query`` [tokens, heads, dim], and not contiguous with the next.
+    It is [prompts, rows, heads, dim] for those of equal rows in ``query`` [tokens, heads, dim]. The
+    rows of a prompt lie together, and those of the next behind a gap.
     """
     whole = whole_prompts(plan, window)
     if not whole:
@@ -100,6 +101,6 @@ def attend_whole(
     tail = fresh.pairs.shape[1] - len(query)
     query = fresh.query if fresh.query is not None else with_tail(query, tail)
     for rows, equal in groupby(whole):
-        for prompt in _causal(query, fresh.pairs, first, len(list(equal)), rows, scale):
-            yield first, prompt
-            first += rows
+        count = len(list(equal))
+        yield first, _causal(query, fresh.pairs, first, count, rows, scale)
+        first += count * rows
