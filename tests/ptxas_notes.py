@@ -1,4 +1,4 @@
-"""What Nvidia's assembler says of kernels that are compiled for a Hopper GPU: no device is needed.
+"""What NVIDIA's assembler says of kernels that are compiled for a Hopper GPU: no device is needed.
 
 ``python -m tests.ptxas_notes`` prints it as JSON, by kernel. Not under TRITON_INTERPRET, which
 leaves nothing to compile.

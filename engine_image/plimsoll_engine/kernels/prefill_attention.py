@@ -5,7 +5,7 @@ softmax (FlashAttention-2), its own rows first. Keys that every row of the tile 
 without masks.
 
 No loop here may have no iteration, and the compiler must know it. Where it does not, a path around
-the loop sets the sums to their value before it, and Nvidia's assembler then lets every matrix
+the loop sets the sums to their value before it, and NVIDIA's assembler then lets every matrix
 instruction of the kernel wait for the one before (its note C7515).
 """
 

@@ -279,7 +279,7 @@ def test_a_whole_prompt_attends_to_what_it_stores(monkeypatch: pytest.MonkeyPatc
     if DEVICE.type == "cpu":
         monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 50)
         monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
-    rows = 60 if DEVICE.type == "cpu" else 1100
+    rows = 60 if DEVICE.type == "cpu" else 1600
     plan = plan_of([(9, 1), (rows, rows)], 2, 32)
     plan.fresh = (rows,)
     qkv = draw(rows + 1, 8 * 32, dtype=NARROW)

@@ -1,6 +1,6 @@
 """Matrix instructions of the compiled kernels run one behind the other, none waits for the last.
 
-Nvidia's assembler serializes all of a kernel where it finds a path on which something else sets
+NVIDIA's assembler serializes all of a kernel where it finds a path on which something else sets
 their sums, and says so in a note. Compiled without a device, for Hopper.
 
 Tests ``kernels/prefill_attention.py`` and ``kernels/experts.py``.
