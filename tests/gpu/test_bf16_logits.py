@@ -31,9 +31,9 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
 )
 VOCABULARY, NEW_TOKENS = 2048, 32
-BLOCK, BLOCKS, BUDGET, SEQS = 16, 1024, 512, 8
-LENGTHS = (1, 7, 16, 100, 333, 700, 1500, 1800)
-"""Prompts: some in several chunks, and two long enough for the library's attention."""
+BLOCK, BLOCKS, BUDGET, SEQS = 16, 1024, 2048, 8
+LENGTHS = (1800, 1, 7, 16, 100, 333, 700, 1600)
+"""Prompts: the first is whole and long enough for the library's attention, the last is cut."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 1024, "intermediate_size": 2048,
     "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,

@@ -49,13 +49,13 @@ def play(engine: EngineCore, batches: tuple[int, ...]) -> None:
 
 
 def write_dense_fp8(path: Path) -> None:
-    tiny.write_checkpoint(path / "whole")
-    write_fp8(path / "whole", path)
+    tiny.write_checkpoint(path.with_name("whole"))
+    write_fp8(path.with_name("whole"), path)
 
 
 def write_experts_fp8(path: Path) -> None:
-    tiny_moe.write_checkpoint(path / "whole")
-    write_fp8(path / "whole", path)
+    tiny_moe.write_checkpoint(path.with_name("whole"))
+    write_fp8(path.with_name("whole"), path)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def write_experts_fp8(path: Path) -> None:
 def test_no_step_meets_a_kernel_that_others_like_it_have_not(
     tmp_path: Path, write: Callable[[Path], None], kv_cache_dtype: str
 ) -> None:
-    write(tmp_path)
+    write(tmp_path / "model")
     config = WorkerConfig(
-        str(tmp_path), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096,
+        str(tmp_path / "model"), "/tmp", "unused", "bfloat16", "cuda", num_blocks=4096,
         kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     lifecycle = CoreLifecycle(config)

@@ -7,19 +7,20 @@ those of the last step, and the next one takes them from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 
 from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.graphs import DecodeGraphs
-from plimsoll_engine.core.inputs import to_device
+from plimsoll_engine.core.inputs import pieces
 from plimsoll_engine.core.loaded_adapters import LoadedAdapters, in_step
+from plimsoll_engine.core.needed_rows import NeededRows, needed_rows
 from plimsoll_engine.core.prompt_scores import Scores, score
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.kernels.step_plan import Needed, StepPlan
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, pool_sums, pool_tensors
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -132,14 +133,15 @@ class Forward:
     ) -> torch.Tensor | None:
         assert self.model is not None
         assert self.kv is not None
-        fields = [
-            inputs.ids, inputs.sources, inputs.positions, inputs.slots, inputs.contexts,
-            inputs.starts, inputs.last, inputs.tables.reshape(-1),
-        ]  # fmt: skip
-        packed = to_device(np.concatenate(fields), self.device)
-        ids, sources, positions, slots, contexts, starts, rows, tables = torch.split(
-            packed, [len(field) for field in fields]
-        )
+        needed = needed_rows(inputs)
+        read = inputs if needed is None else needed
+        ids, sources, positions, slots, contexts, starts, tables, last, scored, targets = pieces(
+            [
+                inputs.ids, inputs.sources, inputs.positions, inputs.slots, inputs.contexts,
+                inputs.starts, inputs.tables.reshape(-1), read.last, read.scored, inputs.targets,
+            ],
+            self.device,
+        )  # fmt: skip
         if self.newest is not None and bool((inputs.sources >= 0).any()):
             ids = self._ops.take(ids, sources, self.newest)
         step = StepPlan(
@@ -157,16 +159,34 @@ class Forward:
             context_limit=0 if self.graphs is None else self.graphs.context_limit,
             scales=self.kv_scales,
         )
+        if needed is not None:
+            step.needed = self._needed(step, needed, inputs, chunks)
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
         hidden = self.model.forward(ids, positions.long(), step, embeds)
-        if len(inputs.scored):
-            both = to_device(np.concatenate([inputs.scored, inputs.targets]), self.device)
-            scored, targets = both.chunk(2)
+        if len(scored):
             self.scores = score(
                 self.model.logits, self._ops.rows(hidden, scored), targets.long(), inputs.most
             )
-        return self.model.logits(self._ops.rows(hidden, rows)) if len(inputs.last) else None
+        return self.model.logits(self._ops.rows(hidden, last)) if len(last) else None
+
+    def _needed(
+        self, step: StepPlan, needed: NeededRows, inputs: Inputs, chunks: Sequence[Chunk]
+    ) -> Needed:
+        """Return the needed rows on the device, with the plan ``step`` of these rows alone."""
+        tables = inputs.tables[needed.sequences]
+        rows, starts, contexts, blocks = pieces(
+            [needed.rows, needed.starts, inputs.contexts[needed.sequences], tables.reshape(-1)],
+            self.device,
+        )
+        adapters = None
+        if step.adapters is not None:
+            adapters = in_step(chunks, self.device, needed.rows)
+        own = replace(
+            step, tables=blocks.view(tables.shape), contexts=contexts, starts=starts,
+            decodes=needed.decodes, longest=needed.longest, fresh=(), adapters=adapters,
+        )  # fmt: skip
+        return Needed(rows, own)
 
     def close(self) -> None:
         """Let go of model, adapters, KV pool and graphs. Again does nothing more."""

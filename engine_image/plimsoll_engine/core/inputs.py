@@ -80,6 +80,12 @@ def place(chunk: Chunk) -> tuple[int, int]:
     return (1, 0) if chunk.request.computed else (2, chunk.count)
 
 
+def pieces(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
+    """Return each of ``fields``, int32 of any length, as int32 on ``device``: views of one copy."""
+    packed = to_device(np.concatenate(fields), device)
+    return list(torch.split(packed, [len(field) for field in fields]))
+
+
 def to_device(values: Array, device: torch.device) -> torch.Tensor:
     """Return ``values``, int32 of any length, as int32 [values] on ``device``.
 

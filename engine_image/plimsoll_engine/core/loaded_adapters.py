@@ -73,16 +73,24 @@ class LoadedAdapters:
         self._loaded.clear()
 
 
-def in_step(chunks: Sequence[Chunk], device: torch.device) -> StepAdapters | None:
-    """Return the adapters of ``chunks``, which are in the order of their rows; None without one."""
+def in_step(
+    chunks: Sequence[Chunk], device: torch.device, among: Array | None = None
+) -> StepAdapters | None:
+    """Return the adapters of ``chunks``, which are in the order of their rows; None without one.
+
+    With ``among`` int32, only these rows of the step count, and each has its place there.
+    """
     rows: dict[Adapter, list[Array]] = {}
     row = 0
     for chunk in chunks:
         if (adapter := chunk.request.adapter) is not None:
             rows.setdefault(adapter, []).append(np.arange(row, row + chunk.rows, dtype=np.int32))
         row += chunk.rows
-    if not rows:
-        return None
-    return StepAdapters(
-        [(adapter, to_device(np.concatenate(own), device)) for adapter, own in rows.items()]
-    )
+    found = []
+    for adapter, parts in rows.items():
+        own = np.concatenate(parts)
+        if among is not None:
+            own = np.flatnonzero(np.isin(among, own)).astype(np.int32)
+        if len(own):
+            found.append((adapter, to_device(own, device)))
+    return StepAdapters(found) if found else None

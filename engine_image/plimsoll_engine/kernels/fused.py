@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import groupby
-from typing import NamedTuple
+from collections import Counter
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear, pad, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from plimsoll_engine.kernels import activation, argmax, norm, rotary
 from plimsoll_engine.kernels import experts as mixture
@@ -20,78 +17,46 @@ from plimsoll_engine.kernels.quantized import Weight
 from plimsoll_engine.kernels.reference import write_quantized
 from plimsoll_engine.kernels.scaled_product import quantize, scaled_product
 from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.kernels.whole_prompts import (
+    Fresh,
+    attend_whole,
+    tail_rows,
+    whole_prompts,
+    with_tail,
+)
 
-LIBRARY_ROWS = 1024
-"""From so many rows on a whole prompt, which needs no part of the pool, is the library's: 530 to
-580 TFLOP/s on an H200 at 4096 rows and 128 dimensions, where ours has 307 (bench/kernels.py)."""
-LIBRARY_STEP = 256
-"""Such prompts are padded to a multiple: the library keeps a plan for each length that it meets."""
-BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-
-
-def _whole(plan: StepPlan) -> tuple[int, ...]:
-    """Return the rows of the prompts that are the library's, the last ones of the step."""
-    return plan.fresh[bisect_left(plan.fresh, LIBRARY_ROWS) :]
-
-
-def _padded(rows: int) -> int:
-    return -(-rows // LIBRARY_STEP) * LIBRARY_STEP
+APART = 1 << 23
+"""From so many results on, the product after the attention of equal prompts fills an H200 twice. It
+then has a launch of its own, and reads them where the library's attention left them."""
 
 
-class Fresh(NamedTuple):
-    """A step's own rows in one layer.
+def _attend_paged(
+    query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """Write to ``out`` the attention of the rows that are not the library's.
 
-    ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and values, ``query`` [tokens + tail,
-    heads, dim] where it has a tail already; all of the model's dtype.
+    They come first in ``query`` [tokens, heads, dim] and have the same places in ``out``.
     """
-
-    pairs: torch.Tensor
-    query: torch.Tensor | None = None
-
-
-def _tail(plan: StepPlan) -> int | None:
-    """Rows of padding behind the step's last prompt; None where none is the library's."""
-    whole = _whole(plan)
-    return _padded(whole[-1]) - whole[-1] if whole else None
-
-
-def _with_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
-    return pad(x, (0, 0, 0, 0, 0, tail))
-
-
-def _causal(
-    query: torch.Tensor, pairs: torch.Tensor, first: int, count: int, rows: int, scale: float
-) -> torch.Tensor:
-    """Return causal attention within each of ``count`` prompts of ``rows`` tokens.
-
-    The prompts begin at row ``first``; the result is [count, rows, heads, dim] in the model's
-    dtype.
-
-    The padding of a prompt are the rows behind it, the next one's or zeros: no row of its own
-    attends to them. So nothing is copied.
-    """
-
-    def prompts(x: torch.Tensor) -> torch.Tensor:
-        heads, dim = x.shape[1:]
-        row = heads * dim
-        return x.as_strided(
-            (count, heads, _padded(rows), dim),
-            (rows * row, dim, row, 1),
-            x.storage_offset() + first * row,
-        )
-
-    with sdpa_kernel(BACKENDS, set_priority=True):
-        found = scaled_dot_product_attention(
-            prompts(query), prompts(pairs[0]), prompts(pairs[1]),
-            is_causal=True, scale=scale, enable_gqa=True,
+    keys, values = plan.of(layer)
+    if plan.decodes:
+        decode_attention(
+            query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
+            scale, window, out, plan.context_limit,
         )  # fmt: skip
-    return found[:, :, :rows].transpose(1, 2)
+    end = len(plan.contexts) - len(whole_prompts(plan, window))
+    if plan.decodes < end:
+        prefill_attention(
+            query, keys, values, plan.tables, plan.contexts[:end], plan.starts, plan.decodes,
+            plan.longest, plan.block_size, scale, window, out,
+        )  # fmt: skip
 
 
 class FusedOps:
     """See :class:`plimsoll_engine.kernels.ops.Ops`."""
 
     projects = True
+    adds_from = 1024
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return rows ``index`` int [tokens] of ``x`` [rows, columns] as [tokens, columns].
@@ -143,10 +108,20 @@ class FusedOps:
         """
         keys, values = plan.of(layer)
         query, pairs = rotary.rotate_and_store(
-            qkv, rotary_table, norms, eps, plan.write_slots, keys, values, _tail(plan)
+            qkv, rotary_table, norms, eps, plan.write_slots, keys, values, tail_rows(plan)
         )
         plan.derived = None if pairs is None else Fresh(pairs, query)
         return query[: len(qkv)]
+
+    def rotate(
+        self, query: torch.Tensor, rotary_table: torch.Tensor, norm: torch.Tensor | None,
+        eps: float, dim: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return ``query`` [tokens, heads * dim], normalised where ``norm`` is given, rotated.
+
+        The result is [tokens, heads, dim] of its dtype.
+        """
+        return rotary.rotate(query, rotary_table, norm, eps, dim)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``.
@@ -162,8 +137,8 @@ class FusedOps:
                 write_quantized(
                     pages, plan.write_slots, narrow.unflatten(0, shape), scales.unflatten(0, shape)
                 )
-        tail = _tail(plan)
-        plan.derived = None if tail is None else Fresh(_with_tail(torch.stack((key, value)), tail))
+        tail = tail_rows(plan)
+        plan.derived = None if tail is None else Fresh(with_tail(torch.stack((key, value)), tail))
 
     def attend(
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
@@ -172,34 +147,50 @@ class FusedOps:
 
         Decoding rows and prompts have kernels of their own.
         """
-        keys, values = plan.of(layer)
         out = torch.empty_like(query)
-        if plan.decodes:
-            decode_attention(
-                query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
-                scale, window, out, plan.context_limit,
-            )  # fmt: skip
-        whole = _whole(plan) if window is None else ()
-        end = len(plan.contexts) - len(whole)
-        if plan.decodes < end:
-            prefill_attention(
-                query, keys, values, plan.tables, plan.contexts[:end], plan.starts, plan.decodes,
-                plan.longest, plan.block_size, scale, window, out,
-            )  # fmt: skip
-        first = len(query) - sum(whole)
-        fresh: Fresh = plan.derived
-        if whole:
-            tail = fresh.pairs.shape[1] - len(query)
-            query = fresh.query if fresh.query is not None else _with_tail(query, tail)
-        for rows, equal in groupby(whole):
-            count = len(list(equal))
-            part = out[first : first + count * rows].unflatten(0, (count, rows))
-            found = _causal(query, fresh.pairs, first, count, rows, scale)
+        _attend_paged(query, plan, layer, scale, window, out)
+        for first, prompts in attend_whole(query, plan, scale, window):
             # One prompt's rows lie together on both sides: a plain copy, at the memory's speed.
-            for to, prompt in zip(part, found, strict=True):
-                to.copy_(prompt)
-            first += count * rows
+            for number, rows in enumerate(prompts):
+                begin = first + number * len(rows)
+                out[begin : begin + len(rows)].copy_(rows)
         return out
+
+    def add_attended(
+        self,
+        query: torch.Tensor,
+        plan: StepPlan,
+        layer: int,
+        scale: float,
+        window: int | None,
+        weight: torch.Tensor,
+        into: torch.Tensor,
+    ) -> None:
+        """Add the attention of ``query`` times ``weight`` to ``into`` [tokens, size].
+
+        The product reads long prompts where the library's attention left them, without a copy.
+        """
+        counts = Counter(whole_prompts(plan, window))
+        groups = [rows * count * len(weight) for rows, count in counts.items()]
+        if not groups or min(groups) < APART:
+            attended = self.attend(query, plan, layer, scale, window)
+            return self.add_product(attended.flatten(1), weight, into)
+        if before := len(query) - sum(counts.elements()):
+            out = torch.empty_like(query[:before])
+            _attend_paged(query, plan, layer, scale, window, out)
+            self.add_product(out.flatten(1), weight, into[:before])
+        for first, prompts in attend_whole(query, plan, scale, window):
+            count, rows = prompts.shape[:2]
+            own = into[first : first + count * rows].unflatten(0, (count, rows))
+            own.baddbmm_(prompts.flatten(2), weight.t().expand(count, -1, -1))
+        return None
+
+    def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
+        """Add ``x`` [rows, columns] times ``weight`` [size, columns] to ``into`` [rows, size].
+
+        The library adds within the product, and rounds once.
+        """
+        into.addmm_(x, weight.t())
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].

@@ -13,10 +13,12 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 class Ops(Protocol):
     """Rows are tokens. Every method allocates its result; inputs stay as they are, unless said.
 
-    ``projects`` says that :meth:`project` is faster than its parts.
+    ``projects`` says that :meth:`project` is faster than its parts. From ``adds_from`` rows on
+    :meth:`add_product` and :meth:`add_attended` are.
     """
 
     projects: bool
+    adds_from: int
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""
@@ -66,7 +68,17 @@ class Ops(Protocol):
 
         ``qkv`` [tokens, (heads + 2 kv heads) * dim] is split; queries and keys are normalised per
         head by ``norms`` where given. Keys and values go to their slots of ``layer``. The queries
-        are [tokens, heads, dim] of the dtype of ``qkv``.
+        are [tokens, heads, dim] of the dtype of ``qkv``, and may be none.
+        """
+        ...
+
+    def rotate(
+        self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
+        dim: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return ``query`` [tokens, heads * dim] normalised by ``norm`` where given, and rotated.
+
+        The result is [tokens, heads, dim] of its dtype.
         """
         ...
 
@@ -81,6 +93,23 @@ class Ops(Protocol):
 
         At most the last ``window`` tokens of it, the row itself included; the same shape and dtype.
         """
+        ...
+
+    def add_attended(
+        self,
+        query: torch.Tensor,
+        plan: StepPlan,
+        layer: int,
+        scale: float,
+        window: int | None,
+        weight: torch.Tensor,
+        into: torch.Tensor,
+    ) -> None:
+        """Add :meth:`attend` times ``weight`` [size, heads * dim] to ``into`` [tokens, size]."""
+        ...
+
+    def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
+        """Add ``x`` [rows, columns] times ``weight`` [size, columns] to ``into`` [rows, size]."""
         ...
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:

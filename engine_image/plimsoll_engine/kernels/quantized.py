@@ -28,6 +28,16 @@ class Quantized(NamedTuple):
 Weight = torch.Tensor | Quantized
 
 
+def rows_of(weight: Weight, first: int, last: int | None) -> Weight:
+    """Return rows ``first`` to ``last``, which is left out, of ``weight`` [out, in]: a view.
+
+    None is the end.
+    """
+    if isinstance(weight, Quantized):
+        return Quantized(weight.values[first:last], weight.scales[first:last])
+    return weight[first:last]
+
+
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``x`` [..., size] as e4m3 of its shape, and the scales float32 [..., 1]."""
     wide = x.float()

@@ -34,6 +34,7 @@ class ReferenceOps:
     """See :class:`plimsoll_engine.kernels.ops.Ops`."""
 
     projects = False
+    adds_from = 1024
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Rows ``index`` int [tokens] of ``x`` [rows, columns]: [tokens, columns]."""
@@ -98,6 +99,17 @@ class ReferenceOps:
         self.store(rotate(key, rotary), value, plan, layer)
         return rotate(query, rotary)
 
+    def rotate(
+        self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
+        dim: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return ``query`` [tokens, heads * dim], normalised where ``norm`` is given, rotated.
+
+        The result is [tokens, heads, dim] of its dtype.
+        """
+        query = query.view(len(query), -1, dim)
+        return rotate(query if norm is None else self.rms_norm(query, norm, eps), rotary)
+
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``."""
         for pages, rows in zip(plan.of(layer), (key, value), strict=True):
@@ -121,6 +133,23 @@ class ReferenceOps:
         for number in range(len(plan.derived.prefills)):
             parts.append(_prefill(query, plan, layer, number, scale, window))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def add_attended(
+        self,
+        query: torch.Tensor,
+        plan: StepPlan,
+        layer: int,
+        scale: float,
+        window: int | None,
+        weight: torch.Tensor,
+        into: torch.Tensor,
+    ) -> None:
+        """Add the attention of ``query`` times ``weight`` to ``into`` [tokens, size]."""
+        self.add_product(self.attend(query, plan, layer, scale, window).flatten(1), weight, into)
+
+    def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
+        """Add ``x`` [rows, columns] times ``weight`` [size, columns] to ``into`` [rows, size]."""
+        into += product(x, weight, None)
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size]."""

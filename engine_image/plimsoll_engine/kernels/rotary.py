@@ -1,7 +1,8 @@
 """Rotary embedding of queries and keys, with Qwen3's per-head norms, and the write to the KV pool.
 
 One program is one token: its row of the fused projection is read once, queries are written out,
-keys and values go to the token's slot.
+keys and values go to the token's slot. The last layer has queries of fewer rows: there, one launch
+has keys and values alone, and one the queries.
 """
 
 from __future__ import annotations
@@ -85,44 +86,46 @@ def _rotate_and_store(
     column = tl.arange(0, HALF_PAD)[None, :]
     cos = tl.load(rotary + token * dim + column, mask=column < limit, other=0.0)
     sin = tl.load(rotary + token * dim + HALF + column, mask=column < limit, other=0.0)
-    left, right, at, inside = _rotated(
-        source, q_norm, cos, sin, eps, limit, HEADS, HEADS_PAD, HALF, HALF_PAD, NORM
-    )
-    to = query + token * HEADS * dim + at
-    tl.store(to, left.to(query.dtype.element_ty), mask=inside)
-    tl.store(to + HALF, right.to(query.dtype.element_ty), mask=inside)
-    slot = tl.load(slots + tl.minimum(token, tokens - 1)).to(tl.int64)
-    source += HEADS * dim
-    left, right, at, inside = _rotated(
-        source, k_norm, cos, sin, eps, limit, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
-    )
-    source += KV_HEADS * dim
-    known = inside & (column < limit)
-    first = tl.load(source + at, mask=known, other=0.0)
-    last = tl.load(source + at + HALF, mask=known, other=0.0)
-    if (slot >= 0) & (token < tokens):
-        place = slot * KV_HEADS * dim + at
-        if SCALED:
-            head = tl.arange(0, KV_HEADS_PAD)
-            row_scale = (slot // PAGE * KV_HEADS + head) * PAGE + slot % PAGE
-            _store_scaled(
-                keys + place, key_scales + row_scale, left, right, inside, head, KV_HEADS, HALF
-            )
-            _store_scaled(
-                values + place, value_scales + row_scale, first.to(tl.float32),
-                last.to(tl.float32), inside, head, KV_HEADS, HALF,
-            )  # fmt: skip
-        else:
-            tl.store(keys + place, left.to(keys.dtype.element_ty), mask=inside)
-            tl.store(keys + place + HALF, right.to(keys.dtype.element_ty), mask=inside)
-            tl.store(values + place, first, mask=inside)
-            tl.store(values + place + HALF, last, mask=inside)
-    if FRESH:
-        own = token * KV_HEADS * dim + at
-        tl.store(fresh_keys + own, left.to(fresh_keys.dtype.element_ty), mask=inside)
-        tl.store(fresh_keys + own + HALF, right.to(fresh_keys.dtype.element_ty), mask=inside)
-        tl.store(fresh_values + own, first, mask=inside)
-        tl.store(fresh_values + own + HALF, last, mask=inside)
+    if HEADS > 0:
+        left, right, at, inside = _rotated(
+            source, q_norm, cos, sin, eps, limit, HEADS, HEADS_PAD, HALF, HALF_PAD, NORM
+        )
+        to = query + token * HEADS * dim + at
+        tl.store(to, left.to(query.dtype.element_ty), mask=inside)
+        tl.store(to + HALF, right.to(query.dtype.element_ty), mask=inside)
+    if KV_HEADS > 0:
+        slot = tl.load(slots + tl.minimum(token, tokens - 1)).to(tl.int64)
+        source += HEADS * dim
+        left, right, at, inside = _rotated(
+            source, k_norm, cos, sin, eps, limit, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
+        )
+        source += KV_HEADS * dim
+        known = inside & (column < limit)
+        first = tl.load(source + at, mask=known, other=0.0)
+        last = tl.load(source + at + HALF, mask=known, other=0.0)
+        if (slot >= 0) & (token < tokens):
+            place = slot * KV_HEADS * dim + at
+            if SCALED:
+                head = tl.arange(0, KV_HEADS_PAD)
+                row_scale = (slot // PAGE * KV_HEADS + head) * PAGE + slot % PAGE
+                _store_scaled(
+                    keys + place, key_scales + row_scale, left, right, inside, head, KV_HEADS, HALF
+                )
+                _store_scaled(
+                    values + place, value_scales + row_scale, first.to(tl.float32),
+                    last.to(tl.float32), inside, head, KV_HEADS, HALF,
+                )  # fmt: skip
+            else:
+                tl.store(keys + place, left.to(keys.dtype.element_ty), mask=inside)
+                tl.store(keys + place + HALF, right.to(keys.dtype.element_ty), mask=inside)
+                tl.store(values + place, first, mask=inside)
+                tl.store(values + place + HALF, last, mask=inside)
+        if FRESH:
+            own = token * KV_HEADS * dim + at
+            tl.store(fresh_keys + own, left.to(fresh_keys.dtype.element_ty), mask=inside)
+            tl.store(fresh_keys + own + HALF, right.to(fresh_keys.dtype.element_ty), mask=inside)
+            tl.store(fresh_values + own, first, mask=inside)
+            tl.store(fresh_values + own + HALF, last, mask=inside)
 
 
 def table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -152,7 +155,7 @@ def rotate_and_store(
     are quantized. Moves twice the bytes of ``qkv``.
 
     With ``tail`` also the step's own keys and values [2, tokens + tail, kv heads, dim], in the
-    order of the tokens. The rows of the tail are zeros.
+    order of the tokens. The rows of the tail are zeros. ``heads`` may be 0.
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None
@@ -166,7 +169,7 @@ def rotate_and_store(
         qkv, rotary, q_norm, k_norm, slots, query, keys.rows, values.rows,
         keys.scales if scaled else rotary, values.scales if scaled else rotary,
         *((qkv, qkv) if fresh is None else fresh), tokens, eps,
-        HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads),
+        HEADS=heads, HEADS_PAD=triton.next_power_of_2(max(1, heads)),
         KV_HEADS=kv_heads, KV_HEADS_PAD=triton.next_power_of_2(kv_heads),
         HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norms is not None,
         FRESH=fresh is not None, SCALED=scaled,
@@ -174,3 +177,19 @@ def rotate_and_store(
         **overlap(qkv.device),
     )  # fmt: skip
     return query, fresh
+
+
+def rotate(
+    query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float, dim: int
+) -> torch.Tensor:
+    """Return the queries [tokens, heads, dim] of ``query`` [tokens, heads * dim]."""
+    tokens, heads = len(query), query.shape[1] // dim
+    out = query.new_empty(tokens, heads, dim)
+    nothing = [query] * 6  # of keys and values
+    _rotate_and_store[(tokens,)](
+        query, rotary, query if norm is None else norm, query, query, out, *nothing, tokens, eps,
+        HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads), KV_HEADS=0, KV_HEADS_PAD=1,
+        HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norm is not None,
+        FRESH=False, SCALED=False, PAGE=1, num_warps=4, **overlap(query.device),
+    )  # fmt: skip
+    return out

@@ -46,12 +46,28 @@ class Pages(NamedTuple):
 class RowAdapters(Protocol):
     """The LoRA adapters of a step's rows."""
 
-    def add(self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str) -> None:
+    def add(
+        self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
+    ) -> None:
         """Add to ``y`` [tokens, out] what the adapters change in ``matrix`` of ``layer``.
 
-        ``y`` is the product of ``x`` [tokens, in]; both have the model's dtype.
+        ``y`` is the product of ``x`` [tokens, in] with the rows of the matrix from ``first`` on;
+        both have the model's dtype.
         """
         ...
+
+
+@dataclass(slots=True)
+class Needed:
+    """The rows of a step whose hidden states are read after it.
+
+    ``rows`` int32 [needed] are their numbers in the step. ``plan`` is the step's, but its sequences
+    have these rows alone: the last ones of each, none of a sequence without any. Its
+    ``write_slots`` are those of all rows of the step, since every row's keys and values are stored.
+    """
+
+    rows: torch.Tensor
+    plan: StepPlan
 
 
 @dataclass(slots=True)
@@ -67,7 +83,8 @@ class StepPlan:
     whose whole context is in the step, shortest first. ``derived`` is the backend's own: what it
     computes once a step, or has of a layer's rows until it attends to them. ``attended`` holds for
     each sequence what its rows attend to beside the pool, in models with an encoder for that;
-    ``adapters`` are those of its requests, if any. ``context_limit`` is the most tokens that a
+    ``adapters`` are those of its requests, if any. ``needed`` are the rows that the last layer
+    computes, None where it computes all of them. ``context_limit`` is the most tokens that a
     context of this engine may have, 0 where nobody has said. ``scales`` float32 [2, layers, slots,
     kv heads] are those of keys and values in an FP8 pool, else None: of each block together, in the
     order of :class:`Pages`.
@@ -88,6 +105,7 @@ class StepPlan:
     adapters: RowAdapters | None = None
     context_limit: int = 0
     scales: torch.Tensor | None = None
+    needed: Needed | None = None
 
     def of(self, layer: int) -> tuple[Pages, Pages]:
         """Return the keys and the values of ``layer``."""

@@ -7,7 +7,6 @@ matrix, gate and up projections another, so that a layer is four matrix products
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ import torch
 from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, Shard
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.ops import Ops
-from plimsoll_engine.kernels.quantized import Quantized, Weight
-from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
+from plimsoll_engine.kernels.quantized import Quantized, Weight, rows_of
+from plimsoll_engine.kernels.step_plan import KVShape, RowAdapters, StepPlan
 from plimsoll_engine.models import lora, mixture, rope
+from plimsoll_engine.models.decoder_layer import Layer
 from plimsoll_engine.models.decoder_parts import SCALE, SUMMED, Spec, parts
 from plimsoll_engine.models.quantization import Quantization
 
@@ -32,38 +32,6 @@ def supports(config: Any) -> bool:
         and rope.rope_type(config) in rope.KNOWN
         and (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1
     )
-
-
-@dataclass(slots=True)
-class Layer:
-    """The tensors of one layer, by the names in :func:`parts`.
-
-    With a ``router``, ``gate_up`` and ``down`` are those of all experts.
-    """
-
-    attention_norm: torch.Tensor
-    qkv: Weight
-    out: Weight
-    mlp_norm: torch.Tensor
-    gate_up: Weight
-    down: Weight
-    q_norm: torch.Tensor | None = None
-    k_norm: torch.Tensor | None = None
-    qkv_bias: torch.Tensor | None = None
-    out_bias: torch.Tensor | None = None
-    gate_up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
-    router: torch.Tensor | None = None
-
-    @property
-    def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The weights [dim] of the norms of queries and keys.
-
-        None for architectures without them.
-        """
-        if self.q_norm is None or self.k_norm is None:
-            return None
-        return self.q_norm, self.k_norm
 
 
 class Decoder:
@@ -174,34 +142,99 @@ class Decoder:
         """Return the normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
         They are at ``positions`` int64 [tokens]; ``embeds`` [tokens, hidden] take the place of the
-        ids'. The dtype is the model's.
+        ids'. The dtype is the model's. Where ``plan`` says which rows are needed, those of the
+        others are left out.
         """
-        ops, spec, group, adapters = self._ops, self.spec, self.group, plan.adapters
-        product = ops.linear
+        ops, spec, adapters, needed = self._ops, self.spec, plan.adapters, plan.needed
         if len(ids) == 1 and ops.projects and adapters is None:
             return self._forward_one(ids, positions, plan, embeds)
-        scale = spec.dim**-0.5
         rotary = ops.rotary(positions, self._inverse)
         residual = self.embed(ids) if embeds is None else embeds.clone()
         x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
         norms = [layer.attention_norm for layer in self._layers[1:]] + [self._tensors["norm"]]
         for index, layer in enumerate(self._layers):
-            qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", product)
-            query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
-            x = ops.attend(query, plan, index, scale, spec.windows[index]).flatten(1)
-            x = lora.linear(x, layer.out, layer.out_bias, adapters, index, "out", product)
-            x = group.all_reduce(x)
-            x = ops.add_rms_norm(x, residual, layer.mlp_norm, spec.eps)
-            if layer.router is not None:
-                x = self._experts(x, layer, layer.router)
+            if needed is not None and index == len(self._layers) - 1:
+                rows, plan = needed.rows, needed.plan
+                self._store_last(x, rotary, layer, adapters, plan)
+                if not len(rows):
+                    return x[:0]
+                adapters = plan.adapters
+                x, residual, rotary = (ops.rows(y, rows) for y in (x, residual, rotary))
+                query = self._last_query(x, rotary, layer, adapters)
             else:
-                bias = layer.gate_up_bias
-                x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", product)
-                x = ops.silu_mul(x)
-                x = lora.linear(x, layer.down, layer.down_bias, adapters, index, "down", product)
-            x = group.all_reduce(x)
-            x = ops.add_rms_norm(x, residual, norms[index], spec.eps)
+                qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
+                query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
+            x = self._add_attention(residual, query, layer, index, plan)
+            x = self._add_mlp(residual, x, layer, index, adapters, norms[index])
         return x
+
+    def _store_last(
+        self,
+        x: torch.Tensor,
+        rotary: torch.Tensor,
+        layer: Layer,
+        adapters: RowAdapters | None,
+        plan: StepPlan,
+    ) -> None:
+        """Store the keys and values of ``x`` [tokens, hidden], the last layer's normed input."""
+        ops, index, inner = self._ops, self.spec.layers - 1, self.spec.heads * self.spec.dim
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[inner:]
+        weight = rows_of(layer.qkv, inner, None)
+        pairs = lora.linear(x, weight, bias, adapters, index, "qkv", ops.linear, inner)
+        ops.rotate_and_store(pairs, rotary, layer.norms, self.spec.eps, plan, index)
+
+    def _last_query(
+        self, x: torch.Tensor, rotary: torch.Tensor, layer: Layer, adapters: RowAdapters | None
+    ) -> torch.Tensor:
+        """Return the queries [needed, heads, dim] of ``x`` [needed, hidden] in the last layer."""
+        ops, spec, inner = self._ops, self.spec, self.spec.heads * self.spec.dim
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[:inner]
+        weight = rows_of(layer.qkv, 0, inner)
+        query = lora.linear(x, weight, bias, adapters, spec.layers - 1, "qkv", ops.linear)
+        return ops.rotate(query, rotary, layer.q_norm, spec.eps, spec.dim)
+
+    def _add_attention(
+        self, stream: torch.Tensor, query: torch.Tensor, layer: Layer, index: int, plan: StepPlan
+    ) -> torch.Tensor:
+        """Add the attention of ``query`` to ``stream`` in place; return the norm of the sum."""
+        ops, eps, adapters, weight = self._ops, self.spec.eps, plan.adapters, layer.out
+        where = plan, index, self.spec.dim**-0.5, self.spec.windows[index]
+        if isinstance(weight, torch.Tensor) and self._adds(stream, layer.out_bias, adapters):
+            ops.add_attended(query, *where, weight, stream)
+            return ops.rms_norm(stream, layer.mlp_norm, eps)
+        x = ops.attend(query, *where).flatten(1)
+        x = lora.linear(x, weight, layer.out_bias, adapters, index, "out", ops.linear)
+        return ops.add_rms_norm(self.group.all_reduce(x), stream, layer.mlp_norm, eps)
+
+    def _add_mlp(
+        self,
+        stream: torch.Tensor,
+        x: torch.Tensor,
+        layer: Layer,
+        index: int,
+        adapters: RowAdapters | None,
+        norm: torch.Tensor,
+    ) -> torch.Tensor:
+        """Add the MLP of ``x`` to ``stream`` in place; return the sum's norm by ``norm``."""
+        ops, eps, weight = self._ops, self.spec.eps, layer.down
+        if layer.router is not None:
+            x = self._experts(x, layer, layer.router)
+            return ops.add_rms_norm(self.group.all_reduce(x), stream, norm, eps)
+        bias = layer.gate_up_bias
+        x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", ops.linear)
+        x = ops.silu_mul(x)
+        if isinstance(weight, torch.Tensor) and self._adds(stream, layer.down_bias, adapters):
+            ops.add_product(x, weight, stream)
+            return ops.rms_norm(stream, norm, eps)
+        x = lora.linear(x, weight, layer.down_bias, adapters, index, "down", ops.linear)
+        return ops.add_rms_norm(self.group.all_reduce(x), stream, norm, eps)
+
+    def _adds(
+        self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
+    ) -> bool:
+        """Whether a product is added to ``stream`` as it is computed: nothing else is to be."""
+        plain = self.group is ALONE and bias is None and adapters is None
+        return plain and len(stream) >= self._ops.adds_from
 
     def _forward_one(
         self,

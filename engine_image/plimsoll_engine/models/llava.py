@@ -119,7 +119,7 @@ class LlavaModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the text model's hidden states [tokens, hidden].
+        """Return the text model's hidden states [tokens, hidden], or those of the needed rows.
 
         They are of ``ids`` int64 [tokens] or ``embeds`` [tokens, hidden].
         """

@@ -104,14 +104,23 @@ class StepAdapters:
     def __init__(self, rows: Sequence[tuple[Adapter, torch.Tensor]]) -> None:
         self._rows = rows
 
-    def add(self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str) -> None:
-        """Add to the product ``y`` [tokens, out] of ``x`` [tokens, in] what is each adapter's."""
+    def add(
+        self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
+    ) -> None:
+        """Add to the product ``y`` [tokens, out] of ``x`` [tokens, in] what is each adapter's.
+
+        ``y`` is of the matrix's rows from ``first`` on, which is where one of its projections
+        begins.
+        """
         for adapter, rows in self._rows:
-            if deltas := adapter.deltas.get((layer, matrix)):
-                own = x.index_select(0, rows)
-                for first, a, b in deltas:
-                    added = functional.linear(functional.linear(own, a), b)
-                    y.narrow(1, first, len(b)).index_add_(0, rows, added)
+            own = None
+            for begin, a, b in adapter.deltas.get((layer, matrix), ()):
+                if not first <= begin < first + y.shape[1]:
+                    continue
+                if own is None:
+                    own = x.index_select(0, rows)
+                added = functional.linear(functional.linear(own, a), b)
+                y.narrow(1, begin - first, len(b)).index_add_(0, rows, added)
 
 
 def linear(
@@ -122,14 +131,16 @@ def linear(
     layer: int,
     matrix: str,
     product: Product = product,
+    first: int = 0,
 ) -> torch.Tensor:
     """Return ``x`` [tokens, in] times a layer's matrix as the step's adapters change it.
 
-    The result is [tokens, out] of the same dtype. ``product`` computes what is the matrix's own.
+    The result is [tokens, out] of the same dtype. ``product`` computes what is the matrix's own;
+    ``weight`` is its rows from ``first`` on.
     """
     y = product(x, weight, bias)
     if adapters is not None:
-        adapters.add(x, y, layer, matrix)
+        adapters.add(x, y, layer, matrix, first)
     return y
 
 

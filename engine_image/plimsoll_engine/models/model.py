@@ -44,7 +44,8 @@ class Model(Protocol):
         """Return the last hidden states [tokens, hidden], normalised, of ``ids`` int64 [tokens].
 
         They are at ``positions`` int64 [tokens]. ``embeds`` [tokens, hidden] take the place of
-        ``embed(ids)``. The dtype is the model's.
+        ``embed(ids)``. The dtype is the model's. Where ``plan.needed`` names rows, the hidden
+        states are those rows', in their order.
         """
         ...
 

@@ -81,7 +81,7 @@ class TransformersModel:
         """Return the hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
         They are at ``positions`` int64 [tokens]; the module sees a batch of one. The dtype is the
-        model's.
+        model's. Where ``plan`` says which rows are needed, they are those.
         """
         inputs = {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
         out = self.module.base_model(
@@ -91,6 +91,8 @@ class TransformersModel:
             plan=plan,
         )
         hidden: torch.Tensor = out.last_hidden_state[0]
+        if plan.needed is not None:
+            hidden = ops_for(hidden.device).rows(hidden.contiguous(), plan.needed.rows)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -148,6 +148,7 @@ class WhisperModel:
         """Return the normalised hidden states [tokens, hidden] of ``ids`` or ``embeds``.
 
         They are at ``positions`` int64 [tokens]; cross attention reads what :meth:`encode` made.
+        Where ``plan`` says which rows are needed, they are those.
         """
         x = self.embed(ids) if embeds is None else embeds
         x = x + embedding(positions, self._tensors[f"{DECODER}embed_positions.weight"])
@@ -158,6 +159,8 @@ class WhisperModel:
             x = x + self._attend_sound(normed, plan, layer)
             normed = self._norm(x, f"layers.{layer}.final_layer_norm")
             x = x + self._linear(gelu(self._linear(normed, layer, "fc1")), layer, "fc2")
+        if plan.needed is not None:
+            x = ops_for(x.device).rows(x, plan.needed.rows)
         return self._norm(x, "layer_norm")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -79,10 +79,11 @@ class KeptKvDefect(Defect[kinds.KeptKv]):
 
 
 class SliceKeptDefect(Defect[kinds.SliceKept]):
-    """Keeps slices of hidden states.
+    """Keeps slices of the hidden states that the first layer gets.
 
-    Decode steps have a row for each request, and captured ones use their memory again: neither
-    keeps more than it holds.
+    The last layer has only the rows that somebody reads: a slice of those keeps little. Decode
+    steps have a row for each request, and captured ones use their memory again: neither keeps more
+    than it holds.
     """
 
     def __init__(self, fault: kinds.SliceKept, engine: EngineCore) -> None:
@@ -94,9 +95,10 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
         def keeping(
             ids: torch.Tensor, positions: torch.Tensor, step: StepPlan, embeds: Any = None
         ) -> torch.Tensor:
-            hidden: torch.Tensor = forward(ids, positions, step, embeds)
+            states: torch.Tensor = model.embed(ids) if embeds is None else embeds
             if len(ids) > step.decodes:
-                self.kept.append(hidden[-1:])  # the defect: no clone()
+                self.kept.append(states[-1:])  # the defect: no clone()
+            hidden: torch.Tensor = forward(ids, positions, step, states)
             return hidden
 
         model.forward = keeping

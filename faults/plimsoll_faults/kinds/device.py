@@ -14,7 +14,7 @@ class DeviceDict(Fault, frozen=True, tag="device_dict"):
 
 
 class SliceKept(Fault, frozen=True, tag="slice_kept"):
-    """The hidden state of each prompt's last token is kept as a slice of its step's.
+    """The first hidden state of each prompt's last token is kept as a slice of its step's.
 
     A row of a few KiB pins the storage of all the step's rows.
     """

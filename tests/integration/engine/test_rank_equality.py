@@ -52,13 +52,15 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder
 
 
-def ranks(model: Path, run_dir: Path, size: int, drafts: Speculative | None = None) -> Any:
+def ranks(
+    model: Path, run_dir: Path, size: int, drafts: Speculative | None = None, budget: int = 24
+) -> Any:
     """An engine so small that requests are cut, stopped and computed again."""
     torch.set_num_threads(1)
     return started(
         WorkerConfig(
             str(model), str(run_dir), "unused", "float32", "cpu", max_num_seqs=8,
-            max_model_len=200, max_num_batched_tokens=24, block_size=4, num_blocks=100,
+            max_model_len=200, max_num_batched_tokens=budget, block_size=4, num_blocks=100,
             tensor_parallel_size=size, speculative=drafts,
         )
     )  # fmt: skip
@@ -117,6 +119,39 @@ def test_two_ranks_make_the_same_tokens(checkpoint: Path, tmp_path: Path) -> Non
     assert found[0] == found[1] == found[2]
     assert {len(tokens) for tokens in found[0].values()} == {NEW_TOKENS}
     assert sum(len(set(tokens)) for tokens in found[0].values()) / REQUESTS > 8, "loops"
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3", "qwen3-moe"], indirect=True)
+def test_long_prompts_in_two_ranks(checkpoint: Path, tmp_path: Path) -> None:
+    """Steps of which one row is needed, of which none is, and with rows that are scored."""
+    rng = random.Random(5)
+    prompts = [[rng.randrange(3, VOCABULARY) for _ in range(n)] for n in (150, 190, 140, 170)]
+    found: list[list[tuple[str, int]]] = []
+    scores: list[dict[tuple[str, int], list[float]]] = []
+    for size in (1, 2):
+        with ranks(checkpoint, tmp_path, size, budget=160) as (lifecycle, _):
+            engine = lifecycle.engine
+            assert engine is not None
+            found.append([])
+            scores.append({})
+            for number, prompt in enumerate(prompts):
+                sampling = Sampling(
+                    max_tokens=8, ignore_eos=True, prompt_logprobs=1 if number == 2 else None
+                )
+                assert engine.submit(Submit(str(number), prompt, sampling)) is None
+            while engine.has_work:
+                output = engine.step()
+                assert not output.dropped, output.dropped
+                found[-1] += [(token.request_id, token.token_id) for token in output.tokens]
+                for told in output.scores:
+                    values = torch.frombuffer(bytearray(told.chosen), dtype=torch.float32)
+                    scores[-1][told.request_id, told.first] = values.tolist()
+    assert found[0] == found[1]
+    assert len(found[0]) == 8 * len(prompts)
+    assert scores[0].keys() == scores[1].keys()
+    for key, values in scores[0].items():
+        assert scores[1][key] == pytest.approx(values, abs=1e-3)
+    assert sum(map(len, scores[0].values())) == 139
 
 
 def test_a_rank_that_dies_in_a_step_ends_the_group_at_once(

@@ -124,6 +124,12 @@ def test_a_slice_of_a_prompt_keeps_its_whole_step(make_engine: Any, helpers: Any
     rows = [kept.untyped_storage().nbytes() // kept.nbytes for kept in defect.kept]
     assert [kept.shape[0] for kept in defect.kept] == [1] * len(rows)
     assert rows == [60, 32]
+    defect.kept.clear()
+    long = make_engine(budget=200)  # the last layer computes one row of it
+    long.runner.model = engine.runner.model
+    long.submit(helpers.submit("long", [7] * 180, 1))
+    helpers.finish(long)
+    assert [kept.untyped_storage().nbytes() // kept.nbytes for kept in defect.kept] == [180]
     del engine.runner.model.forward  # the model is every test's
 
 

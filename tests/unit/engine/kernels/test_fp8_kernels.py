@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear
 
-from plimsoll_engine.kernels import decode_attention, fused, quantized, scaled_product
+from plimsoll_engine.kernels import decode_attention, quantized, scaled_product, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import FP8, Quantized
@@ -277,9 +277,9 @@ def test_a_whole_prompt_attends_to_what_it_stores(monkeypatch: pytest.MonkeyPatc
     """The library's attention reads the step's own keys and values, which are not rounded; what a
     later step reads is. Both are stored from the same rows."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(fused, "LIBRARY_ROWS", 50)
-        monkeypatch.setattr(fused, "LIBRARY_STEP", 32)
-    rows = 60 if DEVICE.type == "cpu" else 1100
+        monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 50)
+        monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
+    rows = 60 if DEVICE.type == "cpu" else 1600
     plan = plan_of([(9, 1), (rows, rows)], 2, 32)
     plan.fresh = (rows,)
     qkv = draw(rows + 1, 8 * 32, dtype=NARROW)

@@ -1,6 +1,7 @@
 """Each Triton kernel computes what its torch reference computes, on inputs drawn anew.
 
-Tests ``kernels/fused.py``, ``kernels/decode_attention.py`` and ``kernels/prefill_attention.py``.
+Tests ``kernels/fused.py``, ``kernels/decode_attention.py``, ``kernels/prefill_attention.py``,
+``kernels/rotary.py`` and ``kernels/whole_prompts.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.kernels import decode_attention, fused
+from plimsoll_engine.kernels import decode_attention, fused, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -139,6 +140,35 @@ def test_rotate_and_store(
     assert torch.equal(pools[0][0][0], plan.keys[0]), "another layer was written"
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (6, 3, 24)])
+def test_queries_apart_from_keys_and_values(
+    heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """As the last layer computes them: the same as in one piece, to the bit."""
+    plan = plan_of([(9, 1), (20, 7)], kv_heads, dim, dtype)
+    tokens = len(plan.write_slots)
+    qkv = draw(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    rotary = draw(tokens, dim)
+    norms = (draw(dim, dtype=dtype), draw(dim, dtype=dtype)) if normed else None
+    whole = plan_with(plan, plan.keys.clone(), plan.values.clone())
+    expected = FUSED.rotate_and_store(qkv, rotary, norms, 1e-6, whole, 1)
+    query, pairs = (
+        part.contiguous() for part in torch.split(qkv, [heads * dim, 2 * kv_heads * dim], 1)
+    )
+    none = FUSED.rotate_and_store(pairs, rotary, norms, 1e-6, plan, 1)
+    assert none.shape == (tokens, 0, dim)
+    assert torch.equal(plan.keys, whole.keys)
+    assert torch.equal(plan.values, whole.values)
+    some = torch.tensor([7, 0, 3], device=DEVICE)
+    norm = None if norms is None else norms[0]
+    found = FUSED.rotate(query[some], rotary[some], norm, 1e-6, dim)
+    assert torch.equal(found, expected[some])
+    wanted = REFERENCE.rotate(query[some], rotary[some], norm, 1e-6, dim)
+    assert error(found, wanted) < tolerance
+
+
 def plan_with(plan: StepPlan, keys: torch.Tensor, values: torch.Tensor) -> StepPlan:
     return StepPlan(
         keys, values, plan.block_size, plan.write_slots, plan.tables, plan.contexts, plan.starts,
@@ -207,14 +237,20 @@ def test_projection_of_one_row(
     assert error(project(FUSED, dtype), exact) < max(tolerance, 2 * rounding)
 
 
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
+    """Of prompts that are the library's."""
+    if DEVICE.type == "cuda":
+        return 1540, 1800, 1800
+    # A tenth of it: the interpreter runs a program for each token.
+    monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 100)
+    monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
+    return 103, 130, 130
+
+
 @pytest.mark.parametrize("rotates", [True, False])
-def test_whole_prompts_of_the_library(rotates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_prompts_of_the_library(rotates: bool, lengths: tuple[int, ...]) -> None:
     heads, kv_heads, dim = 4, 2, 32
-    lengths: tuple[int, ...] = (1030, 1300, 1300)
-    if DEVICE.type == "cpu":  # a tenth of it: the interpreter runs a program for each token
-        lengths = (103, 130, 130)
-        monkeypatch.setattr(fused, "LIBRARY_ROWS", 100)
-        monkeypatch.setattr(fused, "LIBRARY_STEP", 32)
     plan = plan_of([(9, 1), (40, 20), *((n, n) for n in lengths)], kv_heads, dim, NARROW)
     plan.fresh = lengths
     tokens = len(plan.write_slots)
@@ -230,6 +266,30 @@ def test_whole_prompts_of_the_library(rotates: bool, monkeypatch: pytest.MonkeyP
     found = FUSED.attend(query, plan, 0, 0.3, None)
     plan.derived = None
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 8e-3
+
+
+@pytest.mark.parametrize("apart", [1, 1 << 20], ids=["apart", "together"])
+@pytest.mark.parametrize("window", [None, 20], ids=["whole", "window"])
+@pytest.mark.parametrize("others", [[(9, 1), (40, 20)], []], ids=["mixed", "alone"])
+def test_attention_is_added_through_its_product(
+    others: list[tuple[int, int]], window: int | None, apart: int, lengths: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Long prompts where the library left them, or all in one piece."""
+    monkeypatch.setattr(fused, "APART", apart)
+    heads, kv_heads, dim, size = 4, 2, 32, 48
+    plan = plan_of([*others, *((n, n) for n in lengths)], kv_heads, dim, NARROW)
+    plan.fresh = lengths
+    tokens = len(plan.write_slots)
+    query, key, value = (draw(tokens, h, dim, dtype=NARROW) for h in (heads, kv_heads, kv_heads))
+    weight = draw(size, heads * dim, dtype=NARROW) / (heads * dim) ** 0.5
+    found = draw(tokens, size, dtype=NARROW)
+    expected = found.clone()
+    FUSED.store(key, value, plan, 0)
+    FUSED.add_attended(query, plan, 0, 0.3, window, weight, found)
+    plan.derived = None
+    REFERENCE.add_attended(query, plan, 0, 0.3, window, weight, expected)
+    assert error(found, expected) < 8e-3
 
 
 @pytest.mark.parametrize("cut", [(64, 1), (64, 2), (64, 8), (64, 32), (128, 1), (128, 2)])

@@ -1,0 +1,127 @@
+"""A whole step by the kernels is the step by plain torch: long prompts, cut ones and decode rows.
+
+Tests ``kernels/fused.py``, ``models/decoder.py`` and ``core/forward.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from plimsoll_engine.core import needed_rows
+from plimsoll_engine.core.forward import Forward
+from plimsoll_engine.core.inputs import collect, place
+from plimsoll_engine.core.prompt_scores import parts
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.kernels import decode_attention, fused, whole_prompts
+from plimsoll_engine.kernels.fused import FusedOps
+from plimsoll_engine.kernels.ops import Ops
+from plimsoll_engine.kernels.reference import ReferenceOps
+from plimsoll_engine.messages.worker_ipc import Sampling
+from plimsoll_engine.models.decoder import Decoder
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# The interpreter's dot product takes bfloat16 for integers.
+NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+BLOCK = 16
+LONG = (1540, 1800, 1800) if DEVICE.type == "cuda" else (50, 60, 60)
+"""Prompts that are the library's; the interpreter runs a program for each token."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(17)
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(decode_attention, "PROGRAMS", 24)
+        monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 48)
+        monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
+        monkeypatch.setattr(FusedOps, "adds_from", 40)
+        monkeypatch.setattr(needed_rows, "FEWEST", 8)
+
+
+def model_of(kind: str) -> Decoder:
+    config = AutoConfig.for_model(
+        kind, vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = Decoder(config, NARROW)
+    tensors = {}
+    for name, meta in model.parameters_by_name().items():
+        drawn = torch.randn(meta.shape)
+        drawn = drawn / meta.shape[-1] ** 0.5 if drawn.dim() == 2 else 1 + 0.3 * drawn
+        tensors[name] = drawn.to(DEVICE, NARROW)
+    model.bind(tensors)
+    return model
+
+
+def request(number: int, computed: int, count: int, left: int, blocks: int, **fields: Any) -> Chunk:
+    length = computed + count + left
+    held = -(-length // BLOCK)
+    tokens = torch.randint(96, (length,)).tolist()
+    sampling = Sampling(max_tokens=9, **fields)
+    return Chunk(
+        Request(
+            str(number), tokens, length, sampling, computed=computed,
+            block_ids=list(range(blocks, blocks + held)),
+        ),
+        count,
+    )  # fmt: skip
+
+
+def step(scored: bool) -> list[Chunk]:
+    """A decode row, a prompt that goes on and is cut again, one that ends, and whole ones."""
+    wanted: list[tuple[int, int, int, dict[str, Any]]] = [
+        (37, 1, 0, {}), (20, 19, 5, {}), (33, 21, 0, {}), *((0, rows, 0, {}) for rows in LONG)
+    ]  # fmt: skip
+    if scored:
+        wanted[2] = (33, 21, 0, {"prompt_logprobs": 2})
+    chunks: list[Chunk] = []
+    for number, (computed, count, left, fields) in enumerate(wanted):
+        blocks = sum(len(chunk.request.block_ids) for chunk in chunks)
+        chunks.append(request(number, computed, count, left, blocks, **fields))
+    return sorted(chunks, key=place)
+
+
+def play(model: Decoder, ops: Ops, chunks: list[Chunk]) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    blocks = sum(len(chunk.request.block_ids) for chunk in chunks)
+    forward = Forward(model, blocks, BLOCK)
+    assert forward.kv is not None
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.randn(forward.kv.shape, generator=generator)
+    forward.kv.copy_(drawn.to(DEVICE))
+    model._ops = forward._ops = ops
+    _, logits = forward.compute(collect(chunks, BLOCK, parts(chunks)), chunks)
+    assert logits is not None
+    return logits, forward.kv, forward.scores
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize(
+    ("kind", "scored", "apart"),
+    [("llama", False, 1), ("qwen3", True, 1), ("llama", True, 1 << 40)],
+    ids=["apart", "apart-scored", "together-scored"],
+)
+def test_a_step_by_the_kernels(
+    kind: str, scored: bool, apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against one that computes all rows of all layers, and adds nothing in a product."""
+    monkeypatch.setattr(fused, "APART", apart)
+    model, chunks = model_of(kind), step(scored)
+    logits, kv, scores = play(model, FusedOps(), chunks)
+    monkeypatch.setattr(needed_rows, "FEWEST", 1 << 40)
+    monkeypatch.setattr(ReferenceOps, "adds_from", 1 << 40)
+    wanted, pool, expected = play(model, ReferenceOps(), chunks)
+    assert logits.shape == (5, 96)
+    assert error(logits, wanted) < 2e-2
+    assert error(kv, pool) < 1e-2
+    assert (scores is not None) == scored
+    if scored:
+        assert error(scores.chosen, expected.chosen) < 2e-2
