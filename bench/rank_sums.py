@@ -4,10 +4,10 @@
 
 What a decoder layer does twice: sum [rows, columns] over all ranks, add that to the residual stream
 and normalise it. NCCL needs a kernel for the sum and one for the rest; ``words``, ``whole`` and
-``shared`` are the ways of ``kernels/rank_sum_kernels.py``. A graph holds several of them in a row,
-and a figure is the median time of one of those, of all ranks' slowest. ``…_share`` is the time that
-the bytes of a sum take at the fastest rate that one direction of the links was seen to reach here,
-in a plain copy, over the time that it took.
+``shared`` are the ways of ``kernels/rank_sum_kernels.py``. A graph holds several of them in a row.
+The samples have the median seconds of one, on the slowest rank. ``…_ratio`` is NCCL's time over the
+other one, ``link_…_ratio`` the least time in which a plain copy to the next device moves the bytes
+of a sum, over the time of the fastest way.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ CHAIN = 16
 REPLAYS = 30
 EPS = 1e-5
 COPY_BYTES = 256 << 20
+EXIT_TIMEOUT_S = 60
 
 Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -55,20 +56,22 @@ def captured(work: Callable[[], Any]) -> float:
     return took
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def seconds(work: Callable[[], Any], times: int = REPLAYS) -> float:
     """The median time of ``work``."""
     for _ in range(3):
         work()
     marks: list[Any] = [
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(REPLAYS + 1)
+        for _ in range(times + 1)
     ]
     marks[0].record()
     for mark in marks[1:]:
         work()
         mark.record()
     torch.cuda.synchronize()
-    return statistics.median(before.elapsed_time(after) / 1e3 for before, after in pairwise(marks))
+    return float(
+        statistics.median(before.elapsed_time(after) / 1e3 for before, after in pairwise(marks))
+    )
 
 
 def ways(group: ProcessGroup, rows: int) -> dict[str, tuple[Sum, PeerMemory | None]]:
@@ -132,54 +135,69 @@ def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
     torch.cuda.set_device(shard.rank)
     group = ProcessGroup(shard, torch.device("cuda", shard.rank), store)
     figures: dict[str, Any] = {"ranks_count": shard.size}
-    samples = {}
+    samples: dict[str, Any] = {}
     for rows in arguments.rows:
-        found = measure(group, rows)
-        samples[str(rows)] = found
+        found = samples[str(rows)] = measure(group, rows)
+        for name, took in found.items():
+            if name != "nccl":
+                figures[f"{name}_{rows}_ratio"] = found["nccl"] / took
         if shard.rank == 0:
             told = "  ".join(f"{name} {1e6 * took:7.1f}" for name, took in found.items())
             print(f"{rows:5} rows, µs: {told}", flush=True)
-        figures |= {f"{name}_{rows}_us": round(1e6 * took, 2) for name, took in found.items()}
-    rate = link_rate(group)
-    figures["link_gb_s"] = round(rate / 1e9, 1)
+    samples["link_bytes_per_s"] = rate = link_rate(group)
     for rows in arguments.rows:
         best = min(took for name, took in samples[str(rows)].items() if name != "nccl")
         least = rows * COLUMNS * 2 * 2 * (shard.size - 1) / shard.size / rate
-        figures[f"best_{rows}_share"] = round(least / best, 3)
+        figures[f"link_{rows}_ratio"] = least / best
     group.close()
     if shard.rank == 0:
         publish(arguments.name, figures, samples, folder=arguments.out)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def flags(text: str | None, name: str) -> argparse.ArgumentParser:
+    """The flags of a benchmark that every rank runs; ``name`` is its result's."""
+    parser = argparse.ArgumentParser(description=(text or "").splitlines()[0])
     add = parser.add_argument
     add("--size", type=int, default=2, help="how many GPUs")
-    add("--rows", type=int, nargs="+", default=list(ROWS))
-    add("--name", default="rank-sums")
+    add("--name", default=name)
     add("--out", type=Path, default=RESULTS)
     add("--rank", type=int, help="of this process; all ranks are started without it")
     add("--store", type=Path, help="where the ranks meet")
-    arguments = parser.parse_args()
+    return parser
+
+
+def on_all_ranks(
+    module: str,
+    arguments: argparse.Namespace,
+    run: Callable[[Shard, Path, argparse.Namespace], None],
+) -> None:
+    """``run`` here as rank 0, and in a process of ``module`` for each other rank."""
     if arguments.rank is not None:
         run(Shard(arguments.rank, arguments.size), arguments.store, arguments)
         return
     with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
         others = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench.rank_sums", "--rank", str(rank),
-                 "--store", f"{folder}/store", *sys.argv[1:]],
+                [sys.executable, "-m", module, "--rank", str(rank), "--store", str(store),
+                 *sys.argv[1:]],
             )
             for rank in range(1, arguments.size)
         ]  # fmt: skip
         try:
-            run(Shard(0, arguments.size), Path(folder) / "store", arguments)
-            ends = [process.wait(60) for process in others]
+            run(Shard(0, arguments.size), store, arguments)
+            ends = [process.wait(EXIT_TIMEOUT_S) for process in others]
         finally:
             for process in others:
                 process.kill()
     if any(ends):
         raise SystemExit(f"ranks ended with {ends}")
+
+
+def main() -> None:
+    parser = flags(__doc__, "rank-sums")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    on_all_ranks("bench.rank_sums", parser.parse_args(), run)
 
 
 if __name__ == "__main__":

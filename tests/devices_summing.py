@@ -71,7 +71,9 @@ def check_sums(group: ProcessGroup, shard: Shard, dtype: torch.dtype, columns: i
         error = float((found.double() - norm).norm() / norm.norm())
         assert error < NOISE[dtype], (rows, dtype, error)
         assert same_on_all(found), (rows, dtype, "other bits")
-        kept = ((residual.double() - total).abs() <= NOISE[dtype] * (0.1 + total.abs())).all(-1)
+        # NCCL rounds the sum before it is added to the residual stream.
+        noise = NOISE[dtype] * (1 if group.nbytes and rows <= MOST else 2)
+        kept = ((residual.double() - total).abs() <= noise * (1 + total.abs())).all(-1)
         share = kept.long()
         dist.all_reduce(share)
         assert bool((share >= 1).all()), (rows, dtype, "a row that nobody keeps")
@@ -106,7 +108,8 @@ def check_graphs(group: ProcessGroup, shard: Shard) -> None:
         before = drawn(0, len(x), COLUMNS, dtype, 500 + turn)
         eager = chain(x, before.clone())
         residual.copy_(before)
-        torch.cuda._sleep(int(torch.randint(0, 200_000, (1,), generator=late)))
+        cycles = int(torch.randint(0, 200_000, (1,), generator=late))
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         graph.replay()
         assert torch.equal(out, eager), (turn, len(x))
         assert same_on_all(out), (turn, len(x), "other bits")
@@ -151,7 +154,7 @@ def check_release(group: ProcessGroup, shard: Shard) -> None:
 def check_no_access(shard: Shard, store: Path) -> None:
     """One rank cannot reach the other: both sum by NCCL."""
     if shard.rank == 1:
-        torch.cuda.can_device_access_peer = lambda *_: False  # type: ignore[assignment]
+        torch.cuda.can_device_access_peer = lambda *_: False
     with formed(shard, store, torch.bfloat16) as group:
         assert group.nbytes == 0
         check_sums(group, shard, torch.bfloat16, COLUMNS)

@@ -54,7 +54,10 @@ def _own(header, dtype: tl.constexpr):
 
 @triton.jit
 def _begin(header):
-    """Return the number of this sum in the upper half of an int64, and which half it takes."""
+    """Return the number of this sum in the upper half of an int64, and which half it takes.
+
+    Called once by each program.
+    """
     begun = tl.atomic_add(header + STATE, 1, sem="relaxed", scope="gpu")
     number = (begun & UPPER) + (1 << 32)
     if (begun & LOWER) == tl.num_programs(0) - 1:

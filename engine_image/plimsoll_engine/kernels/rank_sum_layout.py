@@ -47,6 +47,11 @@ class Layout:
         return max(min(self.rows, self.whole_rows), -(-self.rows // self.ranks))
 
     @property
+    def result_rows(self) -> int:
+        """Rows of which another rank may leave the result here."""
+        return self.rows if self.rows > self.whole_rows else 0
+
+    @property
     def arrived(self) -> int:
         """int32 [half, source, block]: the sum whose part of ``source`` has arrived."""
         return _aligned((STATE + 1) * 8)
@@ -70,14 +75,14 @@ class Layout:
 
     @property
     def results(self) -> int:
-        """[row, column] of the dtype of the sum."""
+        """[row, column] of the dtype of the sum, where rows are shared out."""
         sources = HALVES * (self.ranks - 1)
         return _aligned(self.parts + sources * self.part_rows * self.columns * self.itemsize)
 
     @property
     def nbytes(self) -> int:
         """The whole buffer."""
-        return _aligned(self.results + self.rows * self.columns * self.itemsize)
+        return _aligned(self.results + self.result_rows * self.columns * self.itemsize)
 
 
 def _aligned(nbytes: int) -> int:

@@ -18,19 +18,18 @@ collectives may take."""
 
 
 WORD_ROWS = 64
-"""So many rows at most are sent in words (``bench/rank_sums.py``)."""
-WHOLE_ROWS = 512
-"""So many rows at most every rank sums by itself: each then receives a row of every other one,
-instead of twice the share of a row. With two ranks that is as much, and takes one signal less."""
+"""So many rows at most are sent in words, with two ranks; fewer the more ranks there are, since a
+rank sends each of them twice the bytes. As fast as with signals there (``bench/rank_sums.py``)."""
+WHOLE_ROWS = 160
+"""So many rows at most every rank sums by itself, in the same way. Beyond, they are shared out: a
+rank then sends and receives its part twice, however many ranks there are. With two ranks these are
+as many bytes, and one signal more: they sum all rows by themselves."""
 
 
 def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
-    """Return the buffer for sums of at most ``rows`` rows of ``columns`` elements over ``ranks``.
-
-    More ranks sum fewer rows each by itself: what it receives grows with them.
-    """
-    words = WORD_ROWS if dtype.itemsize == 2 else 0
-    whole = WHOLE_ROWS // (ranks - 1)
+    """Return the buffer for sums of at most ``rows`` rows of ``columns`` elements."""
+    words = WORD_ROWS // (ranks - 1) if dtype.itemsize == 2 else 0
+    whole = rows if ranks == 2 else WHOLE_ROWS // (ranks - 1)
     return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
 
 
@@ -55,8 +54,9 @@ class RankSums:
         self._dtype = dtype
         self._header = buffer[: (STATE + 1) * 8].view(torch.int64)
         self._header[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
-        results = buffer[layout.results :][: layout.rows * layout.columns * layout.itemsize]
-        self._results = results.view(dtype).view(layout.rows, layout.columns)
+        nbytes = layout.result_rows * layout.columns * layout.itemsize
+        results = buffer[layout.results : layout.results + nbytes]
+        self._results = results.view(dtype).view(layout.result_rows, layout.columns)
         self._block = triton.next_power_of_2(layout.columns)
         self._wait_ns = WAIT_NS if buffer.is_cuda else 0
 
@@ -76,40 +76,33 @@ class RankSums:
         as it is, and what is returned is good until then.
         """
         layout, rows = self._layout, len(x)
-        pointers = x.contiguous(), residual, weight
+        x = x.contiguous()
+        out = torch.empty_like(x) if rows <= layout.whole_rows else self._results[:rows]
+        pointers = x, residual, weight, out, self._header
+        common = {"RANKS": layout.ranks, "WAIT_NS": self._wait_ns, **overlap(x.device)}
         if rows <= layout.word_rows and layout.itemsize == 2:
-            return self._words(*pointers, eps)
+            sum_words[(rows,)](
+                *pointers, self._rank, layout.columns, eps, WORDS=layout.words,
+                WORD_ROWS=layout.word_rows, BLOCK=self._block // 2, num_warps=_warps(self._block),
+                **common,
+            )  # fmt: skip
+            return out
         # Few rows: one a program, so that there are many.
         at_once = max(1, min(4096 // self._block, triton.cdiv(rows, 528)))
         at_once = triton.next_power_of_2(at_once)
         grid = (triton.cdiv(rows, at_once),)
-        common = {
+        sizes = self._rank, rows, layout.columns, eps
+        common |= {
             "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,
-            "PART_ROWS": layout.part_rows, "RANKS": layout.ranks, "ROWS": at_once,
-            "BLOCK": self._block, "WAIT_NS": self._wait_ns,
-            "num_warps": _warps(self._block * at_once), **overlap(x.device),
+            "PART_ROWS": layout.part_rows, "ROWS": at_once, "BLOCK": self._block,
+            "num_warps": _warps(self._block * at_once),
         }  # fmt: skip
-        sizes = self._header, self._rank, rows, layout.columns, eps
         if rows <= layout.whole_rows:
-            out = torch.empty_like(x)
-            sum_whole[grid](*pointers, out, *sizes, **common)
-            return out
-        out = self._results[:rows]
-        sum_shared[grid](
-            *pointers, out, *sizes, FINISHED=layout.finished, RESULTS=layout.results, **common
-        )
-        return out
-
-    def _words(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        layout, out = self._layout, torch.empty_like(x)
-        half = self._block // 2
-        sum_words[(len(x),)](
-            x, residual, weight, out, self._header, self._rank, layout.columns, eps,
-            WORDS=layout.words, WORD_ROWS=layout.word_rows, RANKS=layout.ranks, BLOCK=half,
-            WAIT_NS=self._wait_ns, num_warps=_warps(self._block), **overlap(x.device),
-        )  # fmt: skip
+            sum_whole[grid](*pointers, *sizes, **common)
+        else:
+            sum_shared[grid](
+                *pointers, *sizes, FINISHED=layout.finished, RESULTS=layout.results, **common
+            )
         return out
 
 

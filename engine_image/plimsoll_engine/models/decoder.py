@@ -194,7 +194,7 @@ class Decoder:
         rotary = ops.rotary(positions, self._inverse)
         residual = self.embed(ids) if embeds is None else embeds.clone()
         x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
-        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._tensors["norm"]]
+        norms = self._norms_after()
         for index, layer in enumerate(self._layers):
             qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", product)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
@@ -228,16 +228,18 @@ class Decoder:
         rotary = ops.rotary(positions, self._inverse)
         stream = self.embed(ids) if embeds is None else embeds.clone()
         x = stream if alone else ops.rms_norm(stream, self._layers[0].attention_norm, eps)
-        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._tensors["norm"]]
+
+        def summed(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+            return group.add_norm(ops, x, stream, norm, eps)
 
         def added(
             x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, norm: torch.Tensor
         ) -> torch.Tensor:
             if alone:
                 return ops.project(x, weight, bias, into=stream)
-            return group.add_norm(ops, ops.project(x, weight, bias), stream, norm, eps)
+            return summed(ops.project(x, weight, bias), norm)
 
-        for index, layer in enumerate(self._layers):
+        for index, (layer, after) in enumerate(zip(self._layers, self._norms_after(), strict=True)):
             norm = layer.attention_norm if alone else None
             qkv = ops.project(x, layer.qkv, layer.qkv_bias, norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
@@ -246,12 +248,16 @@ class Decoder:
             if layer.router is not None:
                 x = ops.rms_norm(x, layer.mlp_norm, eps) if alone else x
                 x = self._experts(x, layer, layer.router)
-                x = stream.add_(x) if alone else group.add_norm(ops, x, stream, norms[index], eps)
+                x = stream.add_(x) if alone else summed(x, after)
                 continue
             norm = layer.mlp_norm if alone else None
             x = ops.project(x, layer.gate_up, layer.gate_up_bias, norm, eps, silu=True)
-            x = added(x, layer.down, layer.down_bias, norms[index])
+            x = added(x, layer.down, layer.down_bias, after)
         return ops.rms_norm(x, self._tensors["norm"], eps) if alone else x
+
+    def _norms_after(self) -> list[torch.Tensor]:
+        """Return the weights of the norm after each layer: the next layer's, or the last one."""
+        return [*(layer.attention_norm for layer in self._layers[1:]), self._tensors["norm"]]
 
     def _experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of what the experts of ``layer`` make of ``x``."""
