@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from plimsoll_engine.weights.cuda import CudaError, DeviceBuffer
+from plimsoll_engine.device.buffer import CudaError, DeviceBuffer
 from plimsoll_engine.weights.layout import checksums, lay_out, views
 
 pytestmark = pytest.mark.skipif(
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 MIB = 1 << 20
 BORROW = """
 import sys, torch
-from plimsoll_engine.weights.cuda import DeviceBuffer
+from plimsoll_engine.device.buffer import DeviceBuffer
 torch.zeros(1, device="cuda")
 allocated = torch.cuda.memory_allocated()
 buffer = DeviceBuffer.map(bytes.fromhex(sys.argv[1]), int(sys.argv[2]))

@@ -110,7 +110,6 @@ def resolve(
         value = getattr(requested, name)
         if value is not None and value < 1:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    cuda = device.type == "cuda"
     max_model_len = requested.max_model_len or positions
     if max_model_len > positions:
         raise SettingsError(
@@ -118,7 +117,7 @@ def resolve(
             f" (max_position_embeddings)"
         )
     block_size = requested.block_size or BLOCK_SIZE
-    max_num_seqs = requested.max_num_seqs or (256 if cuda else 32)
+    max_num_seqs = _sequences(requested, device)
     # All sequences at their longest, once more for prefixes: a small model's pool would otherwise
     # be millions of blocks that nobody can fill, each with its entry in host memory.
     useful = 2 * max_num_seqs * -(-max_model_len // block_size)
@@ -141,7 +140,20 @@ def resolve(
     return EngineSizes(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
-        max_num_batched_tokens=requested.max_num_batched_tokens or (8192 if cuda else 1024),
+        max_num_batched_tokens=_batched_tokens(requested, device),
         block_size=block_size,
         num_blocks=num_blocks,
     )
+
+
+def _sequences(requested: WorkerConfig, device: torch.device) -> int:
+    return requested.max_num_seqs or (256 if device.type == "cuda" else 32)
+
+
+def _batched_tokens(requested: WorkerConfig, device: torch.device) -> int:
+    return requested.max_num_batched_tokens or (8192 if device.type == "cuda" else 1024)
+
+
+def most_rows(requested: WorkerConfig, device: torch.device) -> int:
+    """Return the most rows of a step, those with drafts left out."""
+    return max(_sequences(requested, device), _batched_tokens(requested, device))

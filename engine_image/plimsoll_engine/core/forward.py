@@ -99,9 +99,11 @@ class Forward:
 
     @torch.inference_mode()
     def follow(self, inputs: Inputs) -> None:
-        """Compute a step whose tokens rank 0 samples, and take those."""
-        _, logits = self.compute(inputs)
-        if logits is not None:
+        """Compute a step, and take the tokens that rank 0 samples, or that all ranks know."""
+        tokens, logits = self.compute(inputs)
+        if tokens is not None and inputs.greedy:
+            self.newest = tokens
+        elif logits is not None:
             rows = len(inputs.last)
             self.newest = self.group.broadcast(
                 torch.empty(rows, dtype=torch.int64, device=self.device)
@@ -113,8 +115,8 @@ class Forward:
         """Return the best tokens, where they are known, and the logits of a step's rows.
 
         The rows are those in ``inputs.last``: tokens int64 [rows], logits [rows, vocabulary] in the
-        model's dtype; None where there is no row. ``chunks`` bring media and adapters; a step with
-        an adapter is no captured one.
+        model's dtype; None where there is no row, and in a ``greedy`` step whose tokens are known.
+        ``chunks`` bring media and adapters; a step with an adapter is no captured one.
         """
         self.scores = adapters = None
         if self.adapters is not None:
@@ -125,7 +127,8 @@ class Forward:
             and inputs.decoding
             and self.graphs.fits(len(inputs.ids))
         ):
-            return self.graphs.replay(inputs, self.newest)
+            tokens, own = self.graphs.replay(inputs, self.newest)
+            return tokens, None if inputs.greedy else self.group.all_gather(own)
         return None, self._compute(inputs, chunks, adapters)
 
     def _compute(

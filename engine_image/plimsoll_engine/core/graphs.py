@@ -117,8 +117,7 @@ class DecodeGraphs:
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
             known = ops.take(ids, sources, self._newest)
-            logits = model.logits(model.forward(known, positions, step))
-            return ops.argmax(logits), logits
+            return model.best(model.forward(known, positions, step))
 
         # Only padding: the rows of a trial write nothing to the pool.
         self._inputs.zero_()
@@ -150,10 +149,10 @@ class DecodeGraphs:
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best token and the logits of each row, in memory of the graph's.
+        """Return the best token of each row and this rank's logits, in memory of the graph's.
 
-        Tokens are int64 [rows], logits [rows, vocabulary]. ``newest`` int64 are the tokens that the
-        step before sampled, at most as many as the largest size.
+        Tokens are int64 [rows], logits [rows, vocabulary / ranks]. ``newest`` int64 are the tokens
+        that the step before sampled, at most as many as the largest size.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)

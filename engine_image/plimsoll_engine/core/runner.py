@@ -147,6 +147,7 @@ class Runner(Forward):
         made = plan([row for chunk in ending for row in chunk.request.rows(chunk.drafts)])
         scored = parts(chunks)
         inputs = collect(chunks, self.block_size, scored)
+        inputs.greedy = made.greedy
         with self._together(rank_ipc.Step(inputs)):
             sampled = self._next_tokens(inputs, chunks, made)
         told = self._told(scored)
@@ -166,10 +167,13 @@ class Runner(Forward):
 
     def _next_tokens(self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan) -> Sampled | None:
         tokens, logits = self.compute(inputs, chunks)
+        # A graph's own memory, maybe: whoever reads it is launched before the next replay is.
+        if tokens is not None and inputs.greedy:
+            self.newest = tokens
+            return Sampled(tokens)
         if logits is None:
             return None
-        sampled = sample(logits, made) if tokens is None or not made.greedy else Sampled(tokens)
-        # A graph's own memory, maybe: whoever reads it is launched before the next replay is.
+        sampled = sample(logits, made)
         self.newest = self.group.broadcast(sampled.tokens)
         return sampled
 

@@ -10,10 +10,17 @@ import contextlib
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+from plimsoll_engine.distributed.peer_memory import PeerMemory
+from plimsoll_engine.kernels.ops import Ops, column_of
+from plimsoll_engine.kernels.rank_sum_layout import MAX_RANKS, Layout
+
+if TYPE_CHECKING:
+    from plimsoll_engine.kernels.rank_sums import RankSums
 
 FLAG = "--tensor-parallel-size"
 COLLECTIVE_TIMEOUT_S = 60.0
@@ -33,14 +40,48 @@ class Shard(NamedTuple):
 WHOLE = Shard()
 
 
+class SumShape(NamedTuple):
+    """The sums that a model makes: of at most ``rows`` rows of ``columns`` elements of ``dtype``.
+
+    More rows, or others, are summed as well, but not as fast.
+    """
+
+    rows: int
+    columns: int
+    dtype: torch.dtype
+
+
 class Group:
     """A group of one: every collective returns what it was given."""
 
     shard = WHOLE
 
+    @property
+    def nbytes(self) -> int:
+        """Device memory of this rank that the group holds."""
+        return 0
+
+    def add_norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return :meth:`Ops.add_rms_norm` of the sum of ``x`` over all ranks.
+
+        Of ``residual`` a rank may keep only what it needs for the next such sum of as many rows
+        (see :meth:`keeps`); what is returned is good until then.
+        """
+        return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)
+
+    def keeps(self, rows: int) -> bool:
+        """Whether each rank keeps all of the residual over :meth:`add_norm` of ``rows`` rows."""
+        return True
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of ``x`` over all ranks, in place; any shape and dtype."""
         return x
+
+    def best(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        """int64 [rows]: the best column of all ranks' ``x`` [rows, columns] beside each other."""
+        return ops.argmax(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, columns of all ranks in their order] of each rank's ``x`` [rows, columns]."""
@@ -67,12 +108,18 @@ class ProcessGroup(Group):
     The process's default group of ``torch.distributed``. They meet at ``store``, a file that none
     of an earlier group has used; no port is opened for it. On CUDA the collectives are launched
     into the current stream like kernels, and CUDA graphs may hold them: such graphs are reset
-    before the group is closed.
+    before the group is closed. The sums of ``sums`` then go through memory that all ranks map,
+    where their devices can.
     """
 
-    def __init__(self, shard: Shard, device: torch.device, store: Path) -> None:
+    def __init__(
+        self, shard: Shard, device: torch.device, store: Path, sums: SumShape | None = None
+    ) -> None:
         """Wait for all ranks. Raises RuntimeError where they do not come in time."""
         self.shard = shard
+        self._device = device
+        self._memory: PeerMemory | None = None
+        self._sums: RankSums | None = None
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
         cuda = device.type == "cuda"
@@ -89,9 +136,51 @@ class ProcessGroup(Group):
             self.all_reduce(torch.zeros(1, device=device))
             if cuda:
                 torch.cuda.synchronize(device)
+                if sums is not None:
+                    self._connect(sums)
         except BaseException:
             self.close(lost=True)
             raise
+
+    def _connect(self, sums: SumShape) -> None:
+        from plimsoll_engine.kernels.rank_sums import RankSums, layout
+
+        rank, size = self.shard
+        if size > MAX_RANKS or sums.columns * sums.dtype.itemsize % 16:
+            return
+        made: Layout = layout(size, sums.rows, sums.columns, sums.dtype)
+        self._memory = PeerMemory.connect(rank, size, made.nbytes, self._gather)
+        if self._memory is not None:
+            addresses = self._memory.addresses
+            self._sums = RankSums(self._memory.tensor(), addresses, rank, made, sums.dtype)
+
+    def _gather(self, data: bytes) -> list[bytes]:
+        """Return what each rank gives, once all have given it."""
+        own = torch.tensor(list(data), dtype=torch.uint8, device=self._device)
+        found = own.new_empty(self.shard.size, len(data))
+        dist.all_gather_into_tensor(found, own)
+        return [bytes(row) for row in found.tolist()]
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of this rank that all ranks map. Zero on a CPU."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    def add_norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return :meth:`Ops.add_rms_norm` of the sum of ``x`` over all ranks.
+
+        One kernel where the ranks share memory. Of ``residual`` a rank may keep only what it needs
+        for the next such sum of as many rows; what is returned is good until then.
+        """
+        if self._sums is None or not self._sums.takes(x):
+            return super().add_norm(ops, x, residual, weight, eps)
+        return self._sums.add_norm(x, residual, weight, eps)
+
+    def keeps(self, rows: int) -> bool:
+        """Whether each rank keeps all of the residual over :meth:`add_norm` of ``rows`` rows."""
+        return self._sums is None or self._sums.keeps(rows)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of ``x`` over all ranks, in place.
@@ -100,6 +189,16 @@ class ProcessGroup(Group):
         """
         dist.all_reduce(x)
         return x
+
+    def best(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        """int64 [rows]: the best column of all ranks' ``x`` [rows, columns] beside each other.
+
+        Of equal ones it is the first. A few bytes a row are exchanged, where :meth:`all_gather`
+        exchanges the whole row.
+        """
+        keys = ops.best_keys(x, self.shard.rank * x.shape[1])
+        dist.all_reduce(keys, dist.ReduceOp.MAX)
+        return column_of(keys)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the columns of all ranks beside each other.
@@ -121,6 +220,12 @@ class ProcessGroup(Group):
         """End the group. With ``lost``, a rank is gone: nothing is waited for."""
         if not dist.is_initialized():
             return
+        if self._memory is not None:
+            self._sums = None
+            if not lost:
+                with contextlib.suppress(RuntimeError):  # a lost device cannot be waited for
+                    torch.cuda.synchronize(self._device)
+            self._memory.close(None if lost else self._gather)
         if lost:
             # Who waits on a CPU for a rank that is gone waits no more. NCCL's kernels may go on.
             with contextlib.suppress(RuntimeError):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from plimsoll_engine.distributed.group import ALONE, FLAG, WHOLE, Group, ProcessGroup, Shard
+from plimsoll_engine.distributed.group import (
+    ALONE,
+    FLAG,
+    WHOLE,
+    Group,
+    ProcessGroup,
+    Shard,
+    SumShape,
+)
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.distributed.link import Link
 from plimsoll_engine.errors import SettingsError
@@ -23,6 +31,7 @@ class Member:
         self._end = end
         self.leader = end if isinstance(end, Leader) else None
         self.group: Group = ALONE
+        self._kept = 0
         self._left: list[rank_ipc.Ended] | None = []
 
     @property
@@ -56,10 +65,15 @@ class Member:
         if self._end is not None:
             self._end.join()
 
-    def form(self, device: torch.device) -> None:
-        """Form the process group, once all have met."""
+    def form(self, device: torch.device, sums: SumShape) -> None:
+        """Form the process group, once all have met, for the ``sums`` of the model."""
         if self._end is not None:
-            self.group = ProcessGroup(self.shard, device, self._end.store)
+            self.group = ProcessGroup(self.shard, device, self._end.store, sums)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of this rank that its group holds, or has not given back."""
+        return self._kept + self.group.nbytes
 
     def least(self, free: int | None) -> int | None:
         """Return the least bytes that any rank's device has free; this one has ``free``.
@@ -101,6 +115,7 @@ class Member:
             self._left = self.leader.ended()
         else:
             group.close()
+        self._kept += group.nbytes
 
     @property
     def fenced(self) -> bool:

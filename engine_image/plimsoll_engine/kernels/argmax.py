@@ -3,6 +3,9 @@
 A row of logits is cut into parts, one program each, so that one row fills the chip as well; a
 second kernel takes the best of the parts. Of equal ones it is the first, as in torch; what is not a
 number is never the best, so that the answer is a column of the row whatever it holds.
+
+Of a row of which several ranks have a part each, a rank's best column is a key, and the largest key
+is that of the best column of all.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.ops import KEY_LOWER
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
 
 BLOCK = 4096
+LOWER = tl.constexpr(KEY_LOWER)
 
 
 @triton.jit
@@ -33,21 +38,41 @@ def _best_of_parts(
     tl.store(where + place, part * BLOCK + at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _best(
-    best, where, out, parts, PARTS_PAD: tl.constexpr, OVERLAP: tl.constexpr = False
+    best, where, out, parts, first, KEYS: tl.constexpr, PARTS_PAD: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS_PAD)
     let_next(OVERLAP)
     after_last(OVERLAP)
     value = tl.load(best + row * parts + part, mask=part < parts, other=float("-inf"))
-    _, at = tl.max(value, axis=0, return_indices=True)
-    tl.store(out + row, tl.load(where + row * parts + at).to(tl.int64))
+    highest, at = tl.max(value, axis=0, return_indices=True)
+    found = tl.load(where + row * parts + at).to(tl.int64)
+    if KEYS:
+        # As an integer with the order of the floats; no zero is less than another.
+        bits = (highest + 0.0).to(tl.int32, bitcast=True)
+        ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        found = (ordered.to(tl.int64) << 32) | (LOWER - (first + found))
+    tl.store(out + row, found)
 
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
     """int64 [rows]: the column of the highest value in each row of ``x`` [rows, columns]."""
+    return _of_rows(x, 0, keys=False)
+
+
+def best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
+    """int64 [rows]: the key of the highest value in each row of ``x`` [rows, columns].
+
+    ``first`` is the number of its first column in the whole row. Of equal values, the key of the
+    first column is the largest.
+    """
+    return _of_rows(x, first, keys=True)
+
+
+def _of_rows(x: torch.Tensor, first: int, keys: bool) -> torch.Tensor:
     rows, columns = x.shape
     parts = triton.cdiv(columns, BLOCK)
     best = torch.empty(rows, parts, dtype=torch.float32, device=x.device)
@@ -56,7 +81,7 @@ def argmax(x: torch.Tensor) -> torch.Tensor:
     launch = overlap(x.device)
     _best_of_parts[(rows, parts)](x, best, where, columns, BLOCK=BLOCK, num_warps=4, **launch)
     _best[(rows,)](
-        best, where, out, parts, PARTS_PAD=triton.next_power_of_2(parts), num_warps=1,
-        **launch,
+        best, where, out, parts, first, KEYS=keys, PARTS_PAD=triton.next_power_of_2(parts),
+        num_warps=1, **launch,
     )  # fmt: skip
     return out

@@ -236,6 +236,13 @@ class FusedOps:
         """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""
         return argmax.argmax(logits)
 
+    def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        """int64 [rows]: a key of the best column of each row of ``x`` [rows, columns].
+
+        ``first`` is the number of its first column in the whole row.
+        """
+        return argmax.best_keys(x, first)
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[rows, size] of ``gate_up`` [rows, 2 * size], in its dtype."""
         return activation.silu_mul(gate_up)

@@ -160,6 +160,22 @@ class Ops(Protocol):
         """int64 [rows]: the best column of each row, of equal ones the first."""
         ...
 
+    def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        """int64 [rows]: a key of the best column of each row of ``x`` [rows, columns].
+
+        ``x`` are columns ``first`` and on of a row. The largest of the keys of all parts of a row
+        is that of its best column, of equal ones the first; :func:`column_of` tells which it is.
+        """
+        ...
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(first half) x second half of ``gate_up`` [rows, 2 * size]; [rows, size]."""
         ...
+
+
+KEY_LOWER = (1 << 32) - 1
+
+
+def column_of(keys: torch.Tensor) -> torch.Tensor:
+    """Return the columns, int64 [rows], of which ``keys`` int64 [rows] are the best."""
+    return KEY_LOWER - (keys & KEY_LOWER)

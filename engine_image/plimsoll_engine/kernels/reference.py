@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from plimsoll_engine.kernels import experts_reference
+from plimsoll_engine.kernels.ops import KEY_LOWER
 from plimsoll_engine.kernels.quantized import Weight, dequantize, product, quantize
 from plimsoll_engine.kernels.step_plan import Pages, StepPlan
 
@@ -195,6 +196,18 @@ class ReferenceOps:
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""
         return logits.argmax(dim=-1)
+
+    def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        """int64 [rows]: a key of the best column of each row of ``x`` [rows, columns].
+
+        ``first`` is the number of its first column in the whole row.
+        """
+        value = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        highest, at = value.max(dim=-1)
+        # As an integer with the order of the floats; no zero is less than another.
+        bits = (highest + 0.0).view(torch.int32)
+        ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        return (ordered.long() << 32) | (KEY_LOWER - (first + at))
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[rows, size] of ``gate_up`` [rows, 2 * size], in its dtype."""

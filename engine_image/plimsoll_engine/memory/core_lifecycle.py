@@ -34,6 +34,7 @@ from plimsoll_engine.core.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.warmup import load_kernels, warm_up
+from plimsoll_engine.distributed.group import SumShape
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.distributed.link import Link
 from plimsoll_engine.distributed.member import Member
@@ -141,7 +142,7 @@ class CoreLifecycle:
                 with self._stage("ranks_met"):
                     self.member.meet()
                 with self._stage("process_group"):
-                    self.member.form(self.device)
+                    self.member.form(self.device, self._sums(dtype))
             with self._stage("weights"):
                 if shared is not None and self._mapping is not None:
                     self._model = shared
@@ -248,6 +249,12 @@ class CoreLifecycle:
                 self.freeze()
                 self.member.frozen()
             return self.engine
+
+    def _sums(self, dtype: torch.dtype) -> SumShape:
+        """Return the sums over the ranks that the steps of the engine make."""
+        assert self.device is not None
+        columns = loader.text_config(self._model_config).hidden_size
+        return SumShape(sizes.most_rows(self.config, self.device), columns, dtype)
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Return the weight server's memory for this rank's KV pool, uint8 [bytes].
@@ -465,6 +472,9 @@ class CoreLifecycle:
                 return own + (0 if drafts is None else drafts.graph_bytes)
 
             self.ledger.register("cuda_graphs", tensors, graph_bytes, None)
+            if size > 1:
+                shared = member.nbytes * size
+                self.ledger.register("rank_sums", tensors, lambda: member.nbytes * size, shared)
         self.ledger.register(
             "prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound
         )
@@ -540,10 +550,13 @@ class CoreLifecycle:
         return self.member.left(self.device_allocated(), self.device_baseline)
 
     def device_allocated(self) -> int | None:
-        """Bytes that torch has allocated on the device now; None on a CPU."""
+        """Bytes that torch, and the group of ranks, have allocated on the device now.
+
+        None on a CPU.
+        """
         if self.device is None or self.device.type != "cuda":
             return None
-        return torch.cuda.memory_allocated(self.device)
+        return torch.cuda.memory_allocated(self.device) + self.member.nbytes
 
 
 def has_compiled() -> bool:

@@ -45,6 +45,8 @@ class Inputs:
     targets: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     most: int = 0
     """How many of the likeliest tokens a scored row names."""
+    greedy: bool = False
+    """Every row that gets a token gets the best one, and nobody asks for its logits."""
 
     @property
     def decoding(self) -> bool:

@@ -129,8 +129,18 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, vocabulary] of ``hidden`` [rows, hidden]; each rank computes its columns."""
-        head = self._tensors["head"]
-        return self.group.all_gather(self._ops.linear(hidden, head, None))
+        return self.group.all_gather(self._own_logits(hidden))
+
+    def best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best token of each row, int64 [rows], and this rank's columns of the logits.
+
+        The group's ``all_gather`` makes :meth:`logits` of these.
+        """
+        own = self._own_logits(hidden)
+        return self.group.best(self._ops, own), own
+
+    def _own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._ops.linear(hidden, self._tensors["head"], None)
 
     def forward(
         self,
@@ -151,10 +161,12 @@ class Decoder:
         rotary = ops.rotary(positions, self._inverse)
         residual = self.embed(ids) if embeds is None else embeds.clone()
         x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
-        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._tensors["norm"]]
+        norms = self._norms_after()
+        # A rank that keeps a share of the stream has not all of the needed rows.
+        cut = needed if self.group.keeps(len(x)) else None
         for index, layer in enumerate(self._layers):
-            if needed is not None and index == len(self._layers) - 1:
-                rows, plan = needed.rows, needed.plan
+            if cut is not None and index == len(self._layers) - 1:
+                rows, plan = cut.rows, cut.plan
                 self._store_last(x, rotary, layer, adapters, plan)
                 if not len(rows):
                     return x[:0]
@@ -166,7 +178,7 @@ class Decoder:
                 query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
             x = self._add_attention(residual, query, layer, index, plan)
             x = self._add_mlp(residual, x, layer, index, adapters, norms[index])
-        return x
+        return x if needed is None or needed is cut else ops.rows(x, needed.rows)
 
     def _store_last(
         self,
@@ -204,7 +216,7 @@ class Decoder:
             return ops.rms_norm(stream, layer.mlp_norm, eps)
         x = ops.attend(query, *where).flatten(1)
         x = lora.linear(x, weight, layer.out_bias, adapters, index, "out", ops.linear)
-        return ops.add_rms_norm(self.group.all_reduce(x), stream, layer.mlp_norm, eps)
+        return self.group.add_norm(ops, x, stream, layer.mlp_norm, eps)
 
     def _add_mlp(
         self,
@@ -219,7 +231,7 @@ class Decoder:
         ops, eps, weight = self._ops, self.spec.eps, layer.down
         if layer.router is not None:
             x = self._experts(x, layer, layer.router)
-            return ops.add_rms_norm(self.group.all_reduce(x), stream, norm, eps)
+            return self.group.add_norm(ops, x, stream, norm, eps)
         bias = layer.gate_up_bias
         x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", ops.linear)
         x = ops.silu_mul(x)
@@ -227,7 +239,7 @@ class Decoder:
             ops.add_product(x, weight, stream)
             return ops.rms_norm(stream, norm, eps)
         x = lora.linear(x, weight, layer.down_bias, adapters, index, "down", ops.linear)
-        return ops.add_rms_norm(self.group.all_reduce(x), stream, norm, eps)
+        return self.group.add_norm(ops, x, stream, norm, eps)
 
     def _adds(
         self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
@@ -243,23 +255,46 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the same for one row, with fewer and other kernels."""
-        ops, eps, scale = self._ops, self.spec.eps, self.spec.dim**-0.5
+        """Return the same for one row, with fewer and other kernels.
+
+        Alone, a product normalises its input and is added to the stream. A sum over the ranks is in
+        between otherwise, and does both.
+        """
+        ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
+        alone = group is ALONE
         rotary = ops.rotary(positions, self._inverse)
         stream = self.embed(ids) if embeds is None else embeds.clone()
-        for index, layer in enumerate(self._layers):
-            qkv = ops.project(stream, layer.qkv, layer.qkv_bias, layer.attention_norm, eps)
+        x = stream if alone else ops.rms_norm(stream, self._layers[0].attention_norm, eps)
+
+        def summed(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+            return group.add_norm(ops, x, stream, norm, eps)
+
+        def added(
+            x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, norm: torch.Tensor
+        ) -> torch.Tensor:
+            if alone:
+                return ops.project(x, weight, bias, into=stream)
+            return summed(ops.project(x, weight, bias), norm)
+
+        for index, (layer, after) in enumerate(zip(self._layers, self._norms_after(), strict=True)):
+            norm = layer.attention_norm if alone else None
+            qkv = ops.project(x, layer.qkv, layer.qkv_bias, norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
             x = ops.attend(query, plan, index, scale, self.spec.windows[index]).flatten(1)
-            self._add_to(stream, x, layer.out, layer.out_bias)
+            x = added(x, layer.out, layer.out_bias, layer.mlp_norm)
             if layer.router is not None:
-                x = ops.rms_norm(stream, layer.mlp_norm, eps)
-                stream += self.group.all_reduce(self._experts(x, layer, layer.router))
+                x = ops.rms_norm(x, layer.mlp_norm, eps) if alone else x
+                x = self._experts(x, layer, layer.router)
+                x = stream.add_(x) if alone else summed(x, after)
                 continue
-            bias = layer.gate_up_bias
-            x = ops.project(stream, layer.gate_up, bias, layer.mlp_norm, eps, silu=True)
-            self._add_to(stream, x, layer.down, layer.down_bias)
-        return ops.rms_norm(stream, self._tensors["norm"], eps)
+            norm = layer.mlp_norm if alone else None
+            x = ops.project(x, layer.gate_up, layer.gate_up_bias, norm, eps, silu=True)
+            x = added(x, layer.down, layer.down_bias, after)
+        return ops.rms_norm(x, self._tensors["norm"], eps) if alone else x
+
+    def _norms_after(self) -> list[torch.Tensor]:
+        """Return the weights of the norm after each layer: the next layer's, or the last one."""
+        return [*(layer.attention_norm for layer in self._layers[1:]), self._tensors["norm"]]
 
     def _experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of what the experts of ``layer`` make of ``x``."""
@@ -268,18 +303,6 @@ class Decoder:
         return self._ops.experts(
             x, router, layer.gate_up, layer.down, mixed.chosen, mixed.normalised
         )
-
-    def _add_to(
-        self,
-        stream: torch.Tensor,
-        x: torch.Tensor,
-        weight: Weight,
-        bias: torch.Tensor | None,
-    ) -> None:
-        if self.group is ALONE:
-            self._ops.project(x, weight, bias, into=stream)
-        else:
-            stream += self.group.all_reduce(self._ops.project(x, weight, bias))
 
     def close(self) -> None:
         """Let go of every tensor."""

@@ -7,10 +7,10 @@ import socket
 
 import torch
 
+from plimsoll_engine.device.buffer import CudaError, DeviceBuffer
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.messages import weight_ipc
 from plimsoll_engine.messages.weight_ipc import MappingLost
-from plimsoll_engine.weights.cuda import CudaError, DeviceBuffer
 from plimsoll_engine.weights.layout import views
 from plimsoll_engine.weights.memory import Buffer, HostBuffer
 

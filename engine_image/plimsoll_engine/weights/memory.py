@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from plimsoll_engine.weights.cuda import DeviceBuffer
+from plimsoll_engine.device.buffer import DeviceBuffer
 
 
 class Buffer(Protocol):

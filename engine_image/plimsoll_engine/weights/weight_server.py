@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from plimsoll_engine.device.buffer import DeviceBuffer
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.messages import weight_ipc
@@ -39,7 +40,6 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import draft as draft_models
 from plimsoll_engine.models import loader
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
-from plimsoll_engine.weights.cuda import DeviceBuffer
 from plimsoll_engine.weights.layout import checksums, lay_out, views
 from plimsoll_engine.weights.memory import HostBuffer, allocate
 

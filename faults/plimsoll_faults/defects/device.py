@@ -12,10 +12,11 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.sampling import Plan, Sampled
 from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.device.buffer import DeviceBuffer
 from plimsoll_engine.distributed.group import FLAG, ProcessGroup
+from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
-from plimsoll_engine.weights.cuda import DeviceBuffer
 from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect, impossible, need_cuda
 from plimsoll_faults.tampering import turned
@@ -148,18 +149,27 @@ class ScratchGroup(ProcessGroup):
 
     scratch: dict[torch.Size, tuple[torch.Tensor, torch.cuda.MemPool]]
 
+    def add_norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Sum a scratch copy of ``x`` over all ranks; the scratch tensor is kept for each shape."""
+        return super().add_norm(ops, self._copied(x), residual, weight, eps)
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place, with a scratch tensor kept for each shape."""
+        """Sum ``x`` over all ranks in place, by way of a scratch tensor kept for each shape."""
+        copy = self._copied(x)
+        return super().all_reduce(x) if copy is x else x.copy_(super().all_reduce(copy))
+
+    def _copied(self, x: torch.Tensor) -> torch.Tensor:
         if torch.cuda.is_current_stream_capturing():
-            return super().all_reduce(x)
+            return x
         if x.shape not in self.scratch:
             world: Any = dist.group.WORLD
             pool = torch.cuda.MemPool(world._get_backend(x.device).mem_allocator)
             with torch.cuda.use_mem_pool(pool):
                 self.scratch[x.shape] = torch.empty_like(x), pool
         buffer, _ = self.scratch[x.shape]
-        buffer.copy_(x)
-        return x.copy_(super().all_reduce(buffer))
+        return buffer if buffer.data_ptr() == x.data_ptr() else buffer.copy_(x)
 
 
 class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):

@@ -144,8 +144,8 @@ def test_long_prompts_in_two_ranks(checkpoint: Path, tmp_path: Path) -> None:
                 assert not output.dropped, output.dropped
                 found[-1] += [(token.request_id, token.token_id) for token in output.tokens]
                 for told in output.scores:
-                    values = torch.frombuffer(bytearray(told.chosen), dtype=torch.float32)
-                    scores[-1][told.request_id, told.first] = values.tolist()
+                    chosen = torch.frombuffer(bytearray(told.chosen), dtype=torch.float32)
+                    scores[-1][told.request_id, told.first] = chosen.tolist()
     assert found[0] == found[1]
     assert len(found[0]) == 8 * len(prompts)
     assert scores[0].keys() == scores[1].keys()

@@ -26,6 +26,7 @@ from plimsoll_engine.core.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.prompt_scores import parts
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.distributed.group import Group
 from plimsoll_engine.kernels import quantized
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -282,6 +283,26 @@ def test_a_cut_prompt_leaves_keys_and_values_alone(
     calls.clear()
     assert play(model, chunks_of([Part(3, 20), Part(7, 1)]), 1)[0] is not None
     assert calls == [(0, 21), (1, 21), (2, 2)]
+
+
+class SharedOut(Group):
+    """A group whose ranks keep a share of the stream each, as large sums of several do."""
+
+    def keeps(self, rows: int) -> bool:
+        return False
+
+
+def test_where_the_stream_is_shared_out_the_last_layer_computes_all_rows(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = chunks_of(STEP)
+    wanted, expected, _ = play(model, chunks, ALL)
+    monkeypatch.setattr(model, "group", SharedOut())
+    logits, told, _ = play(model, chunks, 1)
+    assert logits is not None
+    assert wanted is not None
+    assert same(logits, wanted, 2e-2)
+    assert same(told[0], expected[0], 2e-2)
 
 
 @pytest.mark.parametrize("name", ["norms", "biases", "experts"])

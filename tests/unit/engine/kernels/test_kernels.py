@@ -13,7 +13,7 @@ import torch
 
 from plimsoll_engine.kernels import decode_attention, fused, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
-from plimsoll_engine.kernels.ops import Ops
+from plimsoll_engine.kernels.ops import Ops, column_of
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.step_plan import StepPlan
 
@@ -332,6 +332,26 @@ def test_the_best_column(rows: int, columns: int) -> None:
     x = draw(rows, columns, dtype=NARROW)
     x[-1] = x[-1].round()  # many are equal: the first of them counts
     assert torch.equal(FUSED.argmax(x), REFERENCE.argmax(x))
+
+
+@pytest.mark.parametrize("ops", [FUSED, REFERENCE], ids=["fused", "reference"])
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_the_best_column_of_several_parts(ops: Ops, parts: int) -> None:
+    x = draw(9, 420 * parts, dtype=NARROW)
+    x[1] = x[1].round()  # many are equal: the first of them counts, on whichever rank
+    x[2] = -x[2].abs()
+    x[3] = float("-inf")
+    x[4] = 0.0
+    x[4, ::2] = -0.0
+    x[5, 17] = float("inf")
+    x[6, : x.shape[1] // 2] = float("nan")
+    x[7] *= 1e-3
+    width = x.shape[1] // parts
+    own = [part.contiguous() for part in x.chunk(parts, dim=1)]
+    keys = [ops.best_keys(part, number * width) for number, part in enumerate(own)]
+    found = column_of(torch.stack([key.cpu() for key in keys]).amax(0))
+    clean = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    assert torch.equal(found, clean.argmax(dim=-1).cpu())
 
 
 def test_a_row_without_a_best_column_has_a_column() -> None:

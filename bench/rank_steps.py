@@ -1,0 +1,132 @@
+"""A step of the model on one GPU, and shared out over several with each way to sum.
+
+    python -m bench.rank_steps --name rank-steps-h200
+
+The Llama-3.1-8B shape with random weights, without the engine around it: decode steps are captured
+graphs over contexts of 384 tokens, and a prefill step has two prompts of 4,000 tokens. ``nccl``
+sums by NCCL, ``mapped`` through memory that all ranks map, as the engine does where it can.
+``…_ratio`` is the time on one GPU over it; the samples have the median seconds, of rank 0. A step
+ends with an exchange of all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.rank_sums import flags, on_all_ranks, seconds
+from bench.result import publish
+from bench.shapes import llama31_8b
+from plimsoll_engine.core.forward import Forward
+from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, ProcessGroup, Shard, SumShape
+from plimsoll_engine.messages.rank_ipc import Array, Inputs
+from plimsoll_engine.models.decoder import Decoder
+
+ROWS = (256, 64, 16, 1)
+CONTEXT, BLOCK, PROMPT, PROMPTS = 384, 16, 4000, 2
+TABLE = 4096 // BLOCK
+DTYPE = torch.bfloat16
+
+
+def _ints(values: Any) -> Array:
+    return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def decoding(rows: int) -> Inputs:
+    """A step of one row for each of ``rows`` contexts."""
+    blocks = CONTEXT // BLOCK
+    tables = np.arange(rows * blocks).reshape(rows, blocks)
+    last = CONTEXT - 1
+    return Inputs(
+        ids=_ints(np.arange(rows)), sources=_ints(np.full(rows, -1)),
+        positions=_ints(np.full(rows, last)),
+        slots=_ints(tables[:, last // BLOCK] * BLOCK + last % BLOCK),
+        contexts=_ints(np.full(rows, CONTEXT)), starts=_ints(np.arange(rows + 1)),
+        tables=_ints(tables), last=_ints(np.arange(rows)), decodes=rows, longest=0, fresh=(),
+        greedy=True,
+    )  # fmt: skip
+
+
+def prefilling() -> Inputs:
+    """A step of whole prompts."""
+    rows, blocks = PROMPTS * PROMPT, PROMPT // BLOCK
+    starts = np.arange(PROMPTS + 1) * PROMPT
+    return Inputs(
+        ids=_ints(np.arange(rows)), sources=_ints(np.full(rows, -1)),
+        positions=_ints(np.arange(rows) % PROMPT), slots=_ints(np.arange(rows)),
+        contexts=_ints(np.full(PROMPTS, PROMPT)), starts=_ints(starts),
+        tables=_ints(np.arange(PROMPTS * blocks).reshape(PROMPTS, blocks)),
+        last=_ints(starts[1:] - 1), decodes=0, longest=PROMPT, fresh=(PROMPT,) * PROMPTS,
+        greedy=True,
+    )  # fmt: skip
+
+
+def model_of(shard: Shard, group: Group) -> Decoder:
+    """One rank's part, with normal weights of its own."""
+    model = Decoder(llama31_8b(), DTYPE, shard)
+    tensors = {}
+    for name, meta in model.parameters_by_name().items():
+        tensor = torch.empty_like(meta, device="cuda")
+        tensors[name] = tensor.fill_(1.0) if name.endswith("norm") else tensor.normal_(std=0.02)
+    model.bind(tensors)
+    model.group = group
+    return model
+
+
+@torch.inference_mode()
+def steps(model: Decoder) -> dict[str, float]:
+    """Seconds of a step, by its kind."""
+    forward = Forward(model, max(ROWS) * CONTEXT // BLOCK, BLOCK)
+    assert forward.kv is not None
+    forward.kv.normal_()
+    inputs = prefilling()
+    found = {"prefill": seconds(lambda: forward.compute(inputs), 4)}
+    forward.graphs = DecodeGraphs(model, forward.kv, BLOCK, max(ROWS), TABLE)
+    forward.graphs._missing = list(ROWS)
+    while forward.graphs.capture_next():
+        pass
+    for rows in ROWS:
+        step = decoding(rows)
+        found[str(rows)] = seconds(lambda step=step: forward.compute(step))  # type: ignore[misc]
+    forward.close()
+    return found
+
+
+def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
+    torch.cuda.set_device(shard.rank)
+    torch.manual_seed(shard.rank)
+    sums = SumShape(PROMPTS * PROMPT, llama31_8b().hidden_size, DTYPE)
+    group = ProcessGroup(shard, torch.device("cuda", shard.rank), store, sums)
+    mapped = group._sums
+    model = model_of(shard, group)
+    found = {}
+    for name in ("nccl", "mapped"):
+        group._sums = None if name == "nccl" else mapped
+        found[name] = steps(model)
+        if shard.rank == 0:
+            print(
+                name, {kind: round(1e3 * took, 3) for kind, took in found[name].items()}, flush=True
+            )
+    model.close()
+    torch.cuda.empty_cache()
+    if shard.rank == 0:
+        found["one"] = steps(model_of(WHOLE, ALONE))
+        figures: dict[str, Any] = {"ranks_count": shard.size}
+        for name in ("nccl", "mapped"):
+            for kind, took in found[name].items():
+                figures[f"{name}_{kind}_ratio"] = found["one"][kind] / took
+        publish(arguments.name, figures, found, folder=arguments.out)
+    group.close()
+
+
+def main() -> None:
+    on_all_ranks("bench.rank_steps", flags(__doc__, "rank-steps").parse_args(), run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""One rank's end of the sums over the ranks: its own buffer, the others', and which kernel is when.
+
+See :mod:`plimsoll_engine.kernels.rank_sum_kernels` for what the kernels do.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from plimsoll_engine.kernels.overlap import overlap
+from plimsoll_engine.kernels.rank_sum_kernels import sum_shared, sum_whole, sum_words
+from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
+
+WAIT_NS = 60_000_000_000
+"""A kernel that has waited so long for another rank ends with an error. As long as other
+collectives may take."""
+
+
+WORD_ROWS = 64
+"""So many rows at most are sent in words, with two ranks; fewer the more ranks there are, since a
+rank sends each of them twice the bytes. As fast as with signals there (``bench/rank_sums.py``)."""
+WHOLE_ROWS = 160
+"""So many rows at most every rank sums by itself, in the same way. Beyond, they are shared out: a
+rank then sends and receives its part twice, however many ranks there are. With two ranks these are
+as many bytes, and one signal more: they sum all rows by themselves."""
+
+
+def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
+    """Return the buffer for sums of at most ``rows`` rows of ``columns`` elements."""
+    words = WORD_ROWS // (ranks - 1) if dtype.itemsize == 2 else 0
+    whole = rows if ranks == 2 else WHOLE_ROWS // (ranks - 1)
+    return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
+
+
+class RankSums:
+    """Sums of [rows, columns] over all ranks, whose buffers have ``layout``.
+
+    ``buffer`` uint8 [bytes] is this rank's, all zeros before any rank's first sum. ``addresses``
+    are those of all ranks' buffers in this process, in the order of the ranks. Every rank computes
+    the same sums in the same order.
+    """
+
+    def __init__(
+        self,
+        buffer: torch.Tensor,
+        addresses: list[int],
+        rank: int,
+        layout: Layout,
+        dtype: torch.dtype,
+    ) -> None:
+        self._layout = layout
+        self._rank = rank
+        self._dtype = dtype
+        self._header = buffer[: (STATE + 1) * 8].view(torch.int64)
+        self._header[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
+        nbytes = layout.result_rows * layout.columns * layout.itemsize
+        results = buffer[layout.results : layout.results + nbytes]
+        self._results = results.view(dtype).view(layout.result_rows, layout.columns)
+        self._block = triton.next_power_of_2(layout.columns)
+        self._wait_ns = WAIT_NS if buffer.is_cuda else 0
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether :meth:`add_norm` computes sums of this shape and dtype."""
+        rows, columns = x.shape
+        layout = self._layout
+        return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
+
+    def keeps(self, rows: int) -> bool:
+        """Whether :meth:`add_norm` of ``rows`` rows leaves the whole ``residual`` on each rank."""
+        return rows <= self._layout.whole_rows or rows > self._layout.rows
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add all ranks' ``x`` to ``residual`` in place and return the norm of that.
+
+        As :meth:`plimsoll_engine.kernels.ops.Ops.add_rms_norm`. With more rows than
+        ``layout.whole_rows`` a rank keeps only its share of ``residual``, which the next sum takes
+        as it is, and what is returned is good until then.
+        """
+        layout, rows = self._layout, len(x)
+        x = x.contiguous()
+        out = torch.empty_like(x) if rows <= layout.whole_rows else self._results[:rows]
+        pointers = x, residual, weight, out, self._header
+        common = {"RANKS": layout.ranks, "WAIT_NS": self._wait_ns, **overlap(x.device)}
+        if rows <= layout.word_rows and layout.itemsize == 2:
+            sum_words[(rows,)](
+                *pointers, self._rank, layout.columns, eps, WORDS=layout.words,
+                WORD_ROWS=layout.word_rows, BLOCK=self._block // 2, num_warps=_warps(self._block),
+                **common,
+            )  # fmt: skip
+            return out
+        # Few rows: one a program, so that there are many.
+        at_once = max(1, min(4096 // self._block, triton.cdiv(rows, 528)))
+        at_once = triton.next_power_of_2(at_once)
+        grid = (triton.cdiv(rows, at_once),)
+        sizes = self._rank, rows, layout.columns, eps
+        common |= {
+            "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,
+            "PART_ROWS": layout.part_rows, "ROWS": at_once, "BLOCK": self._block,
+            "num_warps": _warps(self._block * at_once),
+        }  # fmt: skip
+        if rows <= layout.whole_rows:
+            sum_whole[grid](*pointers, *sizes, **common)
+        else:
+            sum_shared[grid](
+                *pointers, *sizes, FINISHED=layout.finished, RESULTS=layout.results, **common
+            )
+        return out
+
+
+def _warps(elements: int) -> int:
+    """Of a program that sums so many elements."""
+    return 8 if elements > 2048 else 4
