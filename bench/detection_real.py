@@ -1,7 +1,7 @@
 """What the supervisor finds in the recordings of real engines, and what other rules would do.
 
     python -m bench.detection_real               # the seen part: detection-real-seen.json
-    python -m bench.detection_real --held-out    # the other part, once: detection-real.json
+    python -m bench.detection_real --held-out --since 2026-11-24    # the other part, once
     python -m bench.detection_real --alone       # without the other rules; nothing is written
 
 Each recording in ``leaklab/recordings`` goes through the code of ``plimsoll replay`` in mode
@@ -13,14 +13,16 @@ engine's lives, and their limit is the memory of the machine. Each runs twice: w
 that are best on the development split of the leak lab, whose runs last for hours, and as
 ``NAME_seen`` with those that are best on the seen recordings.
 
-``confirm_p50_s`` is of the leaks whose mean rate spends the budget within ten minutes.
+``confirm_p50_s`` is of the leaks whose mean rate spends the budget within ten minutes. Figures that
+begin with ``new_`` are of the recordings made since the day of ``--since`` alone: the verdicts on
+the others were known when the detector was last changed.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bench.baselines import BASELINES
@@ -52,6 +54,7 @@ class Row:
     segment: str | None
     wrong: tuple[str, ...]
     suspected: tuple[str, ...]
+    date: str
     others: dict[str, Verdict] = field(default_factory=dict)
 
 
@@ -75,6 +78,7 @@ def judged(recording: Recording) -> Row:
         told.segment,
         told.wrong,
         told.suspected,
+        about["date"],
     )
 
 
@@ -154,6 +158,7 @@ def told(row: Row) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--held-out", action="store_true", help="the part that is run once")
+    parser.add_argument("--since", metavar="DAY", help="the first day (UTC) of new recordings")
     parser.add_argument("--alone", action="store_true", help="without the other rules")
     parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
     options = parser.parse_args()
@@ -171,13 +176,17 @@ def main() -> None:
         row.others = compared(recording, choices)
         rows.append(row)
         print(row.verdict, row.segment, row.wrong, row.suspected, flush=True)
+    found = summary(rows)
+    if options.since:
+        new = [replace(row, others={}) for row in rows if row.date >= options.since]
+        found |= {f"new_{key}": value for key, value in summary(new).items()}
     if options.alone:
-        for key, value in summary(rows).items():
+        for key, value in found.items():
             print(f"{key:45} {value}")
         return
     publish(
         "detection-real" if options.held_out else "detection-real-seen",
-        summary(rows),
+        found,
         {
             "baselines": {
                 f"{name}{ending}": repr(BASELINES[name].choices[number])

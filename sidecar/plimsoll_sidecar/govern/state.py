@@ -16,11 +16,6 @@ ROUND = 5
 """Assessments in a round. Counted, not timed: a replay at any interval behaves as a live run."""
 CONFIRM_ROUNDS = 2
 """Rounds after the soft trim through which a suspicion must hold before it is confirmed."""
-CONFIRM_SHARE = 0.25
-"""Before it is confirmed, a suspicion holds for this share of the time that the budget has left:
-garbage that was never collected yet grows like a leak, and waiting costs nothing while there is
-time. It shrinks with the time left."""
-CONFIRM_MAX_S = 300.0
 SLOT_RETRY_S = 5.0
 """Pause between two tries to take a restart slot; slots are held for a minute or so."""
 SLOT_WAIT_S = 1800.0

@@ -9,7 +9,6 @@ from plimsoll_api.supervision import Action, Mode
 from plimsoll_sidecar.govern.incident import DISRUPTING, Incident
 from plimsoll_sidecar.govern.life.context import TurnContext
 from plimsoll_sidecar.govern.policy import ladder, restart_budget
-from plimsoll_sidecar.govern.state import CONFIRM_MAX_S, CONFIRM_SHARE
 
 EXHAUSTED = (
     "the restart budget is spent; no further action until you reset it with plimsoll resume POD"
@@ -90,13 +89,6 @@ def disturbed(context: TurnContext, incident: Incident) -> bool:
         )
         for other in context.state.incidents
     )
-
-
-def patience_s(context: TurnContext, incident: Incident) -> float:
-    """How long to watch before confirmation, in seconds since the incident opened."""
-    budget = incident.budget(context.assessment)
-    left = budget.exhaustion_s if budget else None
-    return min(CONFIRM_MAX_S, CONFIRM_SHARE * left) if left is not None else 0.0
 
 
 def engine_starts(context: TurnContext, incident: Incident) -> bool:

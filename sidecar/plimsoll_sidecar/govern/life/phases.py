@@ -20,7 +20,6 @@ from plimsoll_sidecar.govern.life.conditions import (
     due,
     engine_starts,
     next_rung,
-    patience_s,
     restart_budget_spent,
     why_not,
 )
@@ -115,9 +114,7 @@ def trimming(context: TurnContext, incident: Incident) -> None:
         # The trim returned most of it: what is left must prove itself anew.
         incident.growth_at_trim, incident.seen = incident.growth_bytes, 0
         return
-    # A clock that was set back meanwhile: the phase's begin is never in the future.
-    since = min(incident.opened_at, incident.phase_since)
-    if not incident.unconfirmed and context.now - since >= patience_s(context, incident):
+    if not incident.unconfirmed:
         confirm(context, incident)
 
 
