@@ -149,8 +149,8 @@ def test_long_prompts_in_two_ranks(checkpoint: Path, tmp_path: Path) -> None:
     assert found[0] == found[1]
     assert len(found[0]) == 8 * len(prompts)
     assert scores[0].keys() == scores[1].keys()
-    for key, values in scores[0].items():
-        assert scores[1][key] == pytest.approx(values, abs=1e-3)
+    for key, alone in scores[0].items():
+        assert scores[1][key] == pytest.approx(alone, abs=1e-3)
     assert sum(map(len, scores[0].values())) == 139
 
 
