@@ -11,11 +11,12 @@ from leaklab.recording.published import FOLDER, LABELS, TRACE, Recording, add, r
 from leaklab.recording.split import HELD_OUT, SEEN, part
 from plimsoll_api import trace
 from plimsoll_api.assessment import Segment
+from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
 
 EVERY = list(recordings())
 MOST_BYTES = 20 << 20
-LONGEST_DEVICE_RUN_S, SHORTEST_CPU_RUN_S = 480.0, 590.0
+LONGEST_DEVICE_RUN_S, SHORTEST_CPU_RUN_S, LONG_S = 480.0, 590.0, 1500.0
 MOST_FAILED = 0.005
 """Of the clients of a recording, where the engine was not restarted."""
 
@@ -28,9 +29,14 @@ def test_each_part_has_the_files_of_its_recordings_and_no_others() -> None:
 
 
 def test_there_are_enough_of_both_kinds_and_they_are_small() -> None:
-    leaks = sum(bool(one.labels.leaks) for one in EVERY)
-    assert len(EVERY) >= 45
-    assert 0.4 <= leaks / len(EVERY) <= 0.6
+    on_a_cpu = [one for one in EVERY if not one.about["machine"].get("devices")]
+    of_others = [one for one in on_a_cpu if one.about["engine"] != EngineType.PLIMSOLL]
+    assert len(EVERY) >= 70
+    assert len(of_others) >= 40
+    assert sum(one.about["recorded_s"] >= LONG_S for one in of_others) >= 3
+    for chosen in (EVERY, of_others):
+        leaks = sum(bool(one.labels.leaks) for one in chosen)
+        assert 0.4 <= leaks / len(chosen) <= 0.6
     size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     assert size <= MOST_BYTES
 
