@@ -41,7 +41,7 @@ REASONING_PARSERS = {"qwen3", "deepseek_r1"}
 IGNORED_WITH_VALUE = {
     "--dtype", "--gpu-memory-utilization", "--tool-call-parser", "--max-cpu-loras", "--seed",
     "--attention-backend", "--limit-mm-per-prompt", "--load-format", "--reasoning-parser",
-    "--max-model-len", "--structured-outputs-config.backend", "--max-logprobs",
+    "--max-model-len", "--structured-outputs-config.backend", "--max-logprobs", "--port",
 }  # fmt: skip
 """Flags for what changes nothing for the tests, or where a test that needs it shows it."""
 IGNORED = {
@@ -91,11 +91,22 @@ def flags(given: list[str]) -> list[str]:
                     rest.pop(0)
         elif (name == "--reasoning-parser" and rest[0] in REASONING_PARSERS) or name in WITH_VALUE:
             found += [name, rest.pop(0)]
+        elif name == "--chat-template":
+            found += [name, _template(rest.pop(0))]
         elif name in IGNORED_WITH_VALUE:
             rest.pop(0)
         else:
             pytest.skip(f"this engine has no flag {flag}")
     return found
+
+
+def _template(given: str) -> str:
+    """Return the file of a chat template; vLLM also takes its text."""
+    if os.path.isfile(given):
+        return given
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
+        file.write(given)
+    return file.name
 
 
 class RemoteOpenAIServer:

@@ -331,7 +331,8 @@ def _answer(
     forced = engine.settings.api.force_include_usage
     usage = forced or (options is not None and options.include_usage)
     answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
-    answer.continuous = usage and options is not None and options.continuous_usage_stats
+    continuous = options is not None and options.continuous_usage_stats
+    answer.continuous = forced or (usage and continuous)
     if prompt_logprobs(body) is not None:
         echoes = isinstance(body, CompletionRequest) and body.echo
         echo = body.logprobs if echoes else None

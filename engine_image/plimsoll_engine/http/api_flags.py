@@ -14,7 +14,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``chat_template`` is a file that takes the place of the checkpoint's.
 
     ``return_tokens_as_token_ids`` is for requests that do not say. ``force_include_usage``: every
-    stream ends with its usage. ``tokenizer_info``: there is ``/tokenizer_info``.
+    chunk of a stream has the usage so far, and the last one has that of the whole.
+    ``tokenizer_info``: there is ``/tokenizer_info``.
     """
 
     chat_template: Path | None = None
@@ -31,7 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--return-tokens-as-token-ids", action="store_true",
         help="write tokens of log probabilities as token_id:NUMBER")  # fmt: skip
     add("--enable-force-include-usage", action="store_true",
-        help="end every stream with its usage")  # fmt: skip
+        help="have the usage so far in every chunk of a stream, and at its end")  # fmt: skip
     add("--enable-tokenizer-info-endpoint", action="store_true",
         help="serve the tokenizer's settings and chat template at /tokenizer_info")  # fmt: skip
 

@@ -42,9 +42,10 @@ def test_the_flags_hold_for_requests_that_say_nothing(start_engine: Any, tmp_pat
     (entry, *_) = post(engine, "/v1/chat/completions", asked)["choices"][0]["logprobs"]["content"]
     assert not entry["token"].startswith("token_id:")
 
-    (*_, last) = engine.client.chat.completions.create(**CHAT, stream=True)
-    assert last.choices == []
-    assert last.usage.completion_tokens == 3
+    chunks = list(engine.client.chat.completions.create(**CHAT, stream=True))
+    assert chunks[-1].choices == []
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert (counts[0], counts[-1]) == (0, 3)
 
     status, text = engine.get("/tokenizer_info")
     assert status == 200
