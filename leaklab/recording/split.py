@@ -76,6 +76,7 @@ PARTS = {
     "streaming": SEEN,
     "waves": HELD_OUT,
     "few_grammars": SEEN,
+    "long_answers": HELD_OUT,
 }
 
 

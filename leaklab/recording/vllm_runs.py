@@ -116,7 +116,7 @@ RUNS = (
         Injection(OBJECTS, "requests", 160 * KIB, frontend=True),
     ),
     Run(
-        "vllm-35", VLLM, "preemption", (Phase(60.0, 2.0, "long"), Phase(60.0, 0.5, "long")),
+        "vllm-35", VLLM, "long_answers", (Phase(60.0, 2.0, "long"), Phase(60.0, 0.5, "long")),
         # Blocks have 128 tokens on a CPU: these are enough for one request of full length.
         flags=("--num-gpu-blocks-override=36", "--max-num-seqs=32"),
     ),
