@@ -1,4 +1,4 @@
-"""The assistant's turn of a prompt: begun, left out, or continued. Tests ``chat_prompt.py``."""
+"""The assistant's turn of a prompt: begun, left out, or continued. Tests ``api/chat_prompt.py``."""
 
 from __future__ import annotations
 
