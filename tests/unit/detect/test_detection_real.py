@@ -48,7 +48,7 @@ def recorded(folder: Path, series: Series, *leaks: Leak, shared: bool = False) -
     about: dict[str, Any] = {
         "engine": "vllm", "version": "0.1", "mechanism": "heap_blocks", "part": "seen",
         "recorded_s": series.duration, "budget_bytes": 256 * MIB,
-        "machine": {"memory_bytes": 16 * GIB},
+        "machine": {"memory_bytes": 16 * GIB}, "date": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     return Recording(
         "a", folder / "a.jsonl.gz", Labels(list(leaks), not leaks, "a recording"), about
