@@ -29,13 +29,10 @@ def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int
         ("trigger_at_confirm_ratio", [v.trigger_at_confirm for v in asked]),
     ):
         told[key] = sum(map(bool, right)) / len(right) if right else None
-    for name, key in (
-        ("known", "stall_detect_s"),
-        ("new", "stall_detect_new_s"),
-        ("frontend", "stall_detect_frontend_s"),
-    ):
-        hangs = [v.delay_s for v in verdicts if v.family == f"stall {name}" and v.delay_s]
-        told[key] = percentile(hangs, 0.95)
+    hangs = [v for v in verdicts if v.family.startswith("stall ") and v.delay_s is not None]
+    for key, silent in (("stall_detect", False), ("stall_detect_frontend", True)):
+        delays = [v.delay_s or 0.0 for v in hangs if (v.family == "stall frontend") is silent]
+        told[f"{key}_s"] = percentile(delays, 0.95)
     told["stall_usual_pause_s"] = USUAL_PAUSE_S
     told |= calibration.figures(all_stated(results))
     told["stalls_missed_count"] = sum(

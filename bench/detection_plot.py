@@ -1,7 +1,8 @@
-"""One picture a family of the leak lab: the series, its budget, and who would have acted when."""
+"""Two sheets of small pictures, one run a family: the series, its budget, and who acted when."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,53 +10,78 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 from bench.detection_run import Run
-from leaklab.cases import Case
+from leaklab.cases import WARMUP_S, Case
 
 MIB = 1 << 20
 INK, OURS, THEIRS, BUDGET = "#4b5563", "#dc2626", "#2563eb", "#111827"
-SHOWN = ("slope_10mb_h", "mann_kendall", "page_hinkley", "adwin", "lbr", "usage_buckets")
-"""Rules that are drawn; a tick on a line of its own for each time that one would have acted."""
+THEIR_RULE = "page_hinkley"
+"""Of the other rules, the one that is drawn: the only one that finds about as many leaks as ours.
+A tick below the series for each time that it would have acted."""
+COLUMNS = 6
+POINTS = 600
+"""Of a series that are drawn: more than its picture has pixels."""
+
+
+@dataclass
+class Panel:
+    """One run, the times in seconds of what we confirmed, and those at which the rule acted."""
+
+    case: Case
+    confirmed: list[float]
+    acted: list[float]
 
 
 def draw(cases: list[Case], results: list[Any], choice: dict[str, int], folder: Path) -> None:
+    """Write ``detection-healthy.png`` and ``detection-leaks.png``.
+
+    Of a family in which a healthy run was confirmed, that run is drawn; of others the first.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    done: set[str] = set()
+    panels: dict[str, Panel] = {}
     for case, (told, others) in zip(cases, results, strict=True):
-        if case.family in done or case.kind == "Stall" or case.trigger is not None:
+        if case.kind == "Stall" or case.trigger is not None:
             continue
-        done.add(case.family)
-        acted = {n: when for n, c, _, when in others if choice[n] == c and n in SHOWN}
-        path = folder / f"detection-{case.family.replace(' ', '-').replace('_', '-')}.png"
-        _picture(case, told.times, acted, path)
+        wrong = case.starts is None and bool(told.times)
+        if case.family in panels and (not wrong or panels[case.family].confirmed):
+            continue
+        acted = [when for n, c, _, when in others if (n, c) == (THEIR_RULE, choice[THEIR_RULE])]
+        panels[case.family] = Panel(case, told.times, acted[0] if acted else [])
+    for name, leaking in (("healthy", False), ("leaks", True)):
+        shown = [panel for panel in panels.values() if (panel.case.starts is not None) is leaking]
+        _sheet(sorted(shown, key=lambda panel: panel.case.family), folder / f"detection-{name}.png")
 
 
-def _picture(case: Case, times: list[float], acted: dict[str, list[float]], path: Path) -> None:
-    run = Run(case)
-    every = max(1, len(run.t) // 1500)
-    hours, sizes = run.t[::every] / 3600, (run.sizes[::every] - run.sizes[0]) / MIB
-    figure, (top, below) = plt.subplots(
-        2, 1, figsize=(6, 3), dpi=72, sharex=True, height_ratios=(3, 1), layout="constrained"
+def _sheet(panels: list[Panel], path: Path) -> None:
+    rows = -(-len(panels) // COLUMNS)
+    figure, grid = plt.subplots(
+        rows, COLUMNS, figsize=(COLUMNS * 2.2, rows * 1.5), dpi=84, layout="constrained"
     )
-    top.plot(hours, sizes, color=INK, linewidth=0.7)
-    if case.starts is not None:
-        held = run.sizes[run.t < case.starts].mean() - run.sizes[0]
-        top.axhline((held + case.budget) / MIB, color=BUDGET, linestyle="--", linewidth=0.8)
-        top.axvline(case.starts / 3600, color=BUDGET, linestyle=":", linewidth=0.8)
-    for at in times:
-        top.axvline(at / 3600, color=OURS, linewidth=1.5)
-    top.set_title(f"{case.family}: {case.name}", fontsize=8, loc="left")
-    top.set_ylabel("MiB since start", fontsize=7)
-    names = list(acted)
-    for row, name in enumerate(names):
-        below.plot([t / 3600 for t in acted[name]], [row] * len(acted[name]), "|", color=THEIRS)
-    below.set_yticks(range(len(names)), names, fontsize=6)
-    below.set_ylim(len(names) - 0.5, -0.5)
-    below.set_xlabel("hours", fontsize=7)
-    for axes in (top, below):
-        axes.tick_params(axis="x", labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-    top.tick_params(axis="y", labelsize=7)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        _draw(axes, panel)
     figure.savefig(path, metadata={"Software": None})
     plt.close(figure)
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    case, run = panel.case, Run(panel.case)
+    every = max(1, len(run.t) // POINTS)
+    begins = case.starts if case.starts is not None else min(WARMUP_S, run.t[-1] / 2)
+    held = run.sizes[run.t <= begins].min()
+    axes.plot(run.t[::every] / 3600, (run.sizes[::every] - held) / MIB, color=INK, linewidth=0.6)
+    axes.axhline(case.budget / MIB, color=BUDGET, linestyle="--", linewidth=0.7)
+    if case.starts is not None:
+        axes.axvline(case.starts / 3600, color=BUDGET, linestyle=":", linewidth=0.8)
+    for at in panel.confirmed:
+        axes.axvline(at / 3600, color=OURS, linewidth=1.2)
+    axes.plot(
+        [t / 3600 for t in panel.acted], [0.03] * len(panel.acted), "|",
+        color=THEIRS, markersize=5, transform=axes.get_xaxis_transform(),
+    )  # fmt: skip
+    axes.set_title(case.family.removeprefix("leak "), fontsize=7, loc="left", pad=2)
+    axes.tick_params(labelsize=6, length=2, pad=1)
+    axes.spines[["top", "right"]].set_visible(False)
