@@ -4,8 +4,9 @@
 
 A real engine (tiny model, on the CPU) serves a request a second. For ``--seconds`` the launcher
 and the supervisor watch it at 1 Hz, as in a pod; their memory and processor time are read from
-/proc. Then the same supervisor takes ``--samples`` samples of the same engine without sleeping,
-with a clock that goes on by one second each (see ``supervisor_growth.py``).
+/proc. Then another supervisor takes ``--samples`` samples of the same engine without sleeping,
+with a clock that goes on by one second each, and the engine serves a request now and then (see
+``supervisor_growth.py``).
 
 ``rss_mib`` and ``anon_mib`` are of the supervisor's process after its warm-up; the launcher, whose
 file pages are mostly the same, is told beside it. ``pss_mib`` is both, shared pages counted once.
@@ -30,6 +31,7 @@ from typing import Any
 
 from bench.result import publish
 from bench.running import Engine, running
+from bench.supervisor_growth import complete
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -69,16 +71,10 @@ def configure(folder: Path, engine: Engine) -> list[str]:
 def requests(engine: Engine) -> Iterator[None]:
     """A short completion each second, from a thread."""
     ending = threading.Event()
-    body = json.dumps({"model": "bench", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True})
 
     def send() -> None:
-        url = f"http://127.0.0.1:{engine.port}/v1/completions"
         while not ending.wait(REQUEST_EVERY_S):
-            request = urllib.request.Request(
-                url, body.encode(), {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-                answer.read()
+            complete(engine.port)
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
@@ -193,7 +189,7 @@ def main() -> None:
             arguments = configure(folder, engine)
             with requests(engine):
                 figures = watch(arguments, flags.metrics_port, flags.seconds)
-                growth, readings = grow(arguments, flags.samples)
+            growth, readings = grow([*arguments, "--port", str(engine.port)], flags.samples)
     shown = readings[:: max(1, len(readings) // 100)]
     publish(flags.name, figures | growth, {"anon_bytes_by_sample": shown})
 
