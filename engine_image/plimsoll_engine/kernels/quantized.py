@@ -41,7 +41,9 @@ def rows_of(weight: Weight, first: int, last: int | None) -> Weight:
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``x`` [..., size] as e4m3 of its shape, and the scales float32 [..., 1]."""
     wide = x.float()
-    scales = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST) / FP8_MAX
+    largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
+    # By a number torch divides on CUDA as a product with its reciprocal, which may be off by a bit.
+    scales = largest / largest.new_full((), FP8_MAX)
     return (wide / scales).to(FP8), scales
 
 
