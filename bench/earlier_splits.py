@@ -20,7 +20,6 @@ from bench.result import publish
 from leaklab import healthy
 from leaklab.cases import EDITIONS, Case, Split, Watched, leaks, negatives, stalls
 
-
 EARLIEST, *LATER = EDITIONS[Split.SEEN]
 SPLITS = {
     edition.name: name
