@@ -85,12 +85,11 @@ def test_more_than_can_be_counted_is_unknown(
     for name in range(4):
         (listed / str(name)).touch()
     sizeless = type(tmp_path.stat())
-    monkeypatch.setattr(
-        Path, "stat", lambda path, **_: sizeless((0,) * 10) if path.name == "fd" else None
-    )
-    assert open_files._open(tmp_path) == 4
-    monkeypatch.setattr(open_files, "MAX_COUNTED", 3)
-    assert open_files._open(tmp_path) is None
+    with monkeypatch.context() as patched:
+        patched.setattr(open_files.os, "stat", lambda path: sizeless((0,) * 10))
+        assert open_files._open(str(listed)) == 4
+        patched.setattr(open_files, "MAX_COUNTED", 3)
+        assert open_files._open(str(listed)) is None
 
 
 def test_it_is_read_at_intervals() -> None:

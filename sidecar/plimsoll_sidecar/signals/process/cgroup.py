@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.control_group import MemoryGroup, memory_group
+from plimsoll_sidecar.signals.process import proc_file
 
 ROOT = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
@@ -79,7 +80,7 @@ class Cgroup:
 def membership(pid: int) -> MemoryGroup | None:
     """Return the process's group; None where that cannot be read."""
     try:
-        return memory_group(os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()))
+        return memory_group(os.fsdecode(proc_file.read(pid, "cgroup")))
     except OSError:
         return None
 

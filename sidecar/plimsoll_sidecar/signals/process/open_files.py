@@ -45,17 +45,17 @@ def nearest(processes: Mapping[int, str], proc: Path = PROC) -> OpenFiles | None
     """Return the process with the largest share of its limit in use; None if none can be read."""
     found = []
     for pid, name in processes.items():
-        count, limit = _open(proc / str(pid)), _limit(proc / str(pid))
+        # By strings: see proc_file.py.
+        count, limit = _open(f"{proc}/{pid}/fd"), _limit(f"{proc}/{pid}/limits")
         if count is not None and limit is not None:
             found.append(OpenFiles(process=name, open=count, limit=limit))
     return max(found, key=lambda one: one.ratio, default=None)
 
 
-def _open(process: Path) -> int | None:
-    folder = process / "fd"
+def _open(folder: str) -> int | None:
     try:
         # Since Linux 6.2 the size of this folder is the number of its entries.
-        if size := folder.stat().st_size:
+        if size := os.stat(folder).st_size:
             return size
         with os.scandir(folder) as entries:
             count = sum(1 for _ in itertools.islice(entries, MAX_COUNTED + 1))
@@ -64,10 +64,11 @@ def _open(process: Path) -> int | None:
     return count if count <= MAX_COUNTED else None
 
 
-def _limit(process: Path) -> int | None:
+def _limit(file: str) -> int | None:
     """Return the soft limit; None where there is none, or it cannot be read."""
     try:
-        lines = (process / "limits").read_text("ascii", "replace").splitlines()
+        with open(file, encoding="ascii", errors="replace") as limits:
+            lines = limits.read().splitlines()
         soft = next(line for line in lines if line.startswith(LIMIT)).removeprefix(LIMIT).split()[0]
         return int(soft) or None
     except (OSError, ValueError, StopIteration, IndexError):

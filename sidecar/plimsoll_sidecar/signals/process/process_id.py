@@ -6,9 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
+
+from plimsoll_sidecar.signals.process import proc_file
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -21,7 +22,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 def identify(pid: int) -> ProcessId | None:
     """Return the process that has this PID now; None where there is none, or only a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name is in no certain encoding
+        stat = proc_file.read(pid, "stat")  # a name is in no certain encoding
     except OSError:
         return None
     fields = stat.rpartition(b")")[2].split()

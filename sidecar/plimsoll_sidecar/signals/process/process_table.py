@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
+from plimsoll_sidecar.signals.process import proc_file
 from plimsoll_sidecar.signals.process.cgroup import membership
 
 MAX_ANCESTORS = 64
@@ -55,11 +55,11 @@ def container_of(pid: int) -> Container | None:
 def is_nested(pid: int) -> bool:
     """Whether the process is in a PID namespace below ours, or gone."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = proc_file.read(pid, "status")
     except OSError:
         return True
     # One number for each namespace from ours on. Kernels before 4.1 do not tell.
-    return len(status.partition("\nNSpid:")[2].partition("\n")[0].split()) > 1
+    return len(status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()) > 1
 
 
 def parents() -> dict[int, int]:
@@ -76,9 +76,8 @@ def parents() -> dict[int, int]:
 def parent_of(pid: int) -> int | None:
     """None where there is no such process, or only a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        fields = stat.rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else int(fields[1])
+        fields = proc_file.read(pid, "stat").rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[1])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -113,7 +112,7 @@ def command_line(pid: int) -> list[str]:
     Or what it made of them.
     """
     try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        line = proc_file.read(pid, "cmdline")
     except OSError:
         return []
     return [word.decode(errors="replace") for word in line.split(b"\0")[:MAX_WORDS]]
@@ -125,7 +124,7 @@ def environment(pid: int, name: str) -> str | None:
     None where it has none or may not be read.
     """
     try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        entries = proc_file.read(pid, "environ").split(b"\0")
     except OSError:
         return None
     prefix = name.encode() + b"="
@@ -137,6 +136,6 @@ def environment(pid: int, name: str) -> str | None:
 def command_name(pid: int) -> str:
     """Return the kernel's name of the process, at most 15 characters; empty where it has ended."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return proc_file.read(pid, "comm").decode(errors="replace").strip()
     except OSError:
         return ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
 from plimsoll_api.admin import STANDBY, ProcessMemory, Role
 from plimsoll_api.trace import Host, RoleRss
+from plimsoll_sidecar.signals.process import proc_file
 from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
 
 MAX_PROCESSES = 256
@@ -179,7 +179,7 @@ def total(sizes: Iterable[int | None]) -> int | None:
 def cpu_s(pid: int) -> float | None:
     """Seconds that the process and its ended children have computed; None where it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = proc_file.read(pid, "stat").rpartition(b")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return None
@@ -200,7 +200,7 @@ def children(pid: int) -> list[int] | None:
             return found
         for task in tasks:
             try:
-                found += map(int, Path(f"{folder}/{task}/children").read_bytes().split())
+                found += map(int, proc_file.read(pid, f"task/{task}/children").split())
             except (OSError, ValueError):
                 if os.path.exists(f"{folder}/{task}"):
                     return found
@@ -215,7 +215,7 @@ def _ancestors(pid: int) -> set[int]:
     while pid > 0 and pid not in found:
         found.add(pid)
         try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            stat = proc_file.read(pid, "stat")
             pid = int(stat.rpartition(b")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             break

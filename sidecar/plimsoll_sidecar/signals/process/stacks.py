@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from plimsoll_sidecar.signals.process import proc_file
 from plimsoll_sidecar.signals.process.process_id import ProcessId, identify, send
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def _run(command: list[str], timeout_s: float) -> tuple[bytes, int]:
 def handles(pid: int, number: int = SIGNAL) -> bool:
     """Whether the process has a handler for the signal, which would end it otherwise."""
     try:
-        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+        for line in proc_file.read(pid, "status").splitlines():
             if line.startswith(b"SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     except (OSError, ValueError, IndexError):
