@@ -5,6 +5,7 @@ Tests ``signals/process/open_files.py``.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def test_more_than_can_be_counted_is_unknown(
         (listed / str(name)).touch()
     sizeless = type(tmp_path.stat())
     with monkeypatch.context() as patched:
-        patched.setattr(open_files.os, "stat", lambda path: sizeless((0,) * 10))
+        patched.setattr(os, "stat", lambda path: sizeless((0,) * 10))
         assert open_files._open(str(listed)) == 4
         patched.setattr(open_files, "MAX_COUNTED", 3)
         assert open_files._open(str(listed)) is None

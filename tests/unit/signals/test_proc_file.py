@@ -1,4 +1,7 @@
-"""Files of /proc are read without entries in the interpreter's table of interned strings."""
+"""Files of /proc are read without entries in the interpreter's table of interned strings.
+
+Tests ``signals/process/proc_file.py``.
+"""
 
 from __future__ import annotations
 
