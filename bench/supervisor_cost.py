@@ -31,7 +31,7 @@ from typing import Any
 
 from bench.result import publish
 from bench.running import Engine, running
-from bench.supervisor_growth import complete
+from bench.supervisor_growth import SERVE
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -45,6 +45,9 @@ REQUEST_EVERY_S = 1.0
 SCRAPE_EVERY_S = 15.0
 WARM_UP_S = 30.0
 READ_EVERY_S = 1.0
+TOLD_S = 1.2
+"""Twice the time within which an engine's worker reports to its frontend, and a little."""
+BODY = {"model": "bench", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
 
 
 def configure(folder: Path, engine: Engine) -> list[str]:
@@ -65,6 +68,17 @@ def configure(folder: Path, engine: Engine) -> list[str]:
     file.write_bytes(supervisor_config.encode(config))
     state_dir = folder / "state"
     return ["--config", str(file), "--run-dir", str(engine.run_dir), "--state-dir", str(state_dir)]
+
+
+def complete(port: int) -> None:
+    """One short completion."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(BODY).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        answer.read()
 
 
 @contextlib.contextmanager
@@ -152,13 +166,28 @@ def watch(arguments: list[str], metrics_port: int, seconds: float) -> dict[str, 
     }
 
 
-def grow(arguments: list[str], samples: int) -> tuple[dict[str, Any], list[int]]:
+def grow(arguments: list[str], samples: int, port: int) -> tuple[dict[str, Any], list[int]]:
     """Figures of ``samples`` samples without sleeping, and the readings they come from."""
     command = [sys.executable, str(HERE / "supervisor_growth.py"), *arguments]
-    done = subprocess.run(
-        [*command, "--samples", str(samples)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    told = json.loads(done.stdout)
+    told: dict[str, Any] = {}
+    with subprocess.Popen(
+        [*command, "--samples", str(samples)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as growing:
+        assert growing.stdin is not None
+        assert growing.stdout is not None
+        for line in growing.stdout:
+            if line.strip() != SERVE:
+                told = json.loads(line)
+                continue
+            complete(port)
+            time.sleep(TOLD_S)
+            growing.stdin.write("\n")
+            growing.stdin.flush()
+    if growing.returncode:
+        raise subprocess.CalledProcessError(growing.returncode, command)
     readings = told["anon_bytes"]
     tenth = len(readings) // 10
     first, last = readings[tenth : 2 * tenth], readings[-tenth:]
@@ -189,7 +218,7 @@ def main() -> None:
             arguments = configure(folder, engine)
             with requests(engine):
                 figures = watch(arguments, flags.metrics_port, flags.seconds)
-            growth, readings = grow([*arguments, "--port", str(engine.port)], flags.samples)
+            growth, readings = grow(arguments, flags.samples, engine.port)
     shown = readings[:: max(1, len(readings) // 100)]
     publish(flags.name, figures | growth, {"anon_bytes_by_sample": shown})
 

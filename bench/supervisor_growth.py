@@ -1,12 +1,14 @@
 """A real supervisor that takes sample after sample without sleeping: what each of them leaves.
 
-    python -m bench.supervisor_growth --port PORT --config FILE --run-dir DIR --state-dir DIR
+    python -m bench.supervisor_growth --config FILE --run-dir DIR --state-dir DIR
 
 Everything is the supervisor's own but the clock, which goes on by one second a sample: rings and
 windows of hours fill as they would in a pod. The clock stands still while the engine serves a
 request, and until its status tells of it: a request that lasted for some hundred samples would
-be a stall, and a pod has no stall every hour. Prints one JSON object: ``took_s`` without those
-times, and its own anonymous memory after every ``--every`` samples.
+be a stall, and a pod has no stall every hour. ``supervisor_cost.py`` sends that request. This
+process prints ``serve`` for it and waits for a line, so that its memory is the supervisor's alone.
+At last it prints one JSON object: ``took_s`` without those times, and its own anonymous memory
+after every ``--every`` samples.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import json
 import os
 import sys
 import time
-import urllib.request
 
 from plimsoll_sidecar.main import build, parser
 from plimsoll_sidecar.signals.process.resident_memory import resident
@@ -23,26 +24,12 @@ from plimsoll_sidecar.signals.process.resident_memory import resident
 SCRAPE_EVERY = 15
 SERVE_EVERY = 400
 """Samples from one request to the next."""
-TOLD_S = 1.2
-"""Twice the time within which an engine's worker reports to its frontend, and a little."""
 BEGIN = 1_700_000_000.0
-BODY = {"model": "bench", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
-
-
-def complete(port: int) -> None:
-    """One short completion."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json.dumps(BODY).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-        answer.read()
+SERVE = "serve"
 
 
 def main() -> None:
     parse = parser()
-    parse.add_argument("--port", type=int, required=True, help="that the engine serves at")
     parse.add_argument("--samples", type=int, default=100_000)
     parse.add_argument("--every", type=int, default=100)
     arguments = parse.parse_args()
@@ -53,8 +40,8 @@ def main() -> None:
     for number in range(arguments.samples):
         now = float(number)
         if number % SERVE_EVERY == 0:
-            complete(arguments.port)
-            time.sleep(TOLD_S)
+            print(SERVE, flush=True)
+            sys.stdin.readline()
         began = time.monotonic()
         supervisor.tick(BEGIN + now)
         if number % SCRAPE_EVERY == 0:
