@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
+from leaklab.hanging import Way, hangs, queued, until
 from leaklab.series import MIB, Curve, Series
 
 TIMES = {
@@ -29,21 +29,12 @@ TIMES = {
 }
 """When each comes, by name."""
 UNANSWERED = {"descriptors"}
-"""Of these nothing is known but that nobody is answered."""
+"""All that is known of these is that no client gets an answer."""
 
 
 def hanging(series: Series, name: str, at: float, seed: int) -> Series:
-    """The engine that hangs at ``at``: its totals stand still from then on. Its processor time is
-    known where it was known before."""
-    rng = random.Random(f"{name}/{seed}")
-    every, lasts = rng.uniform(30, 300), rng.uniform(1, 14)
-    usual = replace(series, paused=lambda t: t % every < lasts, counters={})
-    hangs = _WAYS[name](usual, at, rng)
-    return hangs if series.cpu_s else replace(hangs, cpu_s=None)
-
-
-def _until(total: Curve, at: float) -> Curve:
-    return lambda t: total(min(t, at))
+    """The engine that hangs at ``at``."""
+    return hangs(_WAYS, series, name, at, seed, every=(30, 300), lasts=(1, 14))
 
 
 def _piled(rng: random.Random, at: float) -> Curve:
@@ -59,15 +50,7 @@ def _busy(rng: random.Random, at: float, then: float) -> Curve:
 
 
 def _queued(series: Series, count: int, waiting: Curve) -> Series:
-    return replace(
-        series,
-        load=lambda t: float(count),
-        counters={
-            "running": lambda t: count,
-            "waiting": waiting,
-            "inflight": lambda t: count + waiting(t),
-        },
-    )
+    return queued(series, float(count), lambda t: count, waiting)
 
 
 def _descriptors(series: Series, at: float, rng: random.Random) -> Series:
@@ -93,7 +76,7 @@ def _reclaimed(series: Series, at: float, rng: random.Random) -> Series:
 
 def _mount(series: Series, at: float, rng: random.Random) -> Series:
     queued = _queued(series, rng.randint(1, 12), _piled(rng, at))
-    adapters = _until(lambda t: 0.01 * t, at)
+    adapters = until(lambda t: 0.01 * t, at)
     return replace(
         queued,
         cpu_s=_busy(rng, at, 0.02),
@@ -117,7 +100,7 @@ def _livelock(series: Series, at: float, rng: random.Random) -> Series:
             "waiting": lambda t: 0.0 if t < at else 2 - first(t),
             "inflight": lambda t: 2,
             "kv_usage_ratio": lambda t: 0.5 + 0.45 * t / at if t < at else 0.96 + 0.03 * first(t),
-            "prompt_tokens_total": _until(lambda t: 1500 * t, at),
+            "prompt_tokens_total": until(lambda t: 1500 * t, at),
         },
     )
 
@@ -146,7 +129,7 @@ def _lost_device(series: Series, at: float, rng: random.Random) -> Series:
 
 def _backtracking(series: Series, at: float, rng: random.Random) -> Series:
     queued = _queued(series, rng.randint(2, 16), _piled(rng, at))
-    tokens = _until(lambda t: 2200 * t, at)
+    tokens = until(lambda t: 2200 * t, at)
     return replace(
         queued,
         cpu_s=_busy(rng, at, 1.0),
@@ -169,7 +152,7 @@ def _unresumed(series: Series, at: float, rng: random.Random) -> Series:
     )
 
 
-_WAYS: dict[str, Callable[[Series, float, random.Random], Series]] = {
+_WAYS: dict[str, Way] = {
     "descriptors": _descriptors,
     "stopped": _stopped,
     "reclaimed": _reclaimed,

@@ -13,7 +13,8 @@ import math
 import random
 from dataclasses import replace
 
-from leaklab.series import Curve, Series
+from leaklab.hanging import until
+from leaklab.series import Series
 
 TIMES = {
     "transfer": 1510.0,
@@ -37,10 +38,6 @@ def hanging(series: Series, name: str, at: float, seed: int) -> Series:
         "pages": _pages,
         "lone": _lone,
     }[name](usual, at, rng)
-
-
-def _until(total: Curve, at: float) -> Curve:
-    return lambda t: total(min(t, at))
 
 
 def _transfer(series: Series, at: float, rng: random.Random) -> Series:
@@ -78,7 +75,7 @@ def _spinning(series: Series, at: float, rng: random.Random) -> Series:
             "running": lambda t: count,
             "waiting": waiting,
             "inflight": lambda t: count + waiting(t),
-            "kv_usage_ratio": _until(lambda t: 0.6 + 0.2 * math.sin(t / 70), at),
+            "kv_usage_ratio": until(lambda t: 0.6 + 0.2 * math.sin(t / 70), at),
         },
     )
 
@@ -100,14 +97,14 @@ def _deadlocked(series: Series, at: float, rng: random.Random) -> Series:
             "running": lambda t: count,
             "inflight": inflight,
             "aborted_total": lambda t: 0.02 * t + given_up(t),
-            "prompt_tokens_total": _until(lambda t: 2500 * t, at),
+            "prompt_tokens_total": until(lambda t: 2500 * t, at),
         },
     )
 
 
 def _pages(series: Series, at: float, rng: random.Random) -> Series:
     count = rng.randint(6, 15)
-    running = _until(lambda t: count + 3 * math.sin(t / 40), at)
+    running = until(lambda t: count + 3 * math.sin(t / 40), at)
     return replace(
         series,
         read_every=rng.choice((2.0, 5.0, 8.0)),
@@ -115,7 +112,7 @@ def _pages(series: Series, at: float, rng: random.Random) -> Series:
         counters={
             "running": running,
             "inflight": running,
-            "prompt_tokens_total": _until(lambda t: 3100 * t, at),
+            "prompt_tokens_total": until(lambda t: 3100 * t, at),
         },
     )
 

@@ -1,21 +1,21 @@
 """How engines hang, for the test split: what stops them differs, steps end in each.
 
-Whoever reads the engine's log is gone, and the worker waits to write a line. Nobody reads the ring
-in which answers are handed over, and it is full. A machine that was asleep has woken, and the
-scheduler waits until a moment by a clock that has jumped. Ranks do not agree whether there is one
-more step, so that all take in requests and none begins. After hours with nobody there, whoever had
-to wake the worker has missed its turn. Answers are held until a service has looked at them which
-answers no more. A step fails, is tried again and fails again, for ever. The first request in the
-queue needs more room than the engine has, and nobody may pass it.
+The process that reads the engine's log has ended, and the worker blocks on a write. The ring that
+hands over answers is full, because nothing reads it. A machine wakes from sleep, and the scheduler
+waits for a time on a clock that has jumped. Ranks disagree on whether there is one more step, so
+all of them accept requests and none starts. After idle hours, the call that should wake the worker
+is missed. Answers are held back for a moderation service that no longer responds. A step fails, is
+retried, and fails again without end. The first request in the queue needs more room than the engine
+has, and no other request may pass it.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
+from leaklab.hanging import Way, hangs, queued, until
 from leaklab.series import MIB, Curve, Series
 
 TIMES = {
@@ -32,17 +32,8 @@ TIMES = {
 
 
 def hanging(series: Series, name: str, at: float, seed: int) -> Series:
-    """The engine that hangs at ``at``: its totals stand still from then on. Its processor time is
-    known where it was known before."""
-    rng = random.Random(f"{name}/{seed}")
-    every, lasts = rng.uniform(30, 280), rng.uniform(1, 13)
-    usual = replace(series, paused=lambda t: t % every < lasts, counters={})
-    hangs = _WAYS[name](usual, at, rng)
-    return hangs if series.cpu_s else replace(hangs, cpu_s=None)
-
-
-def _until(total: Curve, at: float) -> Curve:
-    return lambda t: total(min(t, at))
+    """The engine that hangs at ``at``."""
+    return hangs(_WAYS, series, name, at, seed, every=(30, 280), lasts=(1, 13))
 
 
 def _piled(rng: random.Random, at: float) -> Curve:
@@ -57,30 +48,18 @@ def _busy(rng: random.Random, at: float, then: float) -> Curve:
     return lambda t: cores * min(t, at) + then * max(0.0, t - at)
 
 
-def _queued(series: Series, load: float, running: Curve, waiting: Curve) -> Series:
-    return replace(
-        series,
-        load=lambda t: load,
-        counters={
-            "running": running,
-            "waiting": waiting,
-            "inflight": lambda t: running(t) + waiting(t),
-        },
-    )
-
-
 def _full_pipe(series: Series, at: float, rng: random.Random) -> Series:
     count = rng.randint(2, 24)
-    queued = _queued(series, count, lambda t: count, _piled(rng, at))
-    return replace(queued, cpu_s=_busy(rng, at, 0.01))
+    engine = queued(series, count, lambda t: count, _piled(rng, at))
+    return replace(engine, cpu_s=_busy(rng, at, 0.01))
 
 
 def _unread_ring(series: Series, at: float, rng: random.Random) -> Series:
     """The ring fills within a minute or so before, in shared memory."""
     count, size, fills = rng.randint(4, 30), rng.uniform(8, 120) * MIB, rng.uniform(10, 90)
-    queued = _queued(series, count, lambda t: count, _piled(rng, at))
+    engine = queued(series, count, lambda t: count, _piled(rng, at))
     return replace(
-        queued,
+        engine,
         other=lambda t: size * min(1.0, max(0.0, 1 - (at - t) / fills)),
         other_in="shared",
         cpu_s=_busy(rng, at, 1.0),
@@ -91,7 +70,7 @@ def _jumped_clock(series: Series, at: float, rng: random.Random) -> Series:
     """What ran has been put back to wait when the machine woke."""
     count, piled = rng.randint(1, 20), _piled(rng, at)
     return replace(
-        _queued(
+        queued(
             series,
             count,
             lambda t: count if t < at else 0.0,
@@ -108,14 +87,14 @@ def _phantom_step(series: Series, at: float, rng: random.Random) -> Series:
     def asked(t: float) -> float:
         return min(places + 40.0, count + math.floor(comes * max(0.0, t - at)))
 
-    queued = _queued(
+    engine = queued(
         series, count, lambda t: min(places, asked(t)), lambda t: max(0.0, asked(t) - places)
     )
-    prompts = _until(lambda t: 1300 * t, at)
+    prompts = until(lambda t: 1300 * t, at)
     return replace(
-        queued,
+        engine,
         cpu_s=_busy(rng, at, rng.uniform(1.0, 4.0)),
-        counters=queued.counters | {"prompt_tokens_total": prompts},
+        counters=engine.counters | {"prompt_tokens_total": prompts},
     )
 
 
@@ -130,30 +109,30 @@ def _missed_waking(series: Series, at: float, rng: random.Random) -> Series:
     def running(t: float) -> float:
         return count if t < at - idle else 0.0
 
-    queued = _queued(series, count, running, waiting)
-    return replace(queued, load=running, cpu_s=_busy(rng, at - idle, 0.01))
+    engine = queued(series, count, running, waiting)
+    return replace(engine, load=running, cpu_s=_busy(rng, at - idle, 0.01))
 
 
 def _silent_moderator(series: Series, at: float, rng: random.Random) -> Series:
     """All who run are done and hold their places. Clients give up; their places stay taken."""
     count, patience = rng.randint(4, 32), rng.uniform(30, 240)
     gives_up, piled = rng.uniform(0.01, 0.3), _piled(rng, at)
-    queued = _queued(series, count, lambda t: count, piled)
+    engine = queued(series, count, lambda t: count, piled)
     return replace(
-        queued,
+        engine,
         cpu_s=_busy(rng, at, 0.1),
-        counters=queued.counters
+        counters=engine.counters
         | {"aborted_total": lambda t: 0.01 * t + gives_up * max(0.0, t - at - patience)},
     )
 
 
 def _failing_step(series: Series, at: float, rng: random.Random) -> Series:
     count, again = rng.randint(1, 16), rng.uniform(0.3, 8)
-    queued = _queued(series, count, lambda t: count, _piled(rng, at))
+    engine = queued(series, count, lambda t: count, _piled(rng, at))
     return replace(
-        queued,
+        engine,
         cpu_s=_busy(rng, at, rng.uniform(0.5, 1.2)),
-        counters=queued.counters | {"errors_total": lambda t: 0.002 * t + again * max(0.0, t - at)},
+        counters=engine.counters | {"errors_total": lambda t: 0.002 * t + again * max(0.0, t - at)},
     )
 
 
@@ -164,16 +143,16 @@ def _oversized_first(series: Series, at: float, rng: random.Random) -> Series:
     def running(t: float) -> float:
         return math.ceil(count * min(1.0, max(0.0, (at - t) / ends)))
 
-    queued = _queued(series, count, running, lambda t: 1 + piled(t) if t >= at - ends else 0.0)
-    usage = _until(lambda t: 0.03 + 0.6 * running(t) / count, at)
+    engine = queued(series, count, running, lambda t: 1 + piled(t) if t >= at - ends else 0.0)
+    usage = until(lambda t: 0.03 + 0.6 * running(t) / count, at)
     return replace(
-        queued,
+        engine,
         cpu_s=_busy(rng, at, 0.6),
-        counters=queued.counters | {"kv_usage_ratio": usage},
+        counters=engine.counters | {"kv_usage_ratio": usage},
     )
 
 
-_WAYS: dict[str, Callable[[Series, float, random.Random], Series]] = {
+_WAYS: dict[str, Way] = {
     "full pipe": _full_pipe,
     "unread ring": _unread_ring,
     "jumped clock": _jumped_clock,
