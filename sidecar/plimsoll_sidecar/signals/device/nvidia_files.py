@@ -34,7 +34,7 @@ def devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
     majors = _majors(proc)
     frontends = {major for major, name in majors.items() if name in FRONTENDS} or {FRONTEND_MAJOR}
     caps = {major for major, name in majors.items() if name == CAPABILITIES}
-    opened = {device for pid in pids for device in _opened(proc / str(pid))}
+    opened = {device for pid in pids for device in _opened(f"{proc}/{pid}/fd")}
     minors = {minor for major, minor in opened if major in frontends and minor not in CONTROL}
     if not minors:
         return []
@@ -46,19 +46,22 @@ def devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
     return found
 
 
-def _opened(folder: Path) -> set[tuple[int, int]]:
-    """Major and minor numbers of NVIDIA's device files that a process has open."""
+def _opened(folder: str) -> set[tuple[int, int]]:
+    """Major and minor numbers of NVIDIA's device files that a process has open.
+
+    By strings: see proc_file.py.
+    """
     found: set[tuple[int, int]] = set()
     try:
-        names = os.listdir(folder / "fd")
+        names = os.listdir(folder)
     except OSError:
         return found
     for name in names[:MAX_DESCRIPTORS]:
         try:
             # Asked of a likely one alone: to ask for a file of a network that hangs would hang.
-            if not os.path.basename(os.readlink(folder / "fd" / name)).startswith("nvidia"):
+            if not os.path.basename(os.readlink(f"{folder}/{name}")).startswith("nvidia"):
                 continue
-            status = os.stat(folder / "fd" / name)
+            status = os.stat(f"{folder}/{name}")
         except OSError:
             continue
         if stat.S_ISCHR(status.st_mode):

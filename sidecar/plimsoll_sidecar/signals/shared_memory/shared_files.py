@@ -208,7 +208,8 @@ def _opened(folder: Path, wanted: set[FileId]) -> set[FileId]:
             # To ask for a file of a network that hangs would hang, too: only likely ones are.
             if _inode(folder, name) not in {None, *inodes}:
                 continue
-            status = os.stat(folder / "fd" / name)
+            # By strings: see proc_file.py.
+            status = os.stat(f"{folder}/fd/{name}")
         except (FileNotFoundError, ProcessLookupError):
             continue  # closed meanwhile
         found.add((status.st_dev, status.st_ino))
@@ -217,7 +218,9 @@ def _opened(folder: Path, wanted: set[FileId]) -> set[FileId]:
 
 def _inode(folder: Path, name: str) -> int | None:
     """Return the inode of an open file; None where the kernel, before 5.14, does not say."""
-    for line in (folder / "fdinfo" / name).read_text().splitlines():
+    with open(f"{folder}/fdinfo/{name}") as file:
+        lines = file.read().splitlines()
+    for line in lines:
         if line.startswith("ino:"):
             return int(line.split()[1])
     return None
