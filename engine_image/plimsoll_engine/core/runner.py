@@ -167,7 +167,7 @@ class Runner(Forward):
 
     def _next_tokens(self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan) -> Sampled | None:
         tokens, logits = self.compute(inputs, chunks)
-        # A graph's own memory, maybe: whoever reads it is launched before the next replay is.
+        # This may be a graph's own memory. What reads it is launched before the next replay.
         if tokens is not None and inputs.greedy:
             self.newest = tokens
             return Sampled(tokens)

@@ -10,8 +10,8 @@ wide and comes back after 2^32 sums: what was written then would be taken for ne
 was written since, in a half that every other sum writes.
 
 A program waits for the same program of another rank, so no rank may begin them in another order,
-which the hardware does not do. ``WAIT_NS``: after so long the other rank is taken for lost, and the
-kernel ends with an error. 0 waits for ever, as Triton's interpreter must.
+which the hardware does not do. After ``WAIT_NS`` the other rank counts as lost, and the kernel ends
+with an error. With 0 it waits forever, as Triton's interpreter must.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _now(WAIT_NS: tl.constexpr):
 
 @triton.jit
 def _bounded(begun, WAIT_NS: tl.constexpr):
-    if WAIT_NS > 0:  # noqa: SIM102 - the timer is no part of a kernel that waits for ever
+    if WAIT_NS > 0:  # noqa: SIM102 - a kernel that waits forever must not contain the timer
         if globaltimer() - begun > WAIT_NS:
             tl.inline_asm_elementwise(
                 "trap; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1

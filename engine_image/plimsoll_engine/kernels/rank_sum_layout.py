@@ -2,8 +2,8 @@
 
 Every rank has one such buffer, and all map all of them. Whatever a sum writes there lies in one of
 two halves, which sums take in turn: a rank that begins a sum has heard from all others in the sum
-before it, so that nobody reads the half any more that the sum now writes. One exchange of signals
-a sum is therefore enough.
+before it, so no rank still reads the half that the sum is about to write. One exchange of signals
+per sum is therefore enough.
 """
 
 from __future__ import annotations
