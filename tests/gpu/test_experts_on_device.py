@@ -80,16 +80,17 @@ def test_bf16_is_as_near_to_float32_as_torch(layer: Layer, rows: int) -> None:
 )
 @pytest.mark.parametrize("rows", [1, 2, 63, 129, 300, 1537, 4096])
 def test_quantized_weights_mean_the_same_as_in_torch(layer: Layer, rows: int) -> None:
-    """In every tile; the rest is what falls to the other side of two values of e4m3, far less than
-    the rounding itself."""
+    """In every tile. The rest is less than half of what the four roundings to e4m3 change: torch
+    rounds to bf16 between gates and values, which moves some results to the next value of e4m3."""
     torch.manual_seed(rows)
     x = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
     gate_up, down = (Quantized(*quantize(weight)) for weight in (layer.gate_up, layer.down))
     found = FusedOps().experts(x, layer.router, gate_up, down, CHOSEN, True)
     assert torch.equal(found, FusedOps().experts(x, layer.router, gate_up, down, CHOSEN, True))
     meant = ReferenceOps().experts(x, layer.router, gate_up, down, CHOSEN, True)
-    assert error(found, meant) < 0.02
-    assert 0.01 < error(found, layer.of(ReferenceOps(), x)) < 0.1
+    rounding = error(found, layer.of(ReferenceOps(), x))
+    assert 0.01 < rounding < 0.1
+    assert error(found, meant) < rounding / 2
 
 
 def test_a_captured_step_routes_each_replay_anew(layer: Layer) -> None:

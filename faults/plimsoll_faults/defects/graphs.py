@@ -51,7 +51,7 @@ class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
 
 
 class ShortOfMemory:
-    """A model for whose logits the device has no room while they are captured."""
+    """A model for whose best tokens the device has no room while they are captured."""
 
     def __init__(self, sound: Decoder) -> None:
         self._sound = sound
@@ -59,14 +59,14 @@ class ShortOfMemory:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sound, name)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocabulary] of ``hidden`` [rows, hidden], in the model's dtype.
+    def best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best tokens and the logits of ``hidden`` [rows, hidden].
 
         Raises OutOfMemoryError while a graph is captured.
         """
         if torch.cuda.is_current_stream_capturing():
             raise torch.OutOfMemoryError("injected: no memory for the logits")
-        return self._sound.logits(hidden)
+        return self._sound.best(hidden)
 
 
 class FailedCaptureDefect(Defect[kinds.FailedCapture]):
