@@ -166,7 +166,8 @@ class Forward:
             step.needed = self._needed(step, needed, inputs, chunks)
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
-        hidden = self.model.forward(ids, positions.long(), step, embeds)
+        with self._ops.computing(step):
+            hidden = self.model.forward(ids, positions.long(), step, embeds)
         if len(scored):
             self.scores = score(
                 self.model.logits, self._ops.rows(hidden, scored), targets.long(), inputs.most

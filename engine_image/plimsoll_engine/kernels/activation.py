@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -26,8 +27,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[rows, size] of ``gate_up`` [rows, 2 * size]. Moves 3 times the result's bytes."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
-    block = min(triton.next_power_of_2(size), 2048)
-    _silu_mul[(rows, triton.cdiv(size, block))](
+    block = min(next_power_of_2(size), 2048)
+    _silu_mul[(rows, cdiv(size, block))](
         gate_up, out, size, BLOCK=block, num_warps=4, **overlap(gate_up.device)
     )
     return out

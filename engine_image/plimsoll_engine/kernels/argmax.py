@@ -16,6 +16,7 @@ import triton.language as tl
 
 from plimsoll_engine.kernels.ops import KEY_LOWER
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK = 4096
 LOWER = tl.constexpr(KEY_LOWER)
@@ -74,14 +75,14 @@ def best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
 
 def _of_rows(x: torch.Tensor, first: int, keys: bool) -> torch.Tensor:
     rows, columns = x.shape
-    parts = triton.cdiv(columns, BLOCK)
+    parts = cdiv(columns, BLOCK)
     best = torch.empty(rows, parts, dtype=torch.float32, device=x.device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=x.device)
     out = torch.empty(rows, dtype=torch.int64, device=x.device)
     launch = overlap(x.device)
     _best_of_parts[(rows, parts)](x, best, where, columns, BLOCK=BLOCK, num_warps=4, **launch)
     _best[(rows,)](
-        best, where, out, parts, first, KEYS=keys, PARTS_PAD=triton.next_power_of_2(parts),
+        best, where, out, parts, first, KEYS=keys, PARTS_PAD=next_power_of_2(parts),
         num_warps=1, **launch,
     )  # fmt: skip
     return out

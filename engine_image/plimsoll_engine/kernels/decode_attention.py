@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 NO_WINDOW = 1 << 30
@@ -64,7 +65,7 @@ def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
         return Cut(TILE, 1)
     if short and programs >= SOME and row_bytes <= WIDE_BYTES:
         return Cut(WIDE_TILE, 1 if 2 * programs >= MANY else 2)
-    wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
+    wanted = next_power_of_2(cdiv(PROGRAMS, programs))
     return Cut(TILE, min(MAX_SPLITS, int(wanted)))
 
 
@@ -174,7 +175,7 @@ def decode_attention(
     """
     sequences, heads, dim = query.shape
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None
-    dim_pad = triton.next_power_of_2(dim)
+    dim_pad = next_power_of_2(dim)
     tile, splits = cut or cut_for(sequences, kv_heads, dim_pad * keys.rows.element_size(), limit)
     options: dict[str, object] = {**overlap(query.device)}
     if scaled and cut is None:
@@ -189,7 +190,7 @@ def decode_attention(
         values.scales if scaled else query, tables, contexts, parts, lse, scale * LOG2_E,
         NO_WINDOW if window is None else window, tables.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), DIM=dim, DIM_PAD=dim_pad,
+        GROUP_PAD=max(16, next_power_of_2(heads // kv_heads)), DIM=dim, DIM_PAD=dim_pad,
         PAGE=page, TILE=tile, SPLITS=splits, SCALED=scaled,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=4, num_stages=3, **options,

@@ -22,6 +22,7 @@ from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
 from plimsoll_engine.kernels.quantized import Quantized, Weight
 from plimsoll_engine.kernels.routing import Routes, route
 from plimsoll_engine.kernels.scaled_product import quantize
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
@@ -193,7 +194,7 @@ def _products(
     inner = x.new_empty(pairs, width)
     half = tile.columns // 2  # a program has the gates and the values of its columns
     factors, scaled = _factors(x, gate_up)
-    _gate_up[(blocks * triton.cdiv(width, half),)](
+    _gate_up[(blocks * cdiv(width, half),)](
         *factors, routes.order, routes.owners, inner, pairs,
         CHOSEN=chosen, HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=half,
         DEPTH=tile.depth, PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages,
@@ -201,15 +202,15 @@ def _products(
     )  # fmt: skip
     parts = x.new_empty(pairs, hidden)
     factors, scaled = _factors(inner, down)
-    _down[(blocks * triton.cdiv(hidden, tile.columns),)](
+    _down[(blocks * cdiv(hidden, tile.columns),)](
         *factors, routes.order, routes.owners, routes.shares, parts, pairs,
         HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=tile.columns,
         DEPTH=tile.depth, PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages,
         **launch,
     )  # fmt: skip
     out = torch.empty_like(x)
-    block = min(1024, triton.next_power_of_2(hidden))
-    _sum[(tokens, triton.cdiv(hidden, block))](
+    block = min(1024, next_power_of_2(hidden))
+    _sum[(tokens, cdiv(hidden, block))](
         parts, out, HIDDEN=hidden, CHOSEN=chosen, BLOCK=block, num_warps=4, **launch
     )
     return out

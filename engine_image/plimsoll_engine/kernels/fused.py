@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 
 import torch
 from torch.nn.functional import linear
@@ -20,6 +21,7 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kernels.whole_prompts import (
     Fresh,
     attend_whole,
+    fastest_first,
     tail_rows,
     whole_prompts,
     with_tail,
@@ -38,13 +40,15 @@ def _attend_paged(
 
     They come first in ``query`` [tokens, heads, dim] and have the same places in ``out``.
     """
+    end = len(plan.contexts) - len(whole_prompts(plan, window))
+    if not end:
+        return
     keys, values = plan.of(layer)
     if plan.decodes:
         decode_attention(
             query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
             scale, window, out, plan.context_limit,
         )  # fmt: skip
-    end = len(plan.contexts) - len(whole_prompts(plan, window))
     if plan.decodes < end:
         prefill_attention(
             query, keys, values, plan.tables, plan.contexts[:end], plan.starts, plan.decodes,
@@ -57,6 +61,10 @@ class FusedOps:
 
     projects = True
     adds_from = 1024
+
+    def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Return a context in which the library's attention is the fastest that it has."""
+        return fastest_first(plan)
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return rows ``index`` int [tokens] of ``x`` [rows, columns] as [tokens, columns].
@@ -111,7 +119,7 @@ class FusedOps:
             qkv, rotary_table, norms, eps, plan.write_slots, keys, values, tail_rows(plan)
         )
         plan.derived = None if pairs is None else Fresh(pairs, query)
-        return query[: len(qkv)]
+        return query[: qkv.shape[0]]
 
     def rotate(
         self, query: torch.Tensor, rotary_table: torch.Tensor, norm: torch.Tensor | None,
@@ -171,11 +179,11 @@ class FusedOps:
         The product reads long prompts where the library's attention left them, without a copy.
         """
         counts = Counter(whole_prompts(plan, window))
-        groups = [rows * count * len(weight) for rows, count in counts.items()]
+        groups = [rows * count * weight.shape[0] for rows, count in counts.items()]
         if not groups or min(groups) < APART:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
-        if before := len(query) - sum(counts.elements()):
+        if before := query.shape[0] - sum(counts.elements()):
             out = torch.empty_like(query[:before])
             _attend_paged(query, plan, layer, scale, window, out)
             self.add_product(out.flatten(1), weight, into[:before])

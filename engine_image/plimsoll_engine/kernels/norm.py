@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -42,10 +43,10 @@ def rms_norm(
     """
     rows, size = x.shape
     out = torch.empty_like(x)
-    block = triton.next_power_of_2(size)
-    at_once = max(1, min(4096 // block, triton.cdiv(rows, 528)))
-    at_once = triton.next_power_of_2(at_once)
-    _rms_norm[(triton.cdiv(rows, at_once),)](
+    block = next_power_of_2(size)
+    at_once = max(1, min(4096 // block, cdiv(rows, 528)))
+    at_once = next_power_of_2(at_once)
+    _rms_norm[(cdiv(rows, at_once),)](
         x, x if residual is None else residual, weight, out, rows, size, eps,
         ADD=residual is not None, ROWS=at_once, BLOCK=block,
         num_warps=8 if block * at_once > 2048 else 4, **overlap(x.device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -19,6 +20,10 @@ class Ops(Protocol):
 
     projects: bool
     adds_from: int
+
+    def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Return the context to compute a step of ``plan`` in. Without it, attention is slower."""
+        ...
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.decode_attention import LOG2_E, NO_WINDOW
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 ROWS, TILE = 64, 64
@@ -157,12 +158,12 @@ def prefill_attention(
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None
     wide = query.dtype == torch.float32
     rows, tile = (WIDE_ROWS, WIDE_TILE) if wide else (ROWS, TILE)
-    _prefill_attention[(heads, len(contexts) - first, triton.cdiv(longest, rows))](
+    _prefill_attention[(heads, len(contexts) - first, cdiv(longest, rows))](
         query, keys.rows, values.rows, keys.scales if scaled else out,
         values.scales if scaled else out, tables, contexts, starts, out, scale * LOG2_E,
         NO_WINDOW if window is None else window, first, tables.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim,
-        DIM_PAD=max(16, triton.next_power_of_2(dim)), PAGE=page, ROWS=rows,
+        DIM_PAD=max(16, next_power_of_2(dim)), PAGE=page, ROWS=rows,
         TILE=tile, WINDOWED=window is not None, SCALED=scaled,
         PRECISION="ieee" if wide else "tf32",
         num_warps=WARPS, num_stages=2 if wide else STAGES,

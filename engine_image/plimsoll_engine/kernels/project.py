@@ -18,6 +18,7 @@ import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
 from plimsoll_engine.kernels.quantized import Quantized, Weight
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
@@ -109,10 +110,10 @@ def project(
     rows = matrix.shape[0] // 2 if silu else matrix.shape[0]
     out = x.new_empty(1, rows) if into is None else into
     tile = TILES[scaled]
-    block = min(tile.columns, triton.next_power_of_2(columns))
+    block = min(tile.columns, next_power_of_2(columns))
     # A second matrix is read with ``silu``; few rows make too few programs otherwise.
     at_once = max(1, tile.elements // (2 if silu or rows <= 2048 else 1) // block)
-    _project[(triton.cdiv(rows, at_once),)](
+    _project[(cdiv(rows, at_once),)](
         x, x if norm is None else norm, matrix, scales, x if bias is None else bias, out, rows, eps,
         COLUMNS=columns, NORM=norm is not None, BIAS=bias is not None, SILU=silu,
         ADD=into is not None, SCALED=scaled, ROWS=at_once, BLOCK=block, num_warps=tile.warps,

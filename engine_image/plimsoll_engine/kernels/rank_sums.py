@@ -6,11 +6,11 @@ See :mod:`plimsoll_engine.kernels.rank_sum_kernels` for what the kernels do.
 from __future__ import annotations
 
 import torch
-import triton
 
 from plimsoll_engine.kernels.overlap import overlap
 from plimsoll_engine.kernels.rank_sum_kernels import sum_shared, sum_whole, sum_words
 from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 WAIT_NS = 60_000_000_000
 """A kernel that has waited so long for another rank ends with an error. As long as other
@@ -57,7 +57,7 @@ class RankSums:
         nbytes = layout.result_rows * layout.columns * layout.itemsize
         results = buffer[layout.results : layout.results + nbytes]
         self._results = results.view(dtype).view(layout.result_rows, layout.columns)
-        self._block = triton.next_power_of_2(layout.columns)
+        self._block = next_power_of_2(layout.columns)
         self._wait_ns = WAIT_NS if buffer.is_cuda else 0
 
     def takes(self, x: torch.Tensor) -> bool:
@@ -92,9 +92,9 @@ class RankSums:
             )  # fmt: skip
             return out
         # Few rows: one a program, so that there are many.
-        at_once = max(1, min(4096 // self._block, triton.cdiv(rows, 528)))
-        at_once = triton.next_power_of_2(at_once)
-        grid = (triton.cdiv(rows, at_once),)
+        at_once = max(1, min(4096 // self._block, cdiv(rows, 528)))
+        at_once = next_power_of_2(at_once)
+        grid = (cdiv(rows, at_once),)
         sizes = self._rank, rows, layout.columns, eps
         common |= {
             "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +37,10 @@ class ReferenceOps:
 
     projects = False
     adds_from = 1024
+
+    def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Return a context that changes nothing."""
+        return nullcontext()
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Rows ``index`` int [tokens] of ``x`` [rows, columns]: [tokens, columns]."""

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
 from plimsoll_engine.kernels.scaled_product import scale_for, to_fp8
+from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 
@@ -133,7 +134,7 @@ def table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     tokens, half = len(positions), len(inverse)
     out = torch.empty(tokens, 2 * half, dtype=torch.float32, device=positions.device)
     _table[(tokens,)](
-        positions, inverse, out, half, BLOCK=triton.next_power_of_2(half), num_warps=1,
+        positions, inverse, out, half, BLOCK=next_power_of_2(half), num_warps=1,
         **overlap(positions.device),
     )  # fmt: skip
     return out
@@ -159,7 +160,7 @@ def rotate_and_store(
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None
-    tokens = len(qkv)
+    tokens = qkv.shape[0]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     rows = tokens + (tail or 0)
     query = qkv.new_empty(rows, heads, dim)
@@ -169,9 +170,9 @@ def rotate_and_store(
         qkv, rotary, q_norm, k_norm, slots, query, keys.rows, values.rows,
         keys.scales if scaled else rotary, values.scales if scaled else rotary,
         *((qkv, qkv) if fresh is None else fresh), tokens, eps,
-        HEADS=heads, HEADS_PAD=triton.next_power_of_2(max(1, heads)),
-        KV_HEADS=kv_heads, KV_HEADS_PAD=triton.next_power_of_2(kv_heads),
-        HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norms is not None,
+        HEADS=heads, HEADS_PAD=next_power_of_2(max(1, heads)),
+        KV_HEADS=kv_heads, KV_HEADS_PAD=next_power_of_2(kv_heads),
+        HALF=dim // 2, HALF_PAD=next_power_of_2(dim // 2), NORM=norms is not None,
         FRESH=fresh is not None, SCALED=scaled,
         PAGE=1 if keys.scales is None else keys.scales.shape[-1], num_warps=4,
         **overlap(qkv.device),
@@ -188,8 +189,8 @@ def rotate(
     nothing = [query] * 6  # of keys and values
     _rotate_and_store[(tokens,)](
         query, rotary, query if norm is None else norm, query, query, out, *nothing, tokens, eps,
-        HEADS=heads, HEADS_PAD=triton.next_power_of_2(heads), KV_HEADS=0, KV_HEADS_PAD=1,
-        HALF=dim // 2, HALF_PAD=triton.next_power_of_2(dim // 2), NORM=norm is not None,
+        HEADS=heads, HEADS_PAD=next_power_of_2(heads), KV_HEADS=0, KV_HEADS_PAD=1,
+        HALF=dim // 2, HALF_PAD=next_power_of_2(dim // 2), NORM=norm is not None,
         FRESH=False, SCALED=False, PAGE=1, num_warps=4, **overlap(query.device),
     )  # fmt: skip
     return out

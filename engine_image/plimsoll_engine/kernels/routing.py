@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.sizes import next_power_of_2
 
 NOBODY = tl.constexpr(-1)
 """The owner of a block that no expert has."""
@@ -130,12 +131,12 @@ def route(logits: torch.Tensor, chosen: int, normalised: bool, rows: int, tile: 
     owners = numbers.new_empty(blocks)
     launch = overlap(logits.device)
     _choose[(tokens,)](
-        logits, numbers, shares, EXPERTS=experts, EXPERTS_PAD=triton.next_power_of_2(experts),
-        CHOSEN=chosen, CHOSEN_PAD=triton.next_power_of_2(chosen), NORMALISED=normalised,
+        logits, numbers, shares, EXPERTS=experts, EXPERTS_PAD=next_power_of_2(experts),
+        CHOSEN=chosen, CHOSEN_PAD=next_power_of_2(chosen), NORMALISED=normalised,
         num_warps=1, **launch,
     )  # fmt: skip
     _sort[(experts,)](
-        numbers, order, owners, pairs, blocks, BINS=triton.next_power_of_2(experts + 1),
+        numbers, order, owners, pairs, blocks, BINS=next_power_of_2(experts + 1),
         ROWS=rows, TILE=tile, num_warps=8, **launch,
     )  # fmt: skip
     return Routes(shares, order, owners)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["index"])
@@ -28,8 +29,8 @@ def rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""
     size = x.shape[1]
     out = x.new_empty(len(index), size)
-    block = min(2048, triton.next_power_of_2(size))
-    _rows[(len(index), triton.cdiv(size, block))](
+    block = min(2048, next_power_of_2(size))
+    _rows[(len(index), cdiv(size, block))](
         x, index, out, size, BLOCK=block, num_warps=4, **overlap(x.device)
     )
     return out
@@ -56,7 +57,7 @@ def take(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torc
     [tokens].
     """
     out = newest.new_empty(len(ids))
-    _take[(triton.cdiv(len(ids), 256),)](
+    _take[(cdiv(len(ids), 256),)](
         ids, sources, newest, out, len(ids), BLOCK=256, **overlap(ids.device)
     )
     return out

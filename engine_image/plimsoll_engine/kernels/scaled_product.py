@@ -13,6 +13,7 @@ import triton.language as tl
 from plimsoll_engine.kernels import quantized
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
 from plimsoll_engine.kernels.quantized import FP8, Quantized
+from plimsoll_engine.kernels.sizes import next_power_of_2
 
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
 SMALLEST = tl.constexpr(quantized.SMALLEST)
@@ -56,7 +57,7 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, size = x.shape
     values = torch.empty(rows, size, dtype=FP8, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     _quantize[(rows,)](
         x, values, scales, size, BLOCK=block, num_warps=8 if block > 2048 else 4,
         **overlap(x.device),

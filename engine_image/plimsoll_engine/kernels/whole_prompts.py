@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ up to 2,500 with 16."""
 LIBRARY_STEP = 256
 """Such prompts are padded to a multiple: the library keeps a plan for each length that it meets."""
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+"""Of the library, the fastest first."""
 
 
 def whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
@@ -32,6 +34,14 @@ def whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
     There are none in a layer with a ``window``.
     """
     return plan.fresh[bisect_left(plan.fresh, LIBRARY_ROWS) :] if window is None else ()
+
+
+def fastest_first(plan: StepPlan) -> AbstractContextManager[None]:
+    """Return a context in which the library computes the whole prompts of a step the fastest way.
+
+    It is for the whole step: to enter it takes the host as long as a launch.
+    """
+    return sdpa_kernel(BACKENDS, set_priority=True) if whole_prompts(plan) else nullcontext()
 
 
 def _padded(rows: int) -> int:
@@ -79,11 +89,10 @@ def _causal(
             x.storage_offset() + first * row,
         )
 
-    with sdpa_kernel(BACKENDS, set_priority=True):
-        found = scaled_dot_product_attention(
-            prompts(query), prompts(pairs[0]), prompts(pairs[1]),
-            is_causal=True, scale=scale, enable_gqa=True,
-        )  # fmt: skip
+    found = scaled_dot_product_attention(
+        prompts(query), prompts(pairs[0]), prompts(pairs[1]),
+        is_causal=True, scale=scale, enable_gqa=True,
+    )  # fmt: skip
     return found[:, :, :rows].transpose(1, 2)
 
 
@@ -98,9 +107,10 @@ def attend_whole(
     whole = whole_prompts(plan, window)
     if not whole:
         return
-    first = len(query) - sum(whole)
+    rows_in_all = query.shape[0]
+    first = rows_in_all - sum(whole)
     fresh: Fresh = plan.derived
-    tail = fresh.pairs.shape[1] - len(query)
+    tail = fresh.pairs.shape[1] - rows_in_all
     query = fresh.query if fresh.query is not None else with_tail(query, tail)
     for rows, equal in groupby(whole):
         count = len(list(equal))

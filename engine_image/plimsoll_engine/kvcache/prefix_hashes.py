@@ -73,7 +73,8 @@ def extend_block_hashes(request: Hashed, block_size: int) -> None:
         if len(tokens) < block_size:
             break
         parent = hashes[-1] if hashes else root(request.cache_salt, request.adapter)
-        hashes.append(hash_block(parent, tokens, _media_in(request.media, start, block_size)))
+        extra = _media_in(request.media, start, block_size) if request.media else b""
+        hashes.append(hash_block(parent, tokens, extra))
 
 
 def hash_tail(request: Hashed, computed: int, block_size: int) -> bytes:

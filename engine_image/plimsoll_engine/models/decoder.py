@@ -246,7 +246,7 @@ class Decoder:
     ) -> bool:
         """Whether a product is added to ``stream`` as it is computed: nothing else is to be."""
         plain = self.group is ALONE and bias is None and adapters is None
-        return plain and len(stream) >= self._ops.adds_from
+        return plain and stream.shape[0] >= self._ops.adds_from
 
     def _forward_one(
         self,
