@@ -84,13 +84,19 @@ def calls(product: Product, fp8: bool, copies: int) -> list[Callable[[], torch.T
     return found
 
 
+def use(fp8: bool, tile: Tile) -> None:
+    """Compute with ``tile``, whatever the matrix's size."""
+    for large in (False, True):
+        project.TILES[fp8, large] = tile
+
+
 def seconds(product: Product, fp8: bool, tiles: list[Tile]) -> dict[Tile, float]:
     """Of one product with each tile, launched by a CUDA graph: no launch gap is in it."""
     size = product.rows * product.columns * (1 if fp8 else 2)
     made = calls(product, fp8, max(4, 3 * CACHE_BYTES // size))
     found = {}
     for tile in tiles:
-        project.TILES[fp8] = tile
+        use(fp8, tile)
         found[tile] = milliseconds(lambda i: made[i](), len(made)) / 1000
     return found
 
@@ -100,7 +106,7 @@ def compile_tiles(job: tuple[Product, bool, list[Tile]]) -> None:
     product, fp8, tiles = job
     (call,) = calls(product, fp8, 1)
     for tile in tiles:
-        project.TILES[fp8] = tile
+        use(fp8, tile)
         call()
 
 
@@ -124,7 +130,11 @@ def main() -> None:
             {**tile._asdict(), **{name: round(one[tile], 9) for name, one in found.items()}}
             for tile in sorted(GRID, key=whole.__getitem__)
         ]
-        figures[f"layer_{label}_best_ratio"] = min(whole.values()) / whole[used[fp8]]
+        chosen = sum(
+            found[product.name][used[fp8, product.rows * product.columns > project.LARGE]]
+            for product in own
+        )
+        figures[f"layer_{label}_best_ratio"] = min(whole.values()) / chosen
         for line in samples[label][:5]:
             print(label, line, flush=True)
     publish(flags.name, figures, samples, folder=flags.out)

@@ -29,10 +29,14 @@ class Tile(NamedTuple):
     warps: int
 
 
-TILES = {False: Tile(4096, 16_384, 4), True: Tile(2048, 8192, 4)}
-"""By whether the matrix is quantized: the fastest on an H200 for the products of an 8B and a 0.6B
-model (``bench/project.py``). A program reads the whole input for its rows: with one byte an element
-it needs twice as many rows for the same bytes."""
+LARGE = 1 << 24
+"""A matrix of more elements has enough programs to fill the GPU many times."""
+TILES = {
+    (False, False): Tile(4096, 16_384, 4), (False, True): Tile(2048, 8192, 8),
+    (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),
+}  # fmt: skip
+"""By whether the matrix is quantized, and whether it is large: the fastest on an H200 for the
+products of a 0.6B and an 8B model (``bench/project.py``)."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -109,7 +113,7 @@ def project(
     matrix, scales = weight if isinstance(weight, Quantized) else (weight, x)
     rows = matrix.shape[0] // 2 if silu else matrix.shape[0]
     out = x.new_empty(1, rows) if into is None else into
-    tile = TILES[scaled]
+    tile = TILES[scaled, matrix.numel() > LARGE]
     block = min(tile.columns, next_power_of_2(columns))
     # A second matrix is read with ``silu``; few rows make too few programs otherwise.
     at_once = max(1, tile.elements // (2 if silu or rows <= 2048 else 1) // block)
