@@ -18,7 +18,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from plimsoll_engine.kernels import experts, prefill_attention
+from plimsoll_engine.kernels import experts, gated_product, prefill_attention
 
 HOPPER = GPUTarget("cuda", 90, 32)
 NOTE = re.compile(r"\((C\d+)\) (.*)")
@@ -86,6 +86,22 @@ def gate_up() -> list[str]:
     return notes(experts._gate_up, types, constants, num_warps=tile.warps, num_stages=tile.stages)
 
 
+def gated() -> list[str]:
+    """Of the first product of an MLP with many rows."""
+    tile = {name: getattr(gated_product, name) for name in ("ROWS", "COLUMNS", "DEPTH", "GROUP")}
+    rows, columns, depth = tile["ROWS"], tile["COLUMNS"], tile["DEPTH"]
+    types = {
+        "x": f"tensordesc<bf16[{rows},{depth}]>", "weight": f"tensordesc<bf16[{columns},{depth}]>",
+        "out": f"tensordesc<bf16[{rows},{columns}]>", "rows": "i32", "size": "i32",
+        "columns": "i32",
+    }  # fmt: skip
+    constants = {"PROGRAMS": 132, "PRECISION": "tf32", **tile}
+    return notes(
+        gated_product._gated_product, types, constants,
+        num_warps=gated_product.WARPS, num_stages=gated_product.STAGES,
+    )  # fmt: skip
+
+
 def main() -> None:
     found = {
         f"attention window={window} fp8={scaled} dim={dim}": attention(window, scaled, dim)
@@ -93,7 +109,7 @@ def main() -> None:
             (False, False, 128), (True, False, 128), (False, True, 128), (False, False, 64),
         )
     }  # fmt: skip
-    print(json.dumps(found | {"experts": gate_up()}))
+    print(json.dumps(found | {"experts": gate_up(), "gated product": gated()}))
 
 
 if __name__ == "__main__":

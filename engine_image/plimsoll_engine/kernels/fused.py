@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch.nn.functional import linear
 
-from plimsoll_engine.kernels import activation, argmax, norm, rotary
+from plimsoll_engine.kernels import activation, argmax, gated_product, norm, rotary
 from plimsoll_engine.kernels import experts as mixture
 from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
@@ -254,3 +254,15 @@ class FusedOps:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[rows, size] of ``gate_up`` [rows, 2 * size], in its dtype."""
         return activation.silu_mul(gate_up)
+
+    def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return :meth:`silu_mul` of :meth:`linear`, [rows, size].
+
+        ``x`` is [rows, columns], ``weight`` [2 * size, columns]. One kernel does both for many
+        rows.
+        """
+        if isinstance(weight, torch.Tensor) and gated_product.fits(x, weight, bias):
+            if gated_product.pays(x, weight):
+                return gated_product.gated_product(x, weight)
+            gated_product.load(x, weight)
+        return self.silu_mul(self.linear(x, weight, bias))

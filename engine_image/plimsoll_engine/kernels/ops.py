@@ -177,6 +177,14 @@ class Ops(Protocol):
         """silu(first half) x second half of ``gate_up`` [rows, 2 * size]; [rows, size]."""
         ...
 
+    def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return :meth:`silu_mul` of :meth:`linear` of the same; [rows, size].
+
+        ``x`` is [rows, columns], ``weight`` [2 * size, columns]. What is between the two may not
+        be rounded.
+        """
+        ...
+
 
 KEY_LOWER = (1 << 32) - 1
 

@@ -219,6 +219,13 @@ class ReferenceOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
 
+    def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return :meth:`silu_mul` of :meth:`linear`, [rows, size].
+
+        ``x`` is [rows, columns], ``weight`` [2 * size, columns].
+        """
+        return self.silu_mul(self.linear(x, weight, bias))
+
 
 def write_quantized(
     pages: Pages, slots: torch.Tensor, values: torch.Tensor, scales: torch.Tensor

@@ -233,8 +233,11 @@ class Decoder:
             x = self._experts(x, layer, layer.router)
             return self.group.add_norm(ops, x, stream, norm, eps)
         bias = layer.gate_up_bias
-        x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", ops.linear)
-        x = ops.silu_mul(x)
+        if adapters is None:
+            x = ops.gated(x, layer.gate_up, bias)
+        else:
+            x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", ops.linear)
+            x = ops.silu_mul(x)
         if isinstance(weight, torch.Tensor) and self._adds(stream, layer.down_bias, adapters):
             ops.add_product(x, weight, stream)
             return ops.rms_norm(stream, norm, eps)

@@ -1,7 +1,7 @@
 """Each Triton kernel computes what its torch reference computes, on inputs drawn anew.
 
-Tests ``kernels/fused.py``, ``kernels/decode_attention.py``, ``kernels/prefill_attention.py``,
-``kernels/rotary.py`` and ``kernels/whole_prompts.py``.
+Tests ``kernels/fused.py``, ``kernels/decode_attention.py``, ``kernels/gated_product.py``,
+``kernels/prefill_attention.py``, ``kernels/rotary.py`` and ``kernels/whole_prompts.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.kernels import decode_attention, fused, whole_prompts
+from plimsoll_engine.kernels import decode_attention, fused, gated_product, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops, column_of
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -100,6 +100,52 @@ def test_norms(rows: int, size: int, dtype: torch.dtype, tolerance: float) -> No
 def test_activation(size: int, dtype: torch.dtype, tolerance: float) -> None:
     gate_up = draw(7, 2 * size, dtype=dtype)
     assert error(FUSED.silu_mul(gate_up), REFERENCE.silu_mul(gate_up)) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), ATTENTION_TYPES[1:] if DEVICE.type == "cuda" else ATTENTION_TYPES
+)
+@pytest.mark.parametrize(
+    ("rows", "size", "columns"), [(1, 128, 64), (300, 136, 200), (520, 264, 72)]
+)
+def test_product_and_activation_in_one(
+    rows: int, size: int, columns: int, dtype: torch.dtype, tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Tiles that are whole and not, and programs that compute several."""
+    x, weight = draw(rows, columns, dtype=dtype), draw(2 * size, columns, dtype=dtype)
+    expected = REFERENCE.gated(x.float(), weight.float(), None)
+    assert error(gated_product.gated_product(x, weight), expected) < tolerance
+    monkeypatch.setattr(gated_product, "_processors", lambda device: 4)
+    assert error(gated_product.gated_product(x, weight), expected) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "columns", "dtype", "biased", "taken"),
+    [
+        (1024, 256, 64, NARROW, False, True),
+        (512, 256, 64, NARROW, False, False),  # two tiles for each processor
+        (1152, 256, 64, NARROW, False, False),  # two processors have nothing to do at the end
+        (1024, 252, 64, NARROW, False, False),
+        (1024, 256, 60, NARROW, False, False),
+        (1024, 256, 64, torch.float32, False, False),
+        (1024, 256, 64, NARROW, True, False),
+    ],
+)
+def test_which_products_are_computed_with_their_activation(
+    rows: int, size: int, columns: int, dtype: torch.dtype, biased: bool, taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gated_product, "_processors", lambda device: 4)
+    monkeypatch.setattr(gated_product, "_loaded", set())
+    x, weight = draw(rows, columns, dtype=dtype), draw(2 * size, columns, dtype=dtype)
+    bias = draw(2 * size, dtype=dtype) if biased else None
+    fits = gated_product.fits(x, weight, bias)
+    assert (fits and gated_product.pays(x, weight)) is taken
+    expected = REFERENCE.gated(x.float(), weight.float(), None if bias is None else bias.float())
+    assert error(FUSED.gated(x, weight, bias), expected) < 8e-3
+    assert len(gated_product._loaded) == fits, "loaded before there are rows enough"
+    assert not gated_product.fits(x[:, ::2], weight[:, ::2], None)
 
 
 def test_rotary_table_far_out() -> None:
