@@ -57,6 +57,9 @@ CAPTURE_INTERVAL_S = 0.2
 """Between two captures of decode graphs while requests run; a tenth of it while none does."""
 CAPTURE_POSTPONED_S = 1.0
 """For so long at most a capture makes way for messages, the first of which may be a Stop."""
+FIRST_MESSAGES_S = 0.05
+"""For so long at most the first capture and the first report make way for requests that a worker
+takes over. They are submitted once it has said that it is ready, and streams wait for them."""
 PERMANENT = (LoadError, SettingsError)
 """What another worker of the same settings and checkpoint meets as well."""
 
@@ -204,6 +207,7 @@ class Worker:
 
     def serve(self) -> None:
         """Until Stop. Raises :class:`FrontendGoneError` and :class:`DeviceLostError`."""
+        self._next_report = self._next_capture = time.monotonic() + FIRST_MESSAGES_S
         while not self.stopping:
             due = min(self._next_report, self._next_capture)
             wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
