@@ -1,8 +1,8 @@
 """The first product of an MLP and its activation, silu(gate) x up, in one kernel for many rows.
 
-The product has twice the columns of what the activation makes of it. Here they never reach memory:
-a program computes a tile of the gates and the same tile of the values, from the same rows. The
-tensor memory accelerator (TMA) of Hopper reads and writes the tiles.
+The gate and up projections have twice the columns of what the activation makes of them. Here they
+never reach memory: a program computes the same tile of both, from the same rows. The tensor memory
+accelerator (TMA) of Hopper reads and writes the tiles.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from plimsoll_engine.kernels.sizes import cdiv
 
 HOPPER = 9
 ROWS, COLUMNS, DEPTH = 128, 128, 64
-"""Of a tile of gates (and of values), and how much of the inputs a program reads at a time."""
+"""Of a tile of either projection, and how many of the inputs' columns are read at a time."""
 GROUP = 16
-"""So many tiles below each other are computed at a time. A processor has one program; with these
-sizes, those that run together read the fewest rows of inputs and weights: some 16 tiles of inputs
-and 8 of gates and values, which are twice as wide."""
+"""So many tiles below each other are computed at a time. Each processor has one program. Those that
+run together then read the fewest rows: some 16 tiles of inputs, and 8 of weights, which are twice
+as large."""
 WARPS, STAGES = 8, 3
 ROUNDS, FULL = 2, 0.95
 """It is computed here with more tiles than so many for each processor, if all of them have work for
@@ -45,14 +45,14 @@ def _gated_product(
         row = (first + inner % height) * ROWS
         column = inner // height * COLUMNS
         gate = tl.zeros([ROWS, COLUMNS], tl.float32)
-        value = tl.zeros([ROWS, COLUMNS], tl.float32)
+        up = tl.zeros([ROWS, COLUMNS], tl.float32)
         for part in tl.range(0, tl.cdiv(columns, DEPTH)):
             given = x.load([row, part * DEPTH])
-            gates = weight.load([column, part * DEPTH])
-            values = weight.load([size + column, part * DEPTH])
-            gate = tl.dot(given, tl.trans(gates), gate, input_precision=PRECISION)
-            value = tl.dot(given, tl.trans(values), value, input_precision=PRECISION)
-        result = gate / (1.0 + tl.exp(-gate)) * value
+            gate_weight = weight.load([column, part * DEPTH])
+            up_weight = weight.load([size + column, part * DEPTH])
+            gate = tl.dot(given, tl.trans(gate_weight), gate, input_precision=PRECISION)
+            up = tl.dot(given, tl.trans(up_weight), up, input_precision=PRECISION)
+        result = gate / (1.0 + tl.exp(-gate)) * up
         out.store([row, column], result.to(out.dtype))
 
 
@@ -94,8 +94,8 @@ def load(x: torch.Tensor, weight: torch.Tensor) -> None:
 def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) x up, [rows, size], of the product of ``x`` [rows, columns].
 
-    ``weight`` [2 * size, columns] has the rows of the gates, then those of the values. All are
-    contiguous and of one dtype. Sums and activation are in float32.
+    ``weight`` [2 * size, columns] has the rows of the gate projection, then those of the up
+    projection. All are contiguous and of one dtype. Sums and activation are in float32.
     """
     _loaded.add((x.device, x.dtype, weight.shape))
     rows, columns = x.shape
