@@ -1,8 +1,9 @@
-"""Keys and values over a planned restart: what a worker leaves to its successor, and who gets it.
+"""Keys and values over a planned restart: what a worker takes over, and which request gets it.
 
-The successor takes the tables of the message alone: a block that no request had in it is free,
-whatever the predecessor thought of it. Each table waits for its request, which the frontend submits
-again with all its tokens, and goes to it only if those tokens are the ones that were computed.
+It takes the tables of its predecessor's message alone (see :mod:`hand_over
+<plimsoll_engine.core.hand_over>`): a block that no request had in it is free, whatever the
+predecessor thought of it. Each table waits for its request, which the frontend submits again with
+all its tokens, and goes to it only if those tokens are the ones that were computed.
 """
 
 from __future__ import annotations
@@ -16,46 +17,13 @@ from plimsoll_engine.kvcache import handover_audit
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes, hash_tail
 from plimsoll_engine.messages import handover as messages
-from plimsoll_engine.messages.handover import Handover, HandoverRefused, Layout, Outcome, Table
+from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Table
 
 if TYPE_CHECKING:
-    from plimsoll_engine.core.engine_core import EngineCore
     from plimsoll_engine.core.runner import Runner
 
 WAIT_S = 10.0
 """The frontend submits what it carries over at once; tables without a request go by then."""
-
-
-def leave(engine: EngineCore, layout: Layout) -> bytes:
-    """Return the message about the requests of ``engine``, which is at rest.
-
-    Raises :class:`HandoverRefused` where it would be too large.
-    """
-    heirs = [request for request in engine.requests.values() if _is_whole(request, engine)]
-    heirs.sort(key=lambda request: (request.place is None, request.place))
-    del heirs[engine.scheduler.max_num_seqs :]
-    named = {request.request_id: _blocks(request, layout.block_size) for request in heirs}
-    blocks = sorted({block for table in named.values() for block in table})
-    sums = dict(zip(blocks, engine.runner.block_sums(blocks), strict=True))
-    tables = []
-    for request in heirs:
-        extend_block_hashes(request, layout.block_size)  # its newest token came after the step
-        full = request.computed // layout.block_size
-        own = named[request.request_id]
-        tables.append(
-            Table(
-                request.request_id,
-                request.computed,
-                own,
-                request.block_hashes[:full],
-                hash_tail(request, request.computed, layout.block_size),
-                [sums[block] for block in own],
-                request.started_at,
-                request.cached_tokens,
-            )
-        )
-    held = sum(len(table.blocks) for table in tables)
-    return messages.seal(Handover(layout, tables, len(blocks), held))
 
 
 def accept(data: bytes, layout: Layout, runner: Runner, max_num_seqs: int) -> list[Table]:
@@ -141,13 +109,3 @@ class Inheritance:
         if hash_tail(request, table.computed, size) != table.tail:
             return "other tokens were computed in its last block"
         return None
-
-
-def _is_whole(request: Request, engine: EngineCore) -> bool:
-    """Whether all of ``request`` is known, and somebody waits for it."""
-    known = not request.pending and request.held is None
-    return known and request.computed > 0 and request.request_id not in engine.abandoned
-
-
-def _blocks(request: Request, block_size: int) -> list[int]:
-    return request.block_ids[: -(-request.computed // block_size)]

@@ -23,7 +23,7 @@ import torch
 
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core import inheritance, speculation
+from plimsoll_engine.core import hand_over, inheritance, speculation
 from plimsoll_engine.core.draft_model import DraftModel
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.forward import Forward
@@ -281,7 +281,7 @@ class CoreLifecycle:
         assert self.engine is not None
         if self._pool is None:
             raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
-        return inheritance.leave(self.engine, self._layout())
+        return hand_over.leave(self.engine, self._layout())
 
     def _accepted(self, handover: bytes | None) -> list[Table]:
         """Return the tables of ``handover``; none where it is refused."""

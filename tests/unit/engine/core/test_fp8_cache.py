@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from plimsoll_engine import settings
 from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core import inheritance
+from plimsoll_engine.core import hand_over, inheritance
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.inheritance import Inheritance
 from plimsoll_engine.core.runner import Runner
@@ -248,7 +248,7 @@ def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helper
     assert old.submit(helpers.submit("a", prompt, 30)) is None
     said = [token.token_id for _ in range(9) for token in old.step().tokens]
     said += [token.token_id for token in old.rest().tokens]
-    data = inheritance.leave(old, layout)
+    data = hand_over.leave(old, layout)
     used = sorted(old.pool.references())
     old.close()
     runner = Runner(tiny_model, 64, 4, memory, None, FP8)

@@ -1,7 +1,7 @@
 """A worker's keys and values over a planned restart, in one process: two engines over one memory.
 
-Tests ``core/inheritance.py``, ``messages/handover.py``, ``kvcache/handover_audit.py`` and
-``kvcache/block_sums.py``.
+Tests ``core/hand_over.py``, ``core/inheritance.py``, ``messages/handover.py``,
+``kvcache/handover_audit.py`` and ``kvcache/block_sums.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plimsoll_engine.core import inheritance
+from plimsoll_engine.core import hand_over, inheritance
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
 from plimsoll_engine.core.grammar import Grammars, Vocabulary
 from plimsoll_engine.core.inheritance import Inheritance
@@ -147,7 +147,7 @@ def stopped(make: Make, memory: torch.Tensor, steps: int) -> tuple[Worker, bytes
     for _ in range(steps):
         old.step()
     old.take(old.engine.rest())
-    return old, inheritance.leave(old.engine, old.layout)
+    return old, hand_over.leave(old.engine, old.layout)
 
 
 def resubmit(new: Worker, old: Worker) -> None:
@@ -183,7 +183,7 @@ def test_the_successor_goes_on_without_prefill(
     old, data = stopped(make, memory, steps)
     lost = old.engine.pool.allocate(7)  # a leak: blocks that no request has
     assert lost is not None
-    data = inheritance.leave(old.engine, old.layout)
+    data = hand_over.leave(old.engine, old.layout)
     ran = {r.request_id: (r.computed, len(r.token_ids)) for r in old.engine.scheduler.running}
     assert ran
 
@@ -354,7 +354,7 @@ def test_a_grammar_goes_on_where_it_was(make: Make, tiny_model: Any, tiny_checkp
         assert old.engine.has_work
         old.step()
     old.take(old.engine.rest())
-    data = inheritance.leave(old.engine, old.layout)
+    data = hand_over.leave(old.engine, old.layout)
     made = [token for token, _ in old.said["digits"]]
     for short in (False, True):
         new = with_grammar(make(memory.clone(), data), vocabulary)
