@@ -290,21 +290,11 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         max_loras=flags.max_loras if flags.enable_lora else 0,
         max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,
-        standby_worker=_standby(flags),
+        standby_worker=StandbyPolicy(flags.standby_worker),
         speculative=_speculative(flags, model),
         http=http_settings.from_flags(flags),
         api=api_flags.from_flags(flags),
     )
-
-
-def _standby(flags: argparse.Namespace) -> StandbyPolicy:
-    policy = StandbyPolicy(flags.standby_worker)
-    if policy is not StandbyPolicy.NEVER and flags.tensor_parallel_size > 1:
-        raise UsageError(
-            f"--standby-worker {flags.standby_worker}: a standby has one GPU; leave it out, or"
-            f" --tensor-parallel-size {flags.tensor_parallel_size}"
-        )
-    return policy
 
 
 def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:

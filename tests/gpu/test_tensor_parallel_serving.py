@@ -22,12 +22,13 @@ pytestmark = pytest.mark.skipif(
 CLIENTS, TOKENS = 4, 400
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+@pytest.fixture(params=["never", "always"])
+def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Without a standby of two ranks, and with one."""
     write_checkpoint(tmp_path / "tiny")
     one = Engine(
         tmp_path / "tiny", tmp_path / "run", "--device", "cuda", "--tensor-parallel-size", "2",
-        "--num-blocks", "4096",
+        "--num-blocks", "4096", "--standby-worker", request.param,
     )  # fmt: skip
     try:
         yield one.wait_ready()
@@ -41,7 +42,8 @@ def texts(engine: Engine) -> list[str]:
 
 
 def ranks(engine: Engine) -> list[int]:
-    return [p["pid"] for p in engine.status()["processes"] if p["role"] == "worker"]
+    workers = [p for p in engine.status()["processes"] if p["role"] == "worker"]
+    return [p["pid"] for p in workers if p.get("name") != "standby"]
 
 
 def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
@@ -54,6 +56,10 @@ def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
     assert by_owner["weights"]["process"] == "weight_server"
 
     before = ranks(engine)
+    if "standby" in status:
+        engine.until(
+            lambda: engine.status()["standby"] == {"state": "prepared"}, "a standby of two ranks"
+        )
     with ThreadPoolExecutor(1) as pool:
         streams = pool.submit(texts, engine)
         engine.begin("restart", "planned")

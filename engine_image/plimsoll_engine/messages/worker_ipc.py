@@ -237,12 +237,14 @@ class Hello(msgspec.Struct, tag="hello"):
 class Prepared(msgspec.Struct, tag="prepared"):
     """Context, weights and kernels are there; TakeOver is waited for.
 
-    ``stages_s`` is how long each took, in seconds. ``memory`` is the process as it waits.
+    ``stages_s`` is how long each took, in seconds. ``memory`` is the process as it waits, and
+    ``others`` those of the other ranks.
     """
 
     epoch: int
     stages_s: dict[str, float] = {}
     memory: ProcessMemory | None = None
+    others: list[ProcessMemory] = []
 
 
 class Ready(msgspec.Struct, tag="ready"):

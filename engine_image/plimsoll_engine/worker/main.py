@@ -134,10 +134,13 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 
 
 def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
-    """Return what a worker that may wait for long says of its memory."""
+    """Return what a worker that may wait for long says of its memory, on each of its ranks."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
-    memory.name, memory.private = STANDBY, private_anon()
-    return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory)
+    leader = lifecycle.member.leader
+    others = [] if leader is None else [rank.memory for rank in leader.accounts()]
+    for process in (memory, *others):
+        process.name, process.private = STANDBY, private_anon(process.pid)
+    return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)
 
 
 def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:

@@ -225,7 +225,67 @@ def test_leases_are_for_engines_that_take_them(engine: Any) -> None:
         assert engine.admin("POST", "/standby", body)[0] == 400
 
 
-def test_a_standby_for_several_ranks_is_refused(start_engine: Any) -> None:
-    engine = start_engine("--standby-worker", "always", "--tensor-parallel-size", "2")
-    assert engine.process.wait(60) == 2
-    assert "--standby-worker always: a standby has one GPU" in engine.log.read_text()
+def of_workers(engine: Any, standby: bool) -> list[dict[str, Any]]:
+    """The ranks of the standby, or of the worker that serves."""
+    workers = [p for p in engine.status()["processes"] if p["role"] == "worker"]
+    return [p for p in workers if (p.get("name") == "standby") == standby]
+
+
+def pids_of(processes: list[dict[str, Any]]) -> list[int]:
+    return [int(process["pid"]) for process in processes]
+
+
+def both(engine: Any, other_than: list[int]) -> list[int]:
+    """The pids of a standby's two ranks, once it is prepared."""
+
+    def ready() -> list[int] | None:
+        if engine.status()["standby"] != {"state": "prepared"}:
+            return None
+        found = pids_of(of_workers(engine, standby=True))
+        return found if len(found) == 2 and not set(found) & set(other_than) else None
+
+    found: list[int] = engine.found(ready, "a standby of two ranks", 60)
+    return found
+
+
+def test_a_standby_of_two_ranks_takes_over_as_a_whole(
+    start_engine: Any, undisturbed: list[str]
+) -> None:
+    engine = start_engine("--standby-worker", "always", "--tensor-parallel-size", "2").wait_ready()
+    standby = both(engine, [])
+    alone = len(engine.family())
+    (entry,) = [e for e in engine.status()["ledger"] if e["owner"].startswith("standby")]
+    private = [process["private"] for process in of_workers(engine, standby=True)]
+    assert all(size > 1 << 20 for size in private)
+    assert (entry["owner"], entry["bytes"]) == ("standby_worker_host", sum(private))
+    with engine.streams(STREAMS, TOKENS) as futures:
+        engine.begin("restart", "both")
+        operation = engine.finish("both", 60)
+        assert texts(futures) == undisturbed
+    assert (operation["kv_handover"], operation["carried_prefill_tokens"]) == ("handed_over", 0)
+    steps = {step["name"]: step.get("detail") for step in operation["steps"]}
+    assert steps["prepare_worker"] == "the standby worker"
+    assert pids_of(of_workers(engine, standby=False)) == standby
+
+    # Without one of its ranks it is none, and nobody else notices.
+    standby = both(engine, standby)
+    epoch = engine.status()["epoch"]
+    for rank in (1, 0):
+        with engine.streams(STREAMS, TOKENS) as futures:
+            os.kill(standby[rank], signal.SIGKILL)
+            assert texts(futures) == undisturbed
+        standby = both(engine, standby)
+    assert engine.status()["epoch"] == epoch
+
+    # After the death of a serving rank it serves.
+    with engine.streams(STREAMS, TOKENS) as futures:
+        os.kill(pids_of(of_workers(engine, standby=False))[1], signal.SIGKILL)
+        assert texts(futures) == undisturbed
+    assert pids_of(of_workers(engine, standby=False)) == standby
+    both(engine, standby)
+    engine.until(lambda: len(engine.family()) == alone, "nobody beside them")
+    engine.clean()
+    family = engine.family()
+    engine.end()
+    assert engine.process.poll() == 0
+    assert psutil.wait_procs(family, 5)[1] == []

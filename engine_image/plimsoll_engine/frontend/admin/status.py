@@ -66,9 +66,7 @@ class StatusReader:
             processes += [report.memory, *report.others]
         else:
             processes += [ProcessMemory(role=Role.WORKER, pid=pid) for pid in workers.pids]
-        if (standby := self._engine.manager.standby.process) is not None:
-            processes.append(standby)
-        return processes
+        return processes + self._engine.manager.standby.processes
 
 
 def _held_in_host_memory(ledger: list[LedgerEntry]) -> int:

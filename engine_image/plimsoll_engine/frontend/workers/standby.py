@@ -41,8 +41,8 @@ REFUSED_RETRY_S = 10.0
 """After so long it is looked again whether there is memory."""
 HOST_SPARE_BYTES = 1 << 30
 DEVICE_SPARE_BYTES = 2 << 30
-"""What must be free before one is begun. It takes less than half of it, so that the serving worker
-does not run out of memory for its sake."""
+"""What must be free for each rank, and on each device, before one is begun. It takes less than half
+of it, so that the serving worker does not run out of memory for its sake."""
 
 
 class Standby:
@@ -100,19 +100,21 @@ class Standby:
         return StandbyStatus(state, self.error if self.wanted else None)
 
     @property
-    def process(self) -> ProcessMemory | None:
-        """The process from its fork on; None where there is none."""
+    def processes(self) -> list[ProcessMemory]:
+        """The processes of its ranks from their fork on; none where there is no standby."""
         handle = self._handle
-        if self._preparing is None or handle is None or handle.pid is None or handle.gone_or_lost:
-            return None
+        if self._preparing is None or handle is None or handle.gone_or_lost:
+            return []
         if (prepared := self.prepared) is not None and prepared.memory is not None:
-            return prepared.memory  # it does nothing since
-        private = private_anon(handle.pid)
-        return ProcessMemory(Role.WORKER, handle.pid, name=STANDBY, private=private)
+            return [prepared.memory, *prepared.others]  # they do nothing since
+        return [
+            ProcessMemory(Role.WORKER, pid, name=STANDBY, private=private_anon(pid))
+            for pid in handle.living
+        ]
 
     def ledger(self) -> list[LedgerEntry]:
         """Return what the standby holds."""
-        return self._memory.entries(self.process)
+        return self._memory.entries(self.processes)
 
     def lease(self, lease_s: float) -> None:
         """Want one for so many seconds from now on; with 0, or when they are over, none any more.
@@ -201,9 +203,9 @@ class Standby:
 
     def _lack(self, devices: Sequence[DeviceMemory]) -> str | None:
         """Return which memory is too short for a standby; None where none is known to be."""
-        spare = self._headroom()
-        if spare is not None and spare < HOST_SPARE_BYTES:
-            return f"less than {HOST_SPARE_BYTES >> 20} MiB of host memory are free"
+        spare, needed = self._headroom(), HOST_SPARE_BYTES * self._workers.ranks
+        if spare is not None and spare < needed:
+            return f"less than {needed >> 20} MiB of host memory are free"
         for device in devices:
             if device.total is None or device.used is None:
                 continue

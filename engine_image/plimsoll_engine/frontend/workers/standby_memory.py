@@ -38,15 +38,17 @@ class StandbyMemory:
         if None not in (self._without, after):
             self._taken = max(0, (after or 0) - (self._without or 0))
 
-    def entries(self, process: ProcessMemory | None) -> list[LedgerEntry]:
-        """Return the ledger's entries; ``process`` is the standby's, None where there is none.
+    def entries(self, processes: Sequence[ProcessMemory]) -> list[LedgerEntry]:
+        """Return the ledger's entries; ``processes`` are the standby's, none where there is none.
 
         One that was given back stays as an owner that holds nothing: the growth that it explained
         has gone with it.
         """
+        private = [process.private for process in processes]
+        known = [size for size in private if size is not None]
         held = {
-            MemoryKind.HOST: 0 if process is None else process.private,
-            MemoryKind.DEVICE: 0 if process is None else self._taken,
+            MemoryKind.HOST: sum(known) if len(known) == len(private) else None,
+            MemoryKind.DEVICE: self._taken if processes else 0,
         }
         entries = []
         for kind, size in held.items():

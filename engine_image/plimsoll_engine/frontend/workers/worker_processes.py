@@ -85,6 +85,11 @@ class WorkerProcesses:
         self.starts = 0
 
     @property
+    def ranks(self) -> int:
+        """How many processes a worker has."""
+        return self._config.tensor_parallel_size
+
+    @property
     def pid(self) -> int | None:
         """The process id of the serving worker's rank 0; None while there is none."""
         worker = self._serving

@@ -23,7 +23,7 @@ from plimsoll_api.admin import (
 )
 from plimsoll_engine.frontend.workers import standby as module
 from plimsoll_engine.frontend.workers.standby import Standby
-from plimsoll_engine.frontend.workers.standby_memory import beyond_torch
+from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory, beyond_torch
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
 from plimsoll_engine.messages.worker_ipc import Prepared
 from plimsoll_engine.messages.zygote_ipc import Exited
@@ -39,7 +39,8 @@ def devices(used: int | None, reserved: int | None = 2 * GIB) -> list[DeviceMemo
 class Processes:
     """Makes handles without processes, or fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        self.ranks = ranks
         self.made: list[WorkerHandle] = []
         self.abandoned: list[WorkerHandle] = []
         self.error: str | None = None
@@ -48,7 +49,8 @@ class Processes:
 
     def successor(self) -> WorkerHandle:
         number = len(self.made) + 1
-        return WorkerHandle(Epoch("b", number), "/nonexistent", 1 << 20, 1, _ignore, _ignore)
+        epoch = Epoch("b", number)
+        return WorkerHandle(epoch, "/nonexistent", 1 << 20, self.ranks, _ignore, _ignore)
 
     async def prepare(self, handle: WorkerHandle, _timeout_s: float) -> None:
         if self.error is not None:
@@ -56,8 +58,11 @@ class Processes:
         handle.pids.append(os.getpid())
         self.made.append(handle)
         await self.may_go_on.wait()
-        memory = ProcessMemory(Role.WORKER, os.getpid(), name=STANDBY, private=300 << 20)
-        handle.prepared.set_result(Prepared(handle.epoch.number, {}, memory))
+        memory, *others = (
+            ProcessMemory(Role.WORKER, os.getpid(), name=STANDBY, private=(300 - rank) << 20)
+            for rank in range(self.ranks)
+        )
+        handle.prepared.set_result(Prepared(handle.epoch.number, {}, memory, others))
 
     async def abandon(self, handle: WorkerHandle) -> None:
         self.abandoned.append(handle)
@@ -88,9 +93,9 @@ def test_the_ledger_has_what_the_devices_have_less() -> None:
     async def run() -> None:
         one = standby(Processes())
         one.reported(devices(10 * GIB))
-        assert (one.prepared, one.process, one.ledger()) == (None, None, [])
+        assert (one.prepared, one.processes, one.ledger()) == (None, [], [])
         await turn()
-        assert one.process is not None
+        assert len(one.processes) == 1
         assert [entry.kind for entry in one.ledger()] == [MemoryKind.HOST]
         one.reported(devices(10 * GIB + 5))  # may have been written before
         # The worker's own allocator grew by as much again, which is not the standby's.
@@ -112,6 +117,27 @@ def test_the_ledger_has_what_the_devices_have_less() -> None:
     asyncio.run(run())
 
 
+def test_the_ledger_has_the_processes_of_all_ranks() -> None:
+    async def run() -> None:
+        one = standby(Processes(ranks=2))
+        one.reported(devices(10 * GIB) + devices(10 * GIB))
+        await turn()
+        one.reported(devices(11 * GIB) + devices(12 * GIB))
+        assert [process.private for process in one.processes] == [300 << 20, 299 << 20]
+        found = {entry.owner: entry.bytes for entry in one.ledger()}
+        assert found == {"standby_worker_host": 599 << 20, "standby_worker_device": 3 * GIB}
+        await one.end()
+
+    asyncio.run(run())
+
+
+def test_a_process_of_unknown_size_makes_the_sum_unknown() -> None:
+    memory = StandbyMemory()
+    known, unknown = (ProcessMemory(Role.WORKER, 7, private=size) for size in (5, None))
+    assert [entry.bytes for entry in memory.entries([known])] == [5]
+    assert memory.entries([known, unknown]) == []
+
+
 def test_memory_of_one_that_prepares_itself_is_in_the_ledger_already() -> None:
     async def run() -> None:
         processes = Processes()
@@ -122,8 +148,8 @@ def test_memory_of_one_that_prepares_itself_is_in_the_ledger_already() -> None:
         one.reported(devices(11 * GIB))
         assert one.prepared is None
         assert one.status == StandbyStatus(StandbyState.PREPARING)
-        assert one.process is not None
-        assert (one.process.name, one.process.pid) == (STANDBY, os.getpid())
+        (process,) = one.processes
+        assert (process.name, process.pid) == (STANDBY, os.getpid())
         host, device = one.ledger()
         assert host.kind is MemoryKind.HOST
         assert host.bytes > 1 << 20
@@ -151,7 +177,7 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
             one.lease(0.0)
             await turn()
         assert processes.abandoned == processes.made
-        assert (one.prepared, one.process) == (None, None)
+        assert (one.prepared, one.processes) == (None, [])
         one.reported([])
         await turn()
         assert len(processes.made) == 1, "nobody wants another"
