@@ -149,6 +149,12 @@ class Leader:
             self._listen()
         return [report for _, report in sorted(self._reports.items())]
 
+    def waiting_accounts(self) -> list[rank_ipc.RankReport]:
+        """Return what each rank holds before it serves, and forget it: serving takes more."""
+        found = self.accounts()
+        self._reports = {}
+        return found
+
     def drop(self) -> None:
         """As :class:`messages.Drop`, of ranks that still follow."""
         with contextlib.suppress(RanksLost, LoadError):

@@ -137,7 +137,7 @@ def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
     """Return what a worker that may wait for long says of its memory, on each of its ranks."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
     leader = lifecycle.member.leader
-    others = [] if leader is None else [rank.memory for rank in leader.accounts()]
+    others = [] if leader is None else [rank.memory for rank in leader.waiting_accounts()]
     for process in (memory, *others):
         process.name, process.private = STANDBY, private_anon(process.pid)
     return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)

@@ -121,7 +121,7 @@ class Engine:
 
     def post(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         headers = {"Content-Type": "application/json"}
-        status, text = self.call("POST", self.url + path, body, headers, 30.0)
+        status, text = self.call("POST", self.url + path, body, headers, 120.0)
         return status, json.loads(text)
 
     def admin(

@@ -266,6 +266,10 @@ def test_a_standby_of_two_ranks_takes_over_as_a_whole(
     steps = {step["name"]: step.get("detail") for step in operation["steps"]}
     assert steps["prepare_worker"] == "the standby worker"
     assert pids_of(of_workers(engine, standby=False)) == standby
+    engine.until(lambda: "report_age_s" in engine.status(), "a report of the new worker")
+    assert pids_of(of_workers(engine, standby=False)) == standby
+    reported = of_workers(engine, standby=False)
+    assert all(process["malloc_in_use"] > 1 << 20 for process in reported), reported
 
     # Without one of its ranks it is none, and nobody else notices.
     standby = both(engine, standby)

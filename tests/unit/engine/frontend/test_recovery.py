@@ -34,6 +34,7 @@ class Workers:
     """Real handles of processes that are not there; ``dies`` are those that end when ready."""
 
     starts = 1
+    ranks = 1
 
     def __init__(self, engine: AsyncEngine, dies: set[int]) -> None:
         self.engine, self.dies = engine, dies
