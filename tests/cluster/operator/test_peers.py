@@ -109,7 +109,8 @@ def test_a_policy_compares_the_pods_of_one_workload(
     leaking_in_policy(kubectl, pods(kubectl, "vllm")[0], "vllm", "Open")
 
     def published() -> set[tuple[str, str]]:
-        text = kubectl.get("configmap", object_name("engines"))["data"].get(PEERS_FILE, "[]")
+        made = kubectl.get("configmap", object_name("engines"))
+        text = "[]" if made is None else made["data"].get(PEERS_FILE, "[]")
         return {(one.pod, one.workload) for one in decode(text.encode()) if one.host}
 
     wanted = {(name, "Deployment/vllm") for name in pods(kubectl, "vllm")}
