@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,18 @@ def load(folder: Path, shard: Shard | None = None) -> Decoder:
     return model
 
 
-def texts() -> list[torch.Tensor]:
+def texts(lengths: Sequence[int] = LENGTHS) -> list[torch.Tensor]:
     """Random tokens, always the same."""
     generator = torch.Generator().manual_seed(4)
-    return [torch.randint(2, 256, (length,), generator=generator) for length in LENGTHS]
+    return [torch.randint(2, 256, (length,), generator=generator) for length in lengths]
 
 
-def logits_of(folder: Path, helpers: Any) -> torch.Tensor:
-    """[sum of LENGTHS, vocabulary]: after each token of each text, in one engine's batches."""
+def logits_of(folder: Path, helpers: Any, lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
+    """[sum of lengths, vocabulary]: after each token of each text, in one engine's batches."""
     engine = EngineCore(Runner(load(folder), 400, 8), Scheduler(BlockPool(400, 8), 8, 64, 200))
     seen = recorded(engine)
     names = []
-    for number, text in enumerate(texts()):
+    for number, text in enumerate(texts(lengths)):
         for cut in range(1, len(text) + 1):
             names.append(f"{number}-{cut}")
             asked = helpers.submit(names[-1], text[:cut].tolist(), 1, ignore_eos=True)

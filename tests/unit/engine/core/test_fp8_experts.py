@@ -26,6 +26,7 @@ from tests.lora import SIZES
 from tests.random_model import random_model
 
 EXPERTS, WIDTH = 6, 32
+SHORT = (15,) * 20
 MIXTURE: dict[str, Any] = {
     "model_type": "qwen3_moe", "head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2,
     "moe_intermediate_size": WIDTH, "mlp_only_layers": [1], "norm_topk_prob": True,
@@ -133,7 +134,7 @@ def simulated(exact: Path) -> torch.Tensor:
     for module in model.modules():
         if type(module).__name__ == "Qwen3MoeExperts":
             module.forward = lambda *a, of=module: mixed(of, *a)
-    return torch.cat([model(text[None], use_cache=False).logits[0] for text in texts()])
+    return torch.cat([model(text[None], use_cache=False).logits[0] for text in texts(SHORT)])
 
 
 def test_logits_are_those_of_the_roundings(
@@ -144,8 +145,7 @@ def test_logits_are_those_of_the_roundings(
     compared in the middle row, and some rows of random weights have another best token.
 
     Processors sum in other orders. Where a sum is so close to the middle between two values of e4m3
-    that this decides, all later rows of its text are others: with AVX2 the last 31 of a text. So
-    more than half of the rows are compared with what is meant."""
+    that this decides, all later rows of its text are others, so the texts are short."""
     was = load_file(exact / "model.safetensors")
     narrow = tmp_path / "bfloat16"
     narrow.mkdir()
@@ -154,14 +154,14 @@ def test_logits_are_those_of_the_roundings(
         metadata={"format": "pt"},
     )  # fmt: skip
     (narrow / "config.json").write_text((exact / "config.json").read_text())
-    found, plain = logits_of(fp8, helpers), logits_of(exact, helpers)
+    found, plain = logits_of(fp8, helpers, SHORT), logits_of(exact, helpers, SHORT)
     meant = simulated(exact)
 
     def rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         relative: torch.Tensor = (a - b).norm(dim=1) / b.norm(dim=1)
         return relative
 
-    ours, bfloat16 = rows(found, plain), rows(logits_of(narrow, helpers), plain)
+    ours, bfloat16 = rows(found, plain), rows(logits_of(narrow, helpers, SHORT), plain)
     agreement = float((found.argmax(-1) == plain.argmax(-1)).float().mean())
     same = float((rows(found, meant) < 0.01).float().mean())
     for name, value in {
@@ -170,7 +170,7 @@ def test_logits_are_those_of_the_roundings(
     }.items():  # fmt: skip
         record_property(name, value)
         print(f"{name} {value:.4f}")
-    assert same > 0.5
+    assert same > 0.9
     assert float(rows(found, meant).median()) < 1e-3
     assert float(bfloat16.median()) < float(ours.median()) < 16 * 2**0.5 * float(bfloat16.median())
     assert agreement > 0.5
