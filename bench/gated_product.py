@@ -22,7 +22,6 @@ from torch.nn.functional import linear
 from bench.result import RESULTS, publish
 from plimsoll_engine.kernels import gated_product
 from plimsoll_engine.kernels.activation import silu_mul
-from plimsoll_engine.kernels.sizes import cdiv
 
 SIZES = {"8b": (14_336, 4096), "8b_tp2": (7168, 4096), "06b": (3072, 1024), "1b": (8192, 2048)}
 """Columns of a projection, and of the input."""
@@ -79,7 +78,7 @@ def main() -> None:
                     "one": lambda x=x, w=weight: gated_product.gated_product(x, w),  # type: ignore[misc]
                 }
             )
-            tiles = cdiv(rows, gated_product.ROWS) * cdiv(size, gated_product.COLUMNS)
+            tiles = gated_product.tiles_of(rows, size)
             figures[f"{shape}_{rows}_ratio"] = found["parts"] / found["one"]
             samples[f"{shape}_{rows}"] = {**found, "tiles": round(tiles / processors, 2)}
             print(shape, rows, samples[f"{shape}_{rows}"], flush=True)

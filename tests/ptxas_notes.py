@@ -95,7 +95,7 @@ def gated() -> list[str]:
         "out": f"tensordesc<bf16[{rows},{columns}]>", "rows": "i32", "size": "i32",
         "columns": "i32",
     }  # fmt: skip
-    constants = {"PROGRAMS": 132, "PRECISION": "tf32", **tile}
+    constants = {"PROGRAMS": 132, **tile}
     return notes(
         gated_product._gated_product, types, constants,
         num_warps=gated_product.WARPS, num_stages=gated_product.STAGES,

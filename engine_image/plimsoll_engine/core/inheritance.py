@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.kvcache import handover_audit
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes, hash_tail
 from plimsoll_engine.messages import handover as messages
 from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Table
-
-if TYPE_CHECKING:
-    from plimsoll_engine.core.runner import Runner
 
 WAIT_S = 10.0
 """The frontend submits what it carries over at once; tables without a request go by then."""

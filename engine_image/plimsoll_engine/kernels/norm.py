@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
-from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2, rows_at_once, warps_of
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -44,11 +44,10 @@ def rms_norm(
     rows, size = x.shape
     out = torch.empty_like(x)
     block = next_power_of_2(size)
-    at_once = max(1, min(4096 // block, cdiv(rows, 528)))
-    at_once = next_power_of_2(at_once)
+    at_once = rows_at_once(rows, block)
     _rms_norm[(cdiv(rows, at_once),)](
         x, x if residual is None else residual, weight, out, rows, size, eps,
         ADD=residual is not None, ROWS=at_once, BLOCK=block,
-        num_warps=8 if block * at_once > 2048 else 4, **overlap(x.device),
+        num_warps=warps_of(block * at_once), **overlap(x.device),
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ import torch
 from plimsoll_engine.kernels.overlap import overlap
 from plimsoll_engine.kernels.rank_sum_kernels import sum_shared, sum_whole, sum_words
 from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
-from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2, rows_at_once, warps_of
 
 WAIT_NS = 60_000_000_000
 """A kernel that has waited so long for another rank ends with an error. As long as other
@@ -87,19 +87,17 @@ class RankSums:
         if rows <= layout.word_rows and layout.itemsize == 2:
             sum_words[(rows,)](
                 *pointers, self._rank, layout.columns, eps, WORDS=layout.words,
-                WORD_ROWS=layout.word_rows, BLOCK=self._block // 2, num_warps=_warps(self._block),
+                WORD_ROWS=layout.word_rows, BLOCK=self._block // 2, num_warps=warps_of(self._block),
                 **common,
             )  # fmt: skip
             return out
-        # Few rows: one a program, so that there are many.
-        at_once = max(1, min(4096 // self._block, cdiv(rows, 528)))
-        at_once = next_power_of_2(at_once)
+        at_once = rows_at_once(rows, self._block)
         grid = (cdiv(rows, at_once),)
         sizes = self._rank, rows, layout.columns, eps
         common |= {
             "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,
             "PART_ROWS": layout.part_rows, "ROWS": at_once, "BLOCK": self._block,
-            "num_warps": _warps(self._block * at_once),
+            "num_warps": warps_of(self._block * at_once),
         }  # fmt: skip
         if rows <= layout.whole_rows:
             sum_whole[grid](*pointers, *sizes, **common)
@@ -108,8 +106,3 @@ class RankSums:
                 *pointers, *sizes, FINISHED=layout.finished, RESULTS=layout.results, **common
             )
         return out
-
-
-def _warps(elements: int) -> int:
-    """Of a program that sums so many elements."""
-    return 8 if elements > 2048 else 4

@@ -73,8 +73,7 @@ def extend_block_hashes(request: Hashed, block_size: int) -> None:
         if len(tokens) < block_size:
             break
         parent = hashes[-1] if hashes else root(request.cache_salt, request.adapter)
-        extra = _media_in(request.media, start, block_size) if request.media else b""
-        hashes.append(hash_block(parent, tokens, extra))
+        hashes.append(hash_block(parent, tokens, _media_in(request.media, start, block_size)))
 
 
 def hash_tail(request: Hashed, computed: int, block_size: int) -> bytes:
@@ -97,6 +96,8 @@ def _media_in(media: Sequence[Media], start: int, size: int) -> bytes:
     Each comes with its place. One without placeholders counts where it is: at the beginning of its
     prompt.
     """
+    if not media:
+        return b""
     return b"".join(
         item.key + (item.start - start).to_bytes(8, signed=True)
         for item in media

@@ -205,12 +205,10 @@ class Worker:
         self._activity = Activity()
         self._ended_s: dict[str, float] = {}
         """How long each stage of the end took before everything is given back."""
-        self._next_report = 0.0
-        self._next_capture = 0.0
+        self._next_report = self._next_capture = time.monotonic() + FIRST_MESSAGES_S
 
     def serve(self) -> None:
         """Until Stop. Raises :class:`FrontendGoneError` and :class:`DeviceLostError`."""
-        self._next_report = self._next_capture = time.monotonic() + FIRST_MESSAGES_S
         while not self.stopping:
             due = min(self._next_report, self._next_capture)
             wait_s = 0.0 if self.engine.has_work else due - time.monotonic()

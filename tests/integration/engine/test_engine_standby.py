@@ -31,8 +31,14 @@ def texts(futures: list[Any]) -> list[str]:
     return [future.result(120).text for future in futures]
 
 
+def of_workers(engine: Any, standby: bool) -> list[dict[str, Any]]:
+    """The ranks of the standby, or of the worker that serves."""
+    workers = [p for p in engine.status()["processes"] if p["role"] == "worker"]
+    return [p for p in workers if (p.get("name") == "standby") == standby]
+
+
 def standby_of(engine: Any) -> dict[str, Any] | None:
-    found = [p for p in engine.status()["processes"] if p.get("name") == "standby"]
+    found = of_workers(engine, standby=True)
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -50,6 +56,15 @@ def prepared(engine: Any, other_than: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = engine.found(ready, "a standby", 60)
     assert [process["role"] for process in engine.status()["processes"]] == ROLES
     return found
+
+
+def ends_clean(engine: Any) -> None:
+    """Nothing is found, and no process is left."""
+    engine.clean()
+    family = engine.family()
+    engine.end()
+    assert engine.process.poll() == 0
+    assert psutil.wait_procs(family, 5)[1] == []
 
 
 def step_s(operation: dict[str, Any], name: str) -> float:
@@ -106,11 +121,7 @@ def test_a_standby_takes_over_and_another_one_is_made(
     assert step_s(operation, "drop_weights") < 5
     prepared(engine, first["pid"])
     engine.until(lambda: len(engine.family()) == alone, "nobody beside them")
-    engine.clean()
-    family = engine.family()
-    engine.end()
-    assert engine.process.poll() == 0
-    assert psutil.wait_procs(family, 5)[1] == []
+    ends_clean(engine)
 
 
 def test_restarts_and_crashes_before_the_standby_is_there(
@@ -125,11 +136,7 @@ def test_restarts_and_crashes_before_the_standby_is_there(
         os.kill(engine.worker_pid(), signal.SIGKILL)
         assert texts(futures) == undisturbed
     prepared(engine)
-    engine.clean()
-    family = engine.family()
-    engine.end()
-    assert engine.process.poll() == 0
-    assert psutil.wait_procs(family, 5)[1] == []
+    ends_clean(engine)
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model", "fp8_pool"])
@@ -225,12 +232,6 @@ def test_leases_are_for_engines_that_take_them(engine: Any) -> None:
         assert engine.admin("POST", "/standby", body)[0] == 400
 
 
-def of_workers(engine: Any, standby: bool) -> list[dict[str, Any]]:
-    """The ranks of the standby, or of the worker that serves."""
-    workers = [p for p in engine.status()["processes"] if p["role"] == "worker"]
-    return [p for p in workers if (p.get("name") == "standby") == standby]
-
-
 def pids_of(processes: list[dict[str, Any]]) -> list[int]:
     return [int(process["pid"]) for process in processes]
 
@@ -288,8 +289,4 @@ def test_a_standby_of_two_ranks_takes_over_as_a_whole(
     assert pids_of(of_workers(engine, standby=False)) == standby
     both(engine, standby)
     engine.until(lambda: len(engine.family()) == alone, "nobody beside them")
-    engine.clean()
-    family = engine.family()
-    engine.end()
-    assert engine.process.poll() == 0
-    assert psutil.wait_procs(family, 5)[1] == []
+    ends_clean(engine)

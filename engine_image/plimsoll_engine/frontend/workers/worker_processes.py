@@ -145,7 +145,7 @@ class WorkerProcesses:
             self._epochs.reserve(),
             self._config.run_dir,
             self._config.media_cache_bytes,
-            self._config.tensor_parallel_size,
+            self.ranks,
             self._received,
             self._lost,
         )
@@ -162,7 +162,7 @@ class WorkerProcesses:
             zygote = await self._running_zygote(deadline)
             await self._running_weight_server(zygote)
             self._socket.expect(worker.link)
-            for rank in range(self._config.tensor_parallel_size):
+            for rank in range(self.ranks):
                 await self._fork(zygote, worker, rank)
         except (ZygoteLost, RuntimeError) as error:
             await self._lose_zygote()

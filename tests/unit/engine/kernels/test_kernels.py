@@ -115,9 +115,9 @@ def test_product_and_activation_in_one(
     """Tiles that are whole and not, and programs that compute several."""
     x, weight = draw(rows, columns, dtype=dtype), draw(2 * size, columns, dtype=dtype)
     expected = REFERENCE.gated(x.float(), weight.float(), None)
-    assert error(gated_product.gated_product(x, weight), expected) < tolerance
-    monkeypatch.setattr(gated_product, "_processors", lambda device: 4)
-    assert error(gated_product.gated_product(x, weight), expected) < tolerance
+    for processors in (132, 4):
+        monkeypatch.setattr(gated_product, "_processors", lambda device, n=processors: n)
+        assert error(gated_product.gated_product(x, weight), expected) < tolerance
 
 
 @pytest.mark.parametrize(
