@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from plimsoll_faults.models.tiny import write_checkpoint
-from tests.integration.engine.conftest import Engine
+from tests.integration.engine.conftest import Engine, living
 
 DEVICES = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(
@@ -86,4 +86,4 @@ def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
     family = engine.family()
     engine.end()
     assert engine.process.returncode == 0
-    assert not [process for process in family if process.is_running()]
+    assert living(family) == []

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from plimsoll_engine.core import sampling
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import Counters, EngineCore
 from plimsoll_engine.core.request import Request
@@ -25,6 +26,8 @@ from plimsoll_engine.models.model import MediaModel, Model
 
 SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
 """A pool of 512 tokens: 64 MiB for an 8B model."""
+SMALL_WIDTH = 4
+"""Rows of a decode step there."""
 
 
 class WarmUpError(RuntimeError):
@@ -44,11 +47,21 @@ def load_kernels(
     cache = None
     if isinstance(model, MediaModel):
         cache = EncoderCache(model.example().tokens, model.lifelong)
-    engine = EngineCore(runner, Scheduler(pool, 4, tokens // 2, tokens // 2, cache))
+    engine = EngineCore(runner, Scheduler(pool, SMALL_WIDTH, tokens // 2, tokens // 2, cache))
     try:
         warm_up(engine)
     finally:
         engine.close()
+
+
+def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Have torch load the kernels that sampling from the logits of a few rows takes.
+
+    For another thread, so that the rounds of :func:`load_kernels` find them.
+    """
+    rows = sampling.plan([sampling.Row(Sampling(1, temperature=1.0), 0)] * SMALL_WIDTH)
+    with torch.inference_mode():
+        sampling.sample(torch.zeros(SMALL_WIDTH, vocabulary, dtype=dtype, device=device), rows)
 
 
 def warm_up(engine: EngineCore) -> None:
@@ -93,10 +106,10 @@ def _round(
     media: list[Media],
     max_tokens: int = 2,
 ) -> None:
-    sampling = Sampling(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
+    wanted = Sampling(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
     for number, length in enumerate(lengths):
         fitting = [item for item in media if item.length < length]
-        engine.submit(Submit(f"warm-up-{number}", [number % 7] * length, sampling, media=fitting))
+        engine.submit(Submit(f"warm-up-{number}", [number % 7] * length, wanted, media=fitting))
     while engine.has_work:
         output = engine.step()
         if output.dropped:

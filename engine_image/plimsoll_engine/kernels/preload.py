@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import sys
 from pathlib import Path
+from subprocess import SubprocessError
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """The device files of NVIDIA's driver on Linux and on WSL. Asked for instead of CUDA, which a
@@ -34,6 +35,13 @@ def preload() -> None:
         from triton.runtime.cache import triton_key
 
         triton_key()
+    # Each asks another program: 20 ms of a restart.
+    with contextlib.suppress(ImportError, AssertionError, OSError, SubprocessError):
+        from triton.backends.nvidia.driver import library_dirs
+        from triton.runtime.build import platform_key
+
+        platform_key()
+        library_dirs()
     with contextlib.suppress(ImportError):
         from triton.runtime.jit import JITFunction
 

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ from plimsoll_engine.core.inheritance import Inheritance
 from plimsoll_engine.core.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.core.warmup import load_kernels, warm_up
+from plimsoll_engine.core.warmup import load_kernels, load_sampling, warm_up
+from plimsoll_engine.device.buffer import primary_context
 from plimsoll_engine.distributed.group import SumShape
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.distributed.link import Link
@@ -118,40 +120,48 @@ class CoreLifecycle:
         """Make context, process group, weights and kernels.
 
         Gives everything back where it fails. A rank that follows has its kernels from the steps
-        that rank 0 computes.
+        that rank 0 computes. A second thread has the driver make the context and map the weights
+        meanwhile: neither holds Python's lock.
         """
-        with self._all_or_nothing():
+        with self._all_or_nothing(), ThreadPoolExecutor(1, "prepare") as beside:
             folder = Path(self.config.model)
             draft = None if self.config.draft_model is None else Path(self.config.draft_model)
             with self._stage("model_config"):
                 self.member.check(self.config)
+                chosen = beside.submit(loader.choose_device, self.config.device, self.member.shard)
+                context = beside.submit(lambda: make_context(chosen.result()))
                 self._model_config = loader.load_config(folder)
                 sizes.check_adapters(self.config, self._model_config)
-                self.device = loader.choose_device(self.config.device, self.member.shard)
-                if not self.member.alone and self.device.type == "cuda":
-                    torch.cuda.set_device(self.device)
+                self.device = chosen.result()
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, self.device)
                 asked = self.config.kv_cache_dtype
                 self._kv_dtype = sizes.cache_dtype(asked, dtype, self.device)
                 # First, so that the weight server loads while this process makes its context.
                 shared = self._ask_for_weights(folder, dtype)
+                mapped = None if shared is None else beside.submit(self._map_weights)
             with self._stage("context"):
+                context.result()
+                if self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)
                 torch.set_float32_matmul_precision("highest")
                 self.device_baseline = device_baseline(self.device, dtype)
+                if self.device.type == "cuda" and not self.member.follows:
+                    # What fails here fails again when the kernels are needed.
+                    words = loader.text_config(self._model_config).vocab_size
+                    beside.submit(load_sampling, words, dtype, self.device)
             if not self.member.alone:
                 with self._stage("ranks_met"):
                     self.member.meet()
                 with self._stage("process_group"):
                     self.member.form(self.device, self._sums(dtype))
             with self._stage("weights"):
-                if shared is not None and self._mapping is not None:
+                if shared is not None and mapped is not None:
                     self._model = shared
-                    own, drafts = draft_models.apart(self._mapping.tensors())
+                    own, drafts = draft_models.apart(mapped.result())
                     loader.bind(shared, own)
                     if draft is not None:
                         self._draft = draft_models.build(draft, dtype)
                         loader.bind(self._draft, drafts)
-                    self.map_pool()
                 else:
                     self._model = loader.load_model(
                         folder, self._model_config, dtype, self.device, self.member.shard
@@ -255,6 +265,13 @@ class CoreLifecycle:
         assert self.device is not None
         columns = loader.text_config(self._model_config).hidden_size
         return SumShape(sizes.most_rows(self.config, self.device), columns, dtype)
+
+    def _map_weights(self) -> dict[str, torch.Tensor]:
+        """Return the weight server's weights, and map its KV pool where it has one."""
+        assert self._mapping is not None
+        tensors = self._mapping.tensors()
+        self.map_pool()
+        return tensors
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Return the weight server's memory for this rank's KV pool, uint8 [bytes].
@@ -566,6 +583,14 @@ def has_compiled() -> bool:
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
+
+
+def make_context(device: torch.device) -> None:
+    """Make the device's context, and ``device`` the current one of this thread."""
+    if device.type == "cuda":
+        with primary_context(device.index):
+            torch.cuda.set_device(device)
+            torch.cuda.synchronize(device)
 
 
 def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:

@@ -5,6 +5,7 @@ What cannot be read is None, never zero.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -170,18 +171,24 @@ def private_anon(pid: int | None = None) -> int | None:
     Pages of before its fork that it has not written to are its parent's, too. Files and shared
     memory count where it has written to them alone.
     """
-    path = f"/proc/{'self' if pid is None else pid}/smaps_rollup"
-    dirty, swap = bytes_of(path, "Private_Dirty"), bytes_of(path, "Swap")
-    return None if dirty is None else dirty + (swap or 0)
+    # The kernel walks through all pages for each time that the file is read.
+    found = _all_bytes_of(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
+    dirty = found.get("Private_Dirty")
+    return None if dirty is None else dirty + found.get("Swap", 0)
 
 
 def bytes_of(path: str, key: str) -> int | None:
     """Return the bytes after ``key:`` in a file of ``/proc``, None where it is not there."""
-    try:
-        with open(path) as status:
-            for line in status:
-                if line.startswith(key + ":"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+    return _all_bytes_of(path).get(key)
+
+
+def _all_bytes_of(path: str) -> dict[str, int]:
+    """Return the bytes of each line ``key: number kB``; none where there is no such file."""
+    found = {}
+    with contextlib.suppress(OSError), open(path) as status:
+        for line in status:
+            key, _, value = line.partition(":")
+            words = value.split()
+            if words[1:] == ["kB"]:
+                found[key] = int(words[0]) * 1024
+    return found
