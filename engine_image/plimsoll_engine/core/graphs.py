@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from plimsoll_engine.distributed.group import ALONE
 from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.decode_cut import cut_for
+from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -23,7 +26,7 @@ log = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FIRST = 4
-"""So many are captured before the engine serves, spread over the sizes; the rest while it does."""
+"""So many at least are captured before the engine serves, spread over the sizes."""
 SLOW_S = 0.1
 """Longer than a capture takes without something that holds it up: it is logged with its parts."""
 FIELDS = 5
@@ -38,14 +41,26 @@ def sizes_up_to(rows: int) -> list[int]:
     return [size for size in SIZES if size < rows] + [rows]
 
 
-def spread(sizes: list[int]) -> list[int]:
-    """``sizes`` in the order of their capture: the largest, the smallest, some between, the rest.
+def in_order(
+    sizes: list[int], cut: Callable[[int], object] = lambda _: None
+) -> tuple[list[int], list[int]]:
+    """Return the ``sizes`` to capture before the engine serves, and those while it does.
 
-    The largest comes first: the others then fit into the memory that it took.
+    The first are the largest, the smallest, some between, and the largest of each ``cut`` that none
+    of these has: it has kernels of its own, and streams would wait while they are compiled. The
+    largest size comes first: the others then fit into the memory that it took.
     """
     step = max(1, len(sizes) // (FIRST - 1))
     first = [sizes[-1], *sizes[:-1:step]][:FIRST]
-    return first + [size for size in reversed(sizes) if size not in first]
+    known = {cut(size) for size in first}
+    rest = []
+    for size in reversed([size for size in sizes if size not in first]):
+        if cut(size) in known:
+            rest.append(size)
+        else:
+            known.add(cut(size))
+            first.append(size)
+    return first, rest
 
 
 class DecodeGraphs:
@@ -65,7 +80,12 @@ class DecodeGraphs:
         self._scales = scales
         self._block_size = block_size
         self._width = max_blocks
-        self._missing = spread(sizes_up_to(max_num_seqs))
+        row_bytes = next_power_of_2(model.kv.dim) * kv.element_size()
+        first, rest = in_order(
+            sizes_up_to(max_num_seqs),
+            lambda size: cut_for(size, model.kv.heads, row_bytes, self.context_limit),
+        )
+        self._first, self._missing = len(first), first + rest
         rows, device = max_num_seqs, kv.device
         self._inputs = torch.zeros(rows * (FIELDS + max_blocks), dtype=torch.int32, device=device)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
@@ -90,7 +110,7 @@ class DecodeGraphs:
 
     def capture_first(self) -> None:
         """Capture the first few sizes, the largest among them: every batch has a graph then."""
-        for _ in range(min(FIRST, len(self._missing))):
+        for _ in range(self._first):
             self.capture_next()
 
     def capture_next(self) -> bool:

@@ -11,62 +11,20 @@ combination would be compiled, or loaded, while requests wait for it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.decode_cut import WIDE_TILE, Cut, cut_for
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
-from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
+from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
-TILE, WIDE_TILE = 64, 128
-WIDE_BYTES = 256
-"""Of a row of keys: with longer ones two wide tiles do not fit into the memory of a processor."""
 SCALED_REGISTERS = 128
 """Of a thread, for e4m3 keys: with wide tiles, four programs of a processor then have as many bytes
 under way as with 16 bits. By the compiler's report, without spills; 168 where nothing bounds it."""
-MAX_SPLITS = 32
-SHORT = 8192
-"""Tokens that one program may walk alone while the others have ended: 4 MiB of them, at the some
-25 GB/s that one program reads, are .2 ms."""
-SOME, MANY = 256, 1024
-PROGRAMS = 1536
-"""Otherwise so many are started at least, as far as the contexts allow it."""
-
-
-class Cut(NamedTuple):
-    """How the work is cut: tokens that a program reads at once, and parts of each context."""
-
-    tile: int
-    splits: int
-
-
-def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
-    """Return the same for a captured batch size.
-
-    ``limit`` is the most tokens of a context, 0 if unknown. By times on an H200, contexts of 300 to
-    1,700 tokens. From 128 sequences of 8 kv heads on, one program each is at 99 to 102 % of the
-    copy bandwidth, parts cost 7 %. Fewer programs run all at once and end with the longest: wider
-    tiles, two parts each.
-
-    By times on an H200, contexts of 300 to 1,700 tokens. From 128 sequences of 8 kv heads on, one
-    program each is at 99 to 102 % of the copy bandwidth, parts cost 7 %. Fewer programs run all at
-    once and end with the longest: wider tiles, two programs a processor instead of four, even that
-    out (64 sequences: 62 us, with parts of narrow ones 70). With few sequences latency counts, and
-    where one context may be a hundred times as long as the others, what it takes alone: parts.
-    """
-    programs = sequences * kv_heads
-    short = 0 < limit <= SHORT
-    if short and programs >= MANY:
-        return Cut(TILE, 1)
-    if short and programs >= SOME and row_bytes <= WIDE_BYTES:
-        return Cut(WIDE_TILE, 1 if 2 * programs >= MANY else 2)
-    wanted = next_power_of_2(cdiv(PROGRAMS, programs))
-    return Cut(TILE, min(MAX_SPLITS, int(wanted)))
 
 
 @triton.jit(

@@ -17,7 +17,7 @@ from plimsoll_engine.core.inputs import collect, place
 from plimsoll_engine.core.prompt_scores import parts
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.scheduler import Chunk
-from plimsoll_engine.kernels import decode_attention, fused, whole_prompts
+from plimsoll_engine.kernels import decode_cut, fused, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -36,7 +36,7 @@ LONG = (1540, 1800, 1800) if DEVICE.type == "cuda" else (50, 60, 60)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(17)
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(decode_attention, "PROGRAMS", 24)
+        monkeypatch.setattr(decode_cut, "PROGRAMS", 24)
         monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 48)
         monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
         monkeypatch.setattr(FusedOps, "adds_from", 40)

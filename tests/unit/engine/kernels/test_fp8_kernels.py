@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear
 
-from plimsoll_engine.kernels import decode_attention, quantized, scaled_product, whole_prompts
+from plimsoll_engine.kernels import decode_cut, quantized, scaled_product, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import FP8, Quantized
@@ -33,7 +33,7 @@ NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 def seeded(monkeypatch: pytest.MonkeyPatch, rounds_as_the_device: None) -> None:
     torch.manual_seed(23)
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(decode_attention, "PROGRAMS", 24)  # one runs after the other
+        monkeypatch.setattr(decode_cut, "PROGRAMS", 24)  # one runs after the other
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Each Triton kernel computes what its torch reference computes, on inputs drawn anew.
 
-Tests ``kernels/fused.py``, ``kernels/decode_attention.py``, ``kernels/gated_product.py``,
-``kernels/prefill_attention.py``, ``kernels/rotary.py`` and ``kernels/whole_prompts.py``.
+Tests ``kernels/fused.py``, ``kernels/decode_attention.py``, ``kernels/decode_cut.py``,
+``kernels/gated_product.py``, ``kernels/prefill_attention.py``,
+``kernels/rotary.py`` and ``kernels/whole_prompts.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.kernels import decode_attention, fused, gated_product, whole_prompts
+from plimsoll_engine.kernels import (
+    decode_attention,
+    decode_cut,
+    fused,
+    gated_product,
+    whole_prompts,
+)
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops, column_of
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -21,7 +28,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FUSED: Ops = FusedOps()
 REFERENCE: Ops = ReferenceOps()
 PAGE = 16
-PROGRAMS = decode_attention.PROGRAMS
+PROGRAMS = decode_cut.PROGRAMS
 TYPES = [
     pytest.param(torch.float32, 1e-5, id="float32"),
     pytest.param(torch.bfloat16, 8e-3, id="bfloat16"),
@@ -81,7 +88,7 @@ def plan_of(
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(17)
     if DEVICE.type == "cpu":  # the interpreter runs one program after the other
-        monkeypatch.setattr(decode_attention, "PROGRAMS", 24)
+        monkeypatch.setattr(decode_cut, "PROGRAMS", 24)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
@@ -345,7 +352,7 @@ def test_parts_of_a_context_are_joined(cut: tuple[int, int]) -> None:
     found = torch.full_like(query, float("nan"))
     decode_attention.decode_attention(
         query, *plan.of(0), plan.tables, plan.contexts, PAGE, 0.3, None, found,
-        cut=decode_attention.Cut(*cut),
+        cut=decode_cut.Cut(*cut),
     )  # fmt: skip
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5
 
@@ -369,8 +376,8 @@ def test_how_the_work_is_cut(
     sequences: int, kv_heads: int, row_bytes: int, limit: int, cut: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(decode_attention, "PROGRAMS", PROGRAMS)
-    assert decode_attention.cut_for(sequences, kv_heads, row_bytes, limit) == cut
+    monkeypatch.setattr(decode_cut, "PROGRAMS", PROGRAMS)
+    assert decode_cut.cut_for(sequences, kv_heads, row_bytes, limit) == cut
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 7), (3, 4096), (2, 20_011)])
