@@ -16,7 +16,7 @@ import torch
 
 from plimsoll_engine.distributed.group import ALONE
 from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.kernels.decode_cut import cut_for
+from plimsoll_engine.kernels.decode_cut import Cut, cut_for
 from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
@@ -41,9 +41,7 @@ def sizes_up_to(rows: int) -> list[int]:
     return [size for size in SIZES if size < rows] + [rows]
 
 
-def in_order(
-    sizes: list[int], cut: Callable[[int], object] = lambda _: None
-) -> tuple[list[int], list[int]]:
+def in_order(sizes: list[int], cut: Callable[[int], Cut]) -> tuple[list[int], list[int]]:
     """Return the ``sizes`` to capture before the engine serves, and those while it does.
 
     The first are the largest, the smallest, some between, and the largest of each ``cut`` that none
@@ -53,14 +51,11 @@ def in_order(
     step = max(1, len(sizes) // (FIRST - 1))
     first = [sizes[-1], *sizes[:-1:step]][:FIRST]
     known = {cut(size) for size in first}
-    rest = []
-    for size in reversed([size for size in sizes if size not in first]):
-        if cut(size) in known:
-            rest.append(size)
-        else:
+    for size in reversed(sizes):
+        if cut(size) not in known:
             known.add(cut(size))
             first.append(size)
-    return first, rest
+    return first, [size for size in reversed(sizes) if size not in first]
 
 
 class DecodeGraphs:
