@@ -78,6 +78,11 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def steps_of(operation: dict[str, Any]) -> dict[str, float]:
+    """Seconds of each step of a restart, by its name."""
+    return {step["name"]: step["duration_s"] for step in operation["steps"]}
+
+
 async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any]]:
     """Restarts under one stream of a few tokens of context."""
     found = []
@@ -88,7 +93,7 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
             await asyncio.sleep(SETTLE_S)
             asked, operation = await engine.restart(number)
             await load.flows()
-            steps = {step["name"]: step["duration_s"] for step in operation["steps"]}
+            steps = steps_of(operation)
             # While the successor prepares, two contexts share the GPU, and a step may take longer
             # than the pause between the workers.
             gap, ended = load.seen[0].gap(asked + steps["prepare_worker"])
@@ -120,7 +125,7 @@ async def loaded(engine: Engine, flags: argparse.Namespace) -> list[dict[str, An
             "kv_handover": operation["kv_handover"],
             "prefill_tokens": operation["carried_prefill_tokens"],
             "gaps_s": [round(gap, 4) for gap, _ in ends],
-            "steps_s": {step["name"]: step["duration_s"] for step in operation["steps"]},
+            "steps_s": steps_of(operation),
         })  # fmt: skip
     return found
 

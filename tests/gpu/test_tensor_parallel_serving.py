@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -9,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from plimsoll_faults.models.tiny import write_checkpoint
-from tests.integration.engine.conftest import Engine, living
+from tests.integration.engine.conftest import Engine
 
 DEVICES = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(
@@ -44,6 +46,16 @@ def texts(engine: Engine) -> list[str]:
 def ranks(engine: Engine) -> list[int]:
     workers = [p for p in engine.status()["processes"] if p["role"] == "worker"]
     return [p["pid"] for p in workers if p.get("name") != "standby"]
+
+
+def living(family: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; the machine with the GPUs may have no init that reaps orphans."""
+    found = []
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:

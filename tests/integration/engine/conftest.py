@@ -239,16 +239,6 @@ class Engine:
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
-def living(family: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended; init may be slow to reap what the engine leaves as an orphan."""
-    found = []
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 StartEngine = Callable[..., Engine]
 
 
