@@ -16,8 +16,7 @@ import torch
 
 from plimsoll_engine.distributed.group import ALONE
 from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.kernels.decode_cut import Cut, cut_for
-from plimsoll_engine.kernels.sizes import next_power_of_2
+from plimsoll_engine.kernels.decode_cut import Cut, cut_for, row_bytes_of
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -75,7 +74,7 @@ class DecodeGraphs:
         self._scales = scales
         self._block_size = block_size
         self._width = max_blocks
-        row_bytes = next_power_of_2(model.kv.dim) * kv.element_size()
+        row_bytes = row_bytes_of(model.kv.dim, kv.element_size())
         first, rest = in_order(
             sizes_up_to(max_num_seqs),
             lambda size: cut_for(size, model.kv.heads, row_bytes, self.context_limit),

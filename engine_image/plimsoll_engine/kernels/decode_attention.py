@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.decode_cut import WIDE_TILE, Cut, cut_for
+from plimsoll_engine.kernels.decode_cut import WIDE_TILE, Cut, cut_for, row_bytes_of
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
 from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
@@ -134,7 +134,8 @@ def decode_attention(
     sequences, heads, dim = query.shape
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None
     dim_pad = next_power_of_2(dim)
-    tile, splits = cut or cut_for(sequences, kv_heads, dim_pad * keys.rows.element_size(), limit)
+    row_bytes = row_bytes_of(dim, keys.rows.element_size())
+    tile, splits = cut or cut_for(sequences, kv_heads, row_bytes, limit)
     options: dict[str, object] = {**overlap(query.device)}
     if scaled and cut is None:
         tile, options = WIDE_TILE, options | {"maxnreg": SCALED_REGISTERS}
