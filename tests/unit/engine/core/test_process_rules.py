@@ -128,11 +128,14 @@ def test_a_stored_error_whose_frames_hold_the_pool_is_found(make_engine: Any, he
     assert rules_hit(engine) == set()
 
 
-def test_graphs_that_somebody_keeps_hold_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_somebody_keeps_hold_no_pool(
+    monkeypatch: pytest.MonkeyPatch, make_engine: Any
+) -> None:
     """A registry of graphs outlives the engine; their memory does not."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    model: Any = object()
-    kept = DecodeGraphs(model, torch.zeros(2, 1, 64, 1, 1), 4, max_num_seqs=8, max_blocks=4)
+    runner = make_engine().runner
+    model = runner.model
+    kept = DecodeGraphs(model, runner.kv, 4, max_num_seqs=8, max_blocks=4)
     assert kept.nbytes > 0
     kept.close()
     kept.close()
