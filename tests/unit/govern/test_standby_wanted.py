@@ -35,6 +35,9 @@ def test_it_is_wanted_until_the_worker_was_restarted() -> None:
     assert world.governor.state.incidents[0].phase is IncidentPhase.RESTARTING
     assert wanted(world), "the restart is on its way to the engine"
     world.renew()
+    world.tick()
+    assert world.governor.state.incidents[0].phase is IncidentPhase.RESTARTING
+    assert not wanted(world), "the worker is new, and the answer is on its way"
     world.tick(Result(operation_id=command.operation_id, outcome=Outcome.SUCCEEDED))
     assert not wanted(world)
 
