@@ -123,7 +123,7 @@ class CoreLifecycle:
         that rank 0 computes. A second thread has the driver make the context and map the weights
         meanwhile: neither holds Python's lock.
         """
-        with self._all_or_nothing(), ThreadPoolExecutor(1, "prepare") as beside:
+        with self._all_or_nothing(), ThreadPoolExecutor(1, "device") as beside:
             folder = Path(self.config.model)
             draft = None if self.config.draft_model is None else Path(self.config.draft_model)
             with self._stage("model_config"):

@@ -32,7 +32,7 @@ def lifecycle(tiny_checkpoint: Path, tmp_path: Path) -> CoreLifecycle:
 
 
 def helpers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("prepare")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("device")]
 
 
 def test_the_config_is_read_while_the_context_is_made(
