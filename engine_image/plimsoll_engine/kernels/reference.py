@@ -241,10 +241,18 @@ def write_quantized(
 def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[..., heads, dim] of ``dtype`` at ``slots`` [...]."""
     if pages.scales is None:
-        return pages.rows[slots]
-    rows = pages.rows.view(torch.uint8)[slots].view(pages.rows.dtype)
+        return _rows_at(pages.rows, slots)
+    rows = _rows_at(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)
     page, place = _places(pages.scales, slots)
     return dequantize(rows, pages.scales[page, :, place].unsqueeze(-1)).to(dtype)
+
+
+def _rows_at(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Return the ``rows`` [rows, heads, dim] at ``slots`` [...], each row copied as a whole.
+
+    An index would copy element by element, which takes several times as long on a CPU.
+    """
+    return rows.index_select(0, slots.flatten()).view(*slots.shape, *rows.shape[1:])
 
 
 def _places(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
