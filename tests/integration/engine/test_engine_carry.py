@@ -101,7 +101,7 @@ def test_tokens_of_before_a_park_are_not_taken_after_it(
     """The worker stands still in a step: it says that step's tokens once it goes on, and reads only
     then that the requests were taken back and given to it again."""
     worker = engine.worker_pid()
-    for number in range(5):
+    for number in range(3):
         with engine.streams(STREAMS, TOKENS) as futures:
             os.kill(worker, signal.SIGSTOP)
             try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-MODEL, TOKENS = "tiny", 400
+MODEL, TOKENS = "tiny", 200
 CLOSE = "</think>"
 ASK: dict[str, Any] = {
     "model": MODEL, "messages": [{"role": "user", "content": "Where to?"}], "temperature": 0,
