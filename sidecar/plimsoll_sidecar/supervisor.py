@@ -227,9 +227,9 @@ class Supervisor:
                         message=self._hold or "the journal is not writable",
                     )
                     self._unsent.append(refused)
-        if engine.answers:  # of one that does not, the lease ends by itself
+        if engine.epoch is not None:  # of one that does not answer, the lease ends by itself
             wanted = self._hold is None and self._governor.wants_standby(engine)
-            self._actuator.standby.follow(engine.epoch if wanted else None)
+            self._actuator.standby.follow(engine.epoch, wanted)
         self._acknowledge()
         self._show(now, assessment, engine, turn.events)
 

@@ -28,6 +28,7 @@ class StandbyLease:
 
     def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
+        self._epoch: str | None = None
         self._wanted: str | None = None
         self._changed, self._ending = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -36,11 +37,12 @@ class StandbyLease:
         self._until = 0.0
         self._told = ""
 
-    def follow(self, epoch: str | None) -> None:
-        """Want a standby in this epoch; with None none any more. Never waits."""
-        if epoch == self._wanted:
+    def follow(self, epoch: str, wanted: bool) -> None:
+        """Want a standby in ``epoch``, which is the engine's now, or none. Never waits."""
+        self._epoch = epoch
+        if (epoch if wanted else None) == self._wanted:
             return
-        self._wanted = epoch
+        self._wanted = epoch if wanted else None
         self._changed.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="standby-lease", daemon=True)
@@ -61,8 +63,12 @@ class StandbyLease:
     def renew(self) -> None:
         """Once: ask for what is wanted now, or give back what is not wanted any more."""
         wanted = self._wanted
-        if wanted is None and self._clock() >= self._until:
-            self._leased = None  # it has ended by itself
+        if self._leased is not None and wanted is None:
+            if self._leased != self._epoch:
+                self._leased = None
+                self._tell("the lease has ended with its epoch")
+            elif self._clock() >= self._until:
+                self._leased = None  # it has ended by itself
         epoch = wanted if wanted is not None else self._leased
         if epoch is None:
             return
