@@ -126,7 +126,7 @@ def test_what_is_not_told_is_refused(
 
 FLAGS = ("--max-num-batched-tokens", "32", "--block-size", "8", "--num-blocks", "900")
 PROMPTS = [[3 + (7 * n + 5 * place) % 400 for place in range(1500 + n)] for n in range(3)]
-TOKENS = 300
+TOKENS = 450
 
 
 def generated(engine: Any) -> int:
