@@ -69,8 +69,8 @@ class Hands:
         self.standby = self
         self.leases: set[str | None] = set()
 
-    def follow(self, epoch: str | None) -> None:
-        self.leases.add(epoch)
+    def follow(self, epoch: str, wanted: bool) -> None:
+        self.leases.add(epoch if wanted else None)
 
     def send(self, command: Command) -> None:
         self.sent.append(command)
