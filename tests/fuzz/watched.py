@@ -43,14 +43,22 @@ class Target:
     bounds: Bounds = Bounds()
 
 
+TRIES = 3
+"""A slow parser is slow each time. One run of a fast one may share its core with another virtual
+machine, or its process with the threads of other tests."""
+
+
 def watch(target: Target, data: bytes) -> None:
     """Run ``target`` on ``data``. Raises what the parser must not do."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here: proc(5)
     before = _kib("VmRSS")
-    begin = time.process_time()
-    target.run(data)
-    took_s = time.process_time() - begin
-    if took_s > target.bounds.cpu_s:
+    for _ in range(TRIES):
+        begin = time.process_time()
+        target.run(data)
+        took_s = time.process_time() - begin
+        if took_s <= target.bounds.cpu_s:
+            break
+    else:
         raise TooSlow(f"{len(data)} bytes took {took_s:.2f} s of CPU, not {target.bounds.cpu_s:g}")
     grown = _kib("VmHWM") - before
     if grown << 10 > target.bounds.growth_bytes:
