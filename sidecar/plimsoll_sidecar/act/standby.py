@@ -28,8 +28,8 @@ class StandbyLease:
 
     def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
-        self._epoch: str | None = None
-        self._wanted: str | None = None
+        self._followed = ("", False)
+        """The engine's epoch, and whether a standby is wanted in it."""
         self._changed, self._ending = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._leased: str | None = None
@@ -39,12 +39,11 @@ class StandbyLease:
 
     def follow(self, epoch: str, wanted: bool) -> None:
         """Want a standby in ``epoch``, which is the engine's now, or none. Never waits."""
-        self._epoch = epoch
-        if (epoch if wanted else None) == self._wanted:
+        if (epoch, wanted) == self._followed:
             return
-        self._wanted = epoch if wanted else None
+        self._followed = epoch, wanted
         self._changed.set()
-        if self._thread is None:
+        if wanted and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="standby-lease", daemon=True)
             self._thread.start()
 
@@ -57,32 +56,32 @@ class StandbyLease:
         while not self._ending.is_set():
             self._changed.clear()
             self.renew()
-            idle = self._wanted is None and self._leased is None
+            _, wanted = self._followed
+            idle = not wanted and self._leased is None
             self._changed.wait(None if idle else RENEWAL_S)
 
     def renew(self) -> None:
         """Once: ask for what is wanted now, or give back what is not wanted any more."""
-        wanted = self._wanted
-        if self._leased is not None and wanted is None:
-            if self._leased != self._epoch:
+        epoch, wanted = self._followed
+        if not wanted:
+            if self._leased not in (None, epoch):
                 self._leased = None
                 self._tell("the lease has ended with its epoch")
             elif self._clock() >= self._until:
                 self._leased = None  # it has ended by itself
-        epoch = wanted if wanted is not None else self._leased
-        if epoch is None:
-            return
+            if self._leased is None:
+                return
         try:
-            standby = self._engine.standby(epoch, LEASE_S if wanted is not None else 0.0)
+            standby = self._engine.standby(epoch, LEASE_S if wanted else 0.0)
         except EngineError as error:
-            self._tell(f"not leased: {error}" if wanted is not None else f"not given back: {error}")
+            self._tell(f"not leased: {error}" if wanted else f"not given back: {error}")
             return
-        if wanted is None:
-            self._leased = None
-            self._tell("given back")
-        else:
+        if wanted:
             self._leased, self._until = epoch, self._clock() + LEASE_S
             self._tell(_described(standby))
+        else:
+            self._leased = None
+            self._tell("given back")
 
     def _tell(self, text: str) -> None:
         if text != self._told:

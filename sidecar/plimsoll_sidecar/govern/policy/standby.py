@@ -40,8 +40,7 @@ def _restarts_worker(incident: Incident, policy: Supervision, engine: EngineView
     if incident.phase is IncidentPhase.RESTARTING:
         # The command may be on its way: the standby is what it is to use. In the next epoch the
         # worker is new, though the answer that says so may still be on its way.
-        awaited = engine.epoch == incident.fenced_epoch
-        return awaited and incident.rung is Action.WORKER_RESTART
+        return incident.rung is Action.WORKER_RESTART and engine.epoch == incident.fenced_epoch
     attribution = incident.attribution
     next_rung = ladder.next_disruptive(
         incident.kind,
