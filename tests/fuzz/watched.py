@@ -1,7 +1,7 @@
 """One input to one parser, under the bounds that every parser keeps.
 
 A parser may refuse its input with the errors that it declares. It fails where it raises anything
-else, takes more than :data:`Bounds.cpu_s` of CPU or lets the process grow by more than
+else, takes more than :data:`Bounds.cpu_s` of CPU each time or lets the process grow by more than
 :data:`Bounds.growth_bytes`.
 """
 
