@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from plimsoll_api.action_answer import ActionAnswer
+from plimsoll_api.names import DRAIN_S
 from plimsoll_cli import options
 
 TargetName = Annotated[
@@ -28,7 +29,6 @@ Service = Annotated[
         help="Also clear the count of restarts of the whole service or workload.",
     ),
 ]
-DEADLINE_S = 30.0
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -45,10 +45,10 @@ COMMON = (
     _parameter("namespace", options.Namespace, None),
     _parameter("yes", options.Yes, False),
 )
-DEADLINE = _parameter("deadline", Deadline, "30s")
+DEADLINE = _parameter("deadline", Deadline, f"{DRAIN_S:.0f}s")
 SERVICE = _parameter("service", Service, False)
 ACTIONS = {
-    "trim": ("Return a replica's cached memory to the system.", DEADLINE),
+    "trim": ("Return a replica's cached memory to the system.", None),
     "drain": ("Take a replica out of service and let running requests finish.", DEADLINE),
     "restart": (
         "Restart a replica's engine. Running requests continue if the engine can carry them over.",
@@ -56,7 +56,7 @@ ACTIONS = {
     ),
     "resume": ("Put a replica back into service and reset its restart budget.", SERVICE),
 }
-"""Each action's help, and the option that it alone has beside those of all."""
+"""Each action's help, and its option beside those of all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -65,13 +65,13 @@ def register(app: typer.Typer) -> None:
         app.command(what, help=text)(_command(what, own))
 
 
-def _command(what: str, own: inspect.Parameter) -> Any:
+def _command(what: str, own: inspect.Parameter | None) -> Any:
     """Make the function from whose signature typer reads the options of one action."""
 
     def command(**given: Any) -> None:
         _do(what, **given)
 
-    parameters = (*COMMON, own)
+    parameters = (*COMMON, own) if own else COMMON
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
@@ -86,7 +86,7 @@ def _do(
     context: str | None,
     namespace: str | None,
     yes: bool,
-    deadline: float = DEADLINE_S,
+    deadline: float = DRAIN_S,
     service: bool = False,
 ) -> None:
     from plimsoll_cli.actions import act

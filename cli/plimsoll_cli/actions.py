@@ -9,6 +9,7 @@ import msgspec
 
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability
+from plimsoll_api.names import action_limit_s
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import waiting
 
@@ -28,8 +29,8 @@ DOES = {
 CARRIES = "replaces its worker; running requests pause, then continue"
 """What ``restart`` does to an engine that can restart its worker alone."""
 STATUS_S = 30.0
-ACT_S = 700.0
-"""Longest action: a worker that loads its weights again."""
+EXEC_S = 30.0
+"""To start the program beside the engine, beyond the limit of the action itself."""
 
 
 def act(
@@ -54,10 +55,10 @@ def act(
             raise UsageError(f"{question}\nNo terminal to confirm on: add --yes")
         if not ask(question):
             raise RunError("canceled: nothing has changed")
-    answer = _do(reach, what, pod, epoch, deadline_s, whole_service)
-    if epoch == CURRENT and f"not {CURRENT}" in answer.message and answer.epoch is not None:
-        # A supervisor of an older version, which takes an epoch only.
-        answer = _do(reach, what, pod, answer.epoch, deadline_s, whole_service)
+    arguments = [what, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
+    arguments += ["--service"] if whole_service else []
+    with waiting(f"{what} {pod}"):
+        answer = _answer(reach, pod, arguments, action_limit_s(deadline_s) + EXEC_S)
     if answer.outcome != "Succeeded":
         raise RunError(f"{what} {pod}: {answer.outcome}: {answer.message}")
     return answer
@@ -67,15 +68,6 @@ def does(what: str, seen: ActionAnswer) -> str:
     """Say what the action does to the engine that was seen."""
     carries = what == "restart" and Capability.RESTART_WORKER.value in seen.capabilities
     return CARRIES if carries else DOES[what]
-
-
-def _do(
-    reach: Reach, what: str, pod: str, epoch: str, deadline_s: float, whole_service: bool
-) -> ActionAnswer:
-    arguments = [what, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
-    arguments += ["--service"] if whole_service else []
-    with waiting(f"{what} {pod}"):
-        return _answer(reach, pod, arguments, ACT_S)
 
 
 def status(reach: Reach, pod: str) -> ActionAnswer:

@@ -60,6 +60,19 @@ SUPERVISOR_MODULE, ASK_MODULE = "plimsoll_sidecar.launcher", "plimsoll_sidecar.a
 """Programs in the supervisor's container, for ``python -m``: the supervisor itself, and the one
 that carries out a person's action (and prints an :mod:`~plimsoll_api.action_answer`)."""
 
+DRAIN_S = 30.0
+"""Default limit of a drain, and of the drain before a restart."""
+
+
+def action_limit_s(drain_s: float) -> float:
+    """Seconds after which a person's action counts as unanswered, by the limit of its drain.
+
+    An external server may use its own shutdown timeout up after the drain. Then a worker may have
+    to load its weights again, for up to ten minutes.
+    """
+    return 2 * drain_s + 700.0
+
+
 ENGINE_CONTAINER, SUPERVISOR_CONTAINER = "engine", "supervisor"
 """Names of the containers in a pod of ours."""
 

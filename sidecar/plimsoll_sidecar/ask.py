@@ -16,15 +16,18 @@ from __future__ import annotations
 import socket
 import sys
 
+from plimsoll_api.names import DRAIN_S, action_limit_s
 from plimsoll_sidecar.paths import SOCKET
 
 STATE_DIR = "/var/lib/plimsoll"
-LIMIT_S = 900.0
-"""Longest action: a worker that loads its weights again, and a drain before it."""
 CHUNK = 1 << 16
 CUT_OFF = (
     '{"outcome":"Unknown","message":"the supervisor ended while it acted: look at the replica\'s'
     ' incidents, and at its epoch, before you try again"}'
+)
+NO_ANSWER = (
+    '{"outcome":"Unknown","message":"the supervisor has not answered in time and may still act:'
+    " look at the replica's incidents, and at its epoch, before you try again\"}"
 )
 
 
@@ -34,8 +37,10 @@ def handed_over(arguments: list[str]) -> tuple[int, str] | None:
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
-            line.settimeout(LIMIT_S)
-            line.connect(f"{_state_dir(arguments)}/{SOCKET}")
+            line.settimeout(action_limit_s(float(_option(arguments, "--deadline") or DRAIN_S)))
+            line.connect(f"{_option(arguments, '--state-dir') or STATE_DIR}/{SOCKET}")
+        except ValueError:
+            return None  # the parser says what is wrong with the deadline
         except OSError:
             return None
         try:
@@ -44,6 +49,8 @@ def handed_over(arguments: list[str]) -> tuple[int, str] | None:
             data = b""
             while piece := line.recv(CHUNK):
                 data += piece
+        except TimeoutError:
+            return 1, NO_ANSWER
         except OSError:
             data = b""
     status, separator, text = data.decode(errors="replace").partition("\n")
@@ -52,13 +59,13 @@ def handed_over(arguments: list[str]) -> tuple[int, str] | None:
     return int(status), text
 
 
-def _state_dir(arguments: list[str]) -> str:
+def _option(arguments: list[str], name: str) -> str | None:
     for index, argument in enumerate(arguments):
-        if argument == "--state-dir" and index + 1 < len(arguments):
+        if argument == name and index + 1 < len(arguments):
             return arguments[index + 1]
-        if argument.startswith("--state-dir="):
+        if argument.startswith(f"{name}="):
             return argument.partition("=")[2]
-    return STATE_DIR
+    return None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,6 +26,8 @@ from plimsoll_cli.errors import RunError, UsageError
 
 Object = dict[str, Any]
 PAGE = 500
+MAX_EXPIRED = 5
+"""Times that a list may begin again. The API server keeps its state for five minutes."""
 TIMEOUT_S = 15.0
 
 
@@ -76,20 +78,36 @@ class Cluster:
     def listed(
         self, root: str, plural: str, namespace: str | None = None, **query: Any
     ) -> Iterator[Object]:
-        """Yield the objects of a kind in ``namespace``, or in the chosen ones, page by page."""
+        """Yield the objects of a kind in ``namespace``, or in the chosen ones, page by page.
+
+        A list that expires between two pages begins again, and yields no object twice. Raises
+        RunError.
+        """
         chosen = namespace or self.namespace
         where = f"/namespaces/{chosen}" if chosen else ""
-        going_on: str | None = None
+        path, given = f"{root}{where}/{plural}", set()
+        continue_token, expired = None, 0
         while True:
-            page = {"limit": PAGE, **({"continue": going_on} if going_on else {}), **query}
+            page = query | ({"continue": continue_token} if continue_token else {})
             try:
-                answer = self._call("GET", f"{root}{where}/{plural}", page)
-            except _Gone:
-                going_on = None  # the snapshot is too old: from the beginning
+                answer = self._call("GET", path, {"limit": PAGE} | page)
+            except _ExpiredError:
+                expired += 1
+                if expired > MAX_EXPIRED:
+                    raise RunError(
+                        f"GET {path}: the list expired {expired} times before its last page:"
+                        " try again, or choose one namespace with -n"
+                    ) from None
+                continue_token = None  # from the beginning, without what was given already
                 continue
-            yield from answer.get("items", [])
-            going_on = answer.get("metadata", {}).get("continue")
-            if not going_on:
+            for item in answer.get("items", []):
+                meta = item["metadata"]
+                key = meta.get("namespace"), meta["name"]
+                if key not in given:
+                    given.add(key)
+                    yield item
+            continue_token = answer.get("metadata", {}).get("continue")
+            if not continue_token:
                 return
 
     def named(self, plural: str, name: str) -> Object | None:
@@ -122,7 +140,7 @@ class Cluster:
 
     def _failed(self, status: int, reason: str, method: str, path: str) -> NoReturn:
         if status == 410:
-            raise _Gone from None
+            raise _ExpiredError from None
         if status == 404:
             if path.startswith(f"/apis/{API_GROUP}/{CRD_VERSION}/") and not _names_one(path):
                 self._check_crd(path.rsplit("/", 1)[1])
@@ -171,7 +189,7 @@ class AbsentError(RunError):
     """HTTP 404."""
 
 
-class _Gone(Exception):
+class _ExpiredError(Exception):
     """HTTP 410: the list that was being paged through is too old."""
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
-from plimsoll_api.names import ASK_MODULE, TOKEN_FILE
+from plimsoll_api.names import ASK_MODULE, DRAIN_S, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar.act import engine_end, readiness
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
@@ -37,7 +37,6 @@ VERBS = {
 }
 AWAY_S = 900.0
 """A replica that was drained by hand goes back into service by itself after this time."""
-DEADLINE_S = 30.0
 ONLY_OWN = " (shared with other pods: only the engine's own allocator counts)"
 
 
@@ -59,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--expected-epoch", help="the epoch that the action was decided on; current: the engine's"
     )
-    parse.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds of a drain")
+    parse.add_argument("--deadline", type=float, default=DRAIN_S, help="seconds of a drain")
     parse.add_argument(
         "--service", action="store_true", help="resume: clear the whole service's restarts, too"
     )
