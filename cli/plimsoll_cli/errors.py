@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """A file, field or flag that cannot be used: exit status 2.
+    """A file, field or option that cannot be used: exit status 2.
 
     The message names it and says what to do.
     """

@@ -1,4 +1,4 @@
-"""The program ``plimsoll``: commands and their flags. Each imports what it needs when it runs."""
+"""The program ``plimsoll``: commands and their options. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that several commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -53,12 +53,20 @@ def cluster(
     context: str | None,
     namespace: str | None,
     everywhere: bool = False,
+    checked: bool = True,
 ) -> Cluster:
-    """Connect to the cluster that the flags name. Raises UsageError."""
+    """Connect to the cluster that the options name.
+
+    Raises UsageError. With ``checked`` also if the namespace does not exist, and RunError if the
+    API server does not answer.
+    """
     if namespace is not None and everywhere:
         raise UsageError("use only one of --namespace and --all-namespaces")
     if kubeconfig is not None and not kubeconfig.is_file():
         raise UsageError(f"--kubeconfig {kubeconfig}: there is no such file")
     from plimsoll_cli.cluster.client import Cluster
 
-    return Cluster(kubeconfig, context, namespace, everywhere)
+    found = Cluster(kubeconfig, context, namespace, everywhere)
+    if checked:
+        found.check_namespace()
+    return found

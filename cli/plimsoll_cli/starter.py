@@ -1,4 +1,4 @@
-"""``plimsoll init``: an InferenceService by flags or by questions."""
+"""``plimsoll init``: an InferenceService from options or answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import field_path
 
 Ask = Callable[[str, str], str]
-"""A question and its default: the answer."""
+"""A field of QUESTIONS and its default: the answer."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ QUESTIONS = {
 def ask_all(given: dict[str, Any], ask: Ask) -> Answers:
     """Ask for what is not given. Raises UsageError for a number that is none."""
     values = dict(given)
-    for field, question in QUESTIONS.items():
+    for field in QUESTIONS:
         if values.get(field) is None:
             default = Answers.__dataclass_fields__[field].default
             shown = "" if not isinstance(default, str | int) else str(default)
-            values[field] = ask(question, shown)
+            values[field] = ask(field, shown)
     for field in ("replicas", "gpus"):
         try:
             values[field] = int(values[field])

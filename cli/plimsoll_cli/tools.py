@@ -37,19 +37,20 @@ def init(
         bool, typer.Option("--yes", "-y", help="Use defaults instead of asking.")
     ] = False,
 ) -> None:
-    """Write an InferenceService. Asks for values that no flag gives."""
+    """Write an InferenceService. Asks for values that no option gives."""
     import sys
 
     from plimsoll_cli import starter
 
     given = {key: value for key, value in locals().items() if key in starter.QUESTIONS}
 
-    def ask(question: str, default: str) -> str:
+    def ask(field: str, default: str) -> str:
         if yes and default:
             return default
         if not sys.stdin.isatty():
-            raise UsageError(f"{question}: pass the flag, because standard input is not a terminal")
-        return str(typer.prompt(question, default=default or None, err=True))
+            missing = "argument NAME" if field == "name" else f"option --{field.replace('_', '-')}"
+            raise UsageError(f"init: the {missing} is missing, and there is no terminal to ask on")
+        return str(typer.prompt(starter.QUESTIONS[field], default=default or None, err=True))
 
     typer.echo(starter.manifest(starter.ask_all(given, ask)), nl=False)
 

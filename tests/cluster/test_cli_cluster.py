@@ -121,6 +121,22 @@ def test_doctor_finds_what_is_missing(kube: Kube) -> None:
     assert done.exit_code == 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["top"], ["incidents"], ["explain", "leaky-03"], ["trim", "leaky-0", "--yes"],
+        ["restart", "deployment/x", "--yes"],
+    ],
+)  # fmt: skip
+def test_a_namespace_that_does_not_exist_is_an_error(kube: Kube, command: list[str]) -> None:
+    absent = ["--kubeconfig", str(kube.kubeconfig), "-n", "no-such-namespace"]
+    done = CliRunner().invoke(app, [*command, *absent])
+    assert isinstance(done.exception, UsageError), done.output
+    assert "namespace no-such-namespace does not exist" in str(done.exception)
+    checks = json.loads(CliRunner().invoke(app, ["doctor", "-o", "json", *absent]).stdout)
+    assert [one["ok"] for one in checks if one["name"] == "namespace"] == [False]
+
+
 def nobody(kube: Kube, folder: Path) -> Path:
     """A kubeconfig of an account without rights."""
     kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "nobody"}})

@@ -121,6 +121,23 @@ class Cluster:
             self._check_crd(plural)
             return None
 
+    def check_namespace(self) -> None:
+        """Raise UsageError if the chosen namespace does not exist.
+
+        Who may not read namespaces learns nothing here.
+        """
+        if self.namespace is None:
+            return
+        try:
+            self.get(f"/api/v1/namespaces/{self.namespace}")
+        except AbsentError:
+            raise UsageError(
+                f"namespace {self.namespace} does not exist on {self.host}: choose another one"
+                " with -n; see: kubectl get namespaces"
+            ) from None
+        except DeniedError:
+            return
+
     def _call(self, method: str, path: str, query: Object, body: Object | None = None) -> Object:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         try:
@@ -150,7 +167,7 @@ class Cluster:
                 f"the API server {self.host} rejected your credentials: log in again"
             ) from None
         if status == 403:
-            raise RunError(denied(method, path)) from None
+            raise DeniedError(denied(method, path)) from None
         raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
 
     def _check_crd(self, plural: str) -> None:
@@ -187,6 +204,10 @@ def _tls(configuration: k8s.Configuration) -> ssl.SSLContext:
 
 class AbsentError(RunError):
     """HTTP 404."""
+
+
+class DeniedError(RunError):
+    """HTTP 403. The message has the RBAC rule that is missing."""
 
 
 class _ExpiredError(Exception):

@@ -16,7 +16,7 @@ from plimsoll_cli.cluster import policy_checks, webhook_checks
 from plimsoll_cli.cluster.check import Check
 from plimsoll_cli.cluster.client import Cluster
 from plimsoll_cli.cluster.supervised import labelled, supervised
-from plimsoll_cli.errors import RunError
+from plimsoll_cli.errors import RunError, UsageError
 
 LEAST_MINOR = 33
 """Native sidecars are stable since Kubernetes 1.33."""
@@ -38,6 +38,11 @@ def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[C
         yield _version(cluster)
     except RunError as error:
         yield Check("api server", False, str(error))
+        return
+    try:
+        cluster.check_namespace()
+    except UsageError as error:
+        yield Check("namespace", False, str(error))
         return
     crds = list(_crds(cluster))
     yield from crds

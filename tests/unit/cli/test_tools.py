@@ -40,10 +40,11 @@ def test_a_manifest_that_would_be_refused_names_its_fields() -> None:
         starter.manifest(starter.Answers(name="x", model="file:///m", memory="1Gi"))
 
 
-def test_init_without_a_terminal_says_which_flag() -> None:
-    done = CliRunner().invoke(app, ["init", "x"])
-    assert isinstance(done.exception, UsageError)
-    assert "standard input is not a terminal" in str(done.exception)
+def test_init_without_a_terminal_names_what_is_missing() -> None:
+    for given, missing in (([], "the argument NAME"), (["x"], "the option --model")):
+        done = CliRunner().invoke(app, ["init", *given])
+        assert isinstance(done.exception, UsageError)
+        assert f"{missing} is missing" in str(done.exception)
     done = CliRunner().invoke(app, ["init", "x", "--model", "file:///m", "--yes"])
     assert yaml.safe_load(done.stdout)["metadata"]["name"] == "x"
 

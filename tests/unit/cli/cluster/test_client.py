@@ -1,4 +1,4 @@
-"""Lists that expire between two pages, against an API server that stands in on loopback."""
+"""Lists that expire, and a namespace that is not there: an API server stands in on loopback."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from plimsoll_cli.cluster.client import MAX_EXPIRED, Cluster
-from plimsoll_cli.errors import RunError
+from plimsoll_cli.errors import RunError, UsageError
 
-Answer = Callable[[str | None], tuple[int, dict[str, object]]]
+Body = tuple[int, dict[str, object]]
+Answer = Callable[[str | None], Body]
 """Status and body for a continue token."""
 
 
@@ -59,12 +60,12 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Answer], Cluster]]:
         server.server_close()
 
 
-def page(names: str, token: str = "") -> tuple[int, dict[str, object]]:
+def page(names: str, token: str = "") -> Body:
     items = [{"metadata": {"name": one, "namespace": "ns"}} for one in names]
     return 200, {"items": items, "metadata": {"continue": token}}
 
 
-GONE: tuple[int, dict[str, object]] = 410, {"kind": "Status", "reason": "Expired"}
+GONE: Body = 410, {"kind": "Status", "reason": "Expired"}
 
 
 def test_a_list_that_expires_yields_each_object_once(serve: Callable[[Answer], Cluster]) -> None:
@@ -76,10 +77,17 @@ def test_a_list_that_expires_yields_each_object_once(serve: Callable[[Answer], C
 def test_a_list_that_always_expires_is_an_error(serve: Callable[[Answer], Cluster]) -> None:
     asked: list[str | None] = []
 
-    def answer(token: str | None) -> tuple[int, dict[str, object]]:
+    def answer(token: str | None) -> Body:
         asked.append(token)
         return GONE if token else page("ab", "1")
 
     with pytest.raises(RunError, match=r"expired .* times before its last page"):
         list(serve(answer).pages("leakincidents"))
     assert asked == [None, "1"] * (MAX_EXPIRED + 1)
+
+
+def test_a_namespace_that_does_not_exist_is_an_error(serve: Callable[[Answer], Cluster]) -> None:
+    with pytest.raises(UsageError, match="namespace ns does not exist"):
+        serve(lambda token: (404, {})).check_namespace()
+    serve(lambda token: (403, {})).check_namespace()
+    serve(lambda token: (200, {})).check_namespace()
