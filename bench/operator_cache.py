@@ -22,7 +22,7 @@ from kopf._core.engines.indexing import Index
 from bench.result import publish
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_operator.kinds import Key, Object
-from plimsoll_operator.plan import parse
+from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.runtime.cache import Store
 

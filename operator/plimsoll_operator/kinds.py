@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from plimsoll_api.names import (
     API_GROUP,
@@ -20,6 +22,7 @@ from plimsoll_api.names import (
 from plimsoll_operator.render.names import OWNED_SELECTOR, slots
 
 Object = dict[str, Any]
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Key(NamedTuple):
@@ -141,3 +144,20 @@ def key_of(item: Object) -> Key | None:
         if labels.get(label):
             return Key(namespace, labels[label], kind)
     return None
+
+
+class InvalidSpec(ValueError):
+    """The spec cannot be rendered. The message names each field."""
+
+
+def read(model: type[_Model], item: Object) -> _Model:
+    """Read the object as ``model``, without its status; InvalidSpec names each wrong field."""
+    without_status = {key: value for key, value in item.items() if key != "status"}
+    try:
+        return model.model_validate(without_status)
+    except ValidationError as error:
+        problems = (
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)
+        )
+        raise InvalidSpec("; ".join(problems)) from None

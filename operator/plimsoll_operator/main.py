@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import kopf
 
 from plimsoll_api import logs
+from plimsoll_operator import handlers as handlers  # registers them
 from plimsoll_operator.config import Config, parse
-from plimsoll_operator.handlers.inference_service import Controller
-from plimsoll_operator.handlers.lease import Breaker
-from plimsoll_operator.handlers.supervision_policy import PolicyController
+from plimsoll_operator.controllers.circuit_breaker import Breaker
+from plimsoll_operator.controllers.inference_service import Controller
+from plimsoll_operator.controllers.supervision_policy import PolicyController
 from plimsoll_operator.health import Health
 from plimsoll_operator.kinds import POLICY, Key
 from plimsoll_operator.metrics import Metrics, OperatorCollector
@@ -26,10 +27,11 @@ from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.election import Election, LeadershipLost
+from plimsoll_operator.runtime.login import by_file, in_pod
 from plimsoll_operator.runtime.queue import WorkQueue
 from plimsoll_operator.runtime.rate_limit import RateLimit
 from plimsoll_operator.runtime.resync import Resync
-from plimsoll_operator.runtime.watches import Watches, settings
+from plimsoll_operator.runtime.watches import Watches, registry, settings
 from plimsoll_operator.scraper import Scraper
 
 if TYPE_CHECKING:
@@ -156,9 +158,11 @@ async def _watch(watches: Watches, config: Config, stop: asyncio.Event) -> None:
     At its end it waits 5 s for every task that is younger than itself, so it comes last.
     """
     await asyncio.sleep(0)
+    kopf.on.login(registry=registry)(by_file if config.kubeconfig else in_pod)
     await kopf.operator(
-        registry=watches.registry(config.kubeconfig),
+        registry=registry,
         settings=settings(),
+        memo=watches,
         namespaces=config.namespaces,
         clusterwide=not config.namespaces,
         standalone=True,

@@ -20,10 +20,10 @@ import aiohttp
 
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import METRICS_PORT
+from plimsoll_operator.fleet.figures import Figures, memory, parse
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.status.conditions import slow_leak
-from plimsoll_operator.status.figures import Figures, memory, parse
 
 log = logging.getLogger(__name__)
 

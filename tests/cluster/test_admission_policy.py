@@ -15,10 +15,11 @@ import yaml
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef, slots_of
-from plimsoll_operator.plan import parse, read
-from plimsoll_operator.policies import render as policies
-from plimsoll_operator.policies.selected_pod import SelectedPod, State
-from plimsoll_operator.policies.workloads import grouped
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.workloads import grouped
+from plimsoll_operator.kinds import read
+from plimsoll_operator.plans import policy_objects as policies
+from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, rbac, render
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace

@@ -16,7 +16,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.peers import MAX_PEERS_BYTES
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_operator.status import figures
+from plimsoll_operator.fleet import figures
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plimsoll_operator.fleet.figures import Figures
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import MAX_BYTES, TIMEOUT_S, Scraper
-from plimsoll_operator.status.figures import Figures
 
 PAGE = (
     b'plimsoll_memory_budget_consumed_ratio{kind="host"} 0.25\n'

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_operator.fleet.selected_pods import in_order, selecting
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.policies.selection import in_order, selecting
 
 Version = tuple[str, str]
 

@@ -1,4 +1,4 @@
-"""Evidence over many replicas: bad revisions, the circuit breaker, what only pods tell.
+"""What pods, incidents and Leases say, one by one and together. Pure functions.
 
-Pure functions from observed objects; the controller and the breaker carry out what they say.
+Controllers and the circuit breaker carry out what follows from it.
 """

@@ -1,19 +1,27 @@
 """Which replicas are compared with one that may leak, and the file that tells of their growth.
 
 Replicas of one revision under one load are each other's control group. The operator has their
-growth from its scrapes, and supervisors read it beside their configuration.
+growth from its scrapes, and supervisors read it beside their configuration while an incident of
+growth is open. Each text is kept for a minute, so a reconcile in between writes nothing, and a
+quiet fleet costs no write at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.peers import MAX_PEERS, Peer, encode
+from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.suspects import revision_of
-from plimsoll_operator.kinds import Object
+from plimsoll_operator.kinds import Key, Object
 
 GROWTHS = ("HostGrowth", "DeviceGrowth")
+PUBLISH_S = 60.0
+UNKNOWN = Figures()
 
 
 def growing(incidents: Iterable[Object]) -> set[str]:
@@ -44,3 +52,63 @@ def summary(peers: Sequence[Peer], suspected: Collection[str]) -> str:
     if len(known) < 2:
         return ""
     return encode(sorted(known[:MAX_PEERS], key=lambda one: one.pod)).decode()
+
+
+def replicas_of_policy(pods: Iterable[SelectedPod]) -> list[Peer]:
+    """Return the supervised pods of which the workload and its revision are known.
+
+    Their growth is not known yet. Pods of a multi-node group are left out: their roles differ.
+    """
+    return [
+        Peer(one.name, one.member.revision, str(one.member.workload))
+        for one in pods
+        if one.state is State.SUPERVISED
+        and one.member.workload is not None
+        and one.member.revision
+        and not one.member.group
+    ]
+
+
+class Summaries:
+    """What was published last for each service and policy."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: dict[Key, tuple[float, str]] = {}
+
+    def text(
+        self,
+        key: Key,
+        replicas: Iterable[Peer],
+        incidents: Iterable[Object],
+        figures: Mapping[str, Figures],
+    ) -> str:
+        """Return the file to publish now; empty while there is none.
+
+        ``figures`` are by pod; they are empty until the pods were asked.
+        """
+        suspected = growing(incidents)
+        if not suspected:
+            self.forget(key)
+            return ""
+        now, known = self._clock(), self._last.get(key)
+        if known is not None and now - known[0] < PUBLISH_S:
+            return known[1]
+        text = summary([_with_growth(one, figures) for one in replicas], suspected)
+        if figures:
+            self._last[key] = (now, text)
+        return text
+
+    def next_s(self, key: Key) -> float | None:
+        """Return the seconds until the next file is due; None while none is."""
+        known = self._last.get(key)
+        return None if known is None else max(0.0, known[0] + PUBLISH_S - self._clock())
+
+    def forget(self, key: Key) -> None:
+        """After the service or policy is gone, or nothing is to be published any more."""
+        self._last.pop(key, None)
+
+
+def _with_growth(peer: Peer, figures: Mapping[str, Figures]) -> Peer:
+    found = figures.get(peer.pod, UNKNOWN)
+    return replace(peer, host=found.host_growth, device=found.device_growth)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.operation import OnLeak, RunRevision
@@ -105,21 +104,3 @@ def _held(status: Object, update: str) -> Course:
     if (status.get("revisions") or {}).get("current") == update:
         return Course(update, action="Reported")
     return Course(update, paused=True, action="Held")
-
-
-def suspect_status(
-    suspect: Suspect | None, before: Object, update: str, action: str, changed: list[str]
-) -> dict[str, Any] | None:
-    """``status.suspectRevision``: what is known now, else what was known of the same revision."""
-    known: dict[str, Any] | None = before.get("suspectRevision")
-    if suspect is None:
-        return known | {"action": action} if known and known.get("revision") == update else None
-    return {
-        "revision": suspect.revision,
-        "leak": suspect.leak,
-        "since": suspect.since,
-        "leakingReplicas": suspect.leaking,
-        "replicas": suspect.replicas,
-        "action": action,
-        "changed": changed,
-    }

@@ -1,0 +1,14 @@
+"""kopf's handlers, one file a kind: each stores an event and queues its service or policy.
+
+What is done about it stands in ``controllers``.
+"""
+
+from plimsoll_operator.handlers import (
+    inference_service,
+    leak_incident,
+    owned,
+    pod,
+    supervision_policy,
+)
+
+__all__ = ["inference_service", "leak_incident", "owned", "pod", "supervision_policy"]

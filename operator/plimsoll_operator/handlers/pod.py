@@ -1,74 +1,16 @@
-"""What the operator reads from a service's pods and does about them.
-
-It writes incidents that only pods tell of, evicts pods whose supervisors ask for it, and reads
-Events of pods that tell nothing themselves.
-"""
+"""Events of pods of InferenceServices."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection
+from typing import Any
 
-from plimsoll_operator.fleet.pod_incidents import examine
-from plimsoll_operator.kinds import INCIDENT, Key, Object
-from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, ApiError
-from plimsoll_operator.status.causes import CREATING_S, again_s, creating_s
+import kopf
 
-log = logging.getLogger(__name__)
-
-EVICT_AGAIN_S = 15.0
-CREATING_AGAIN_S = 30.0
-MAX_PODS = 4
-"""Pods of a service that have the same trouble: the Events of some are enough."""
+from plimsoll_operator.kinds import POD
+from plimsoll_operator.runtime.watches import Watches, registry
 
 
-async def attend(
-    api: Api, store: Store, key: Key, item: Object, pods: list[Object], incidents: list[Object],
-    now: str, kept: Collection[str] = (),
-) -> float | None:  # fmt: skip
-    """Write incidents and evict pods; return after how many seconds to look again.
-
-    ``pods`` are all pods of the service or policy, terminating ones too. ``kept`` names those that
-    nothing would create anew.
-    """
-    found = examine(item, pods, incidents, now)
-    for incident in found.new:
-        identity = {name: value for name, value in incident.items() if name != "status"}
-        store.put(await api.apply(INCIDENT, identity))
-    for incident in (*found.new, *found.updates):
-        status = {name: value for name, value in incident.items() if name != "spec"}
-        store.put(await api.apply(INCIDENT, status, "status"))
-    again = [found.again_s + 1.0] if found.again_s is not None else []
-    for pod in filter(lambda name: name not in kept, found.evict):
-        log.info("%s: evicting %s at its supervisor's request", key, pod)
-        if not await api.evict(key.namespace, pod):
-            again.append(EVICT_AGAIN_S)
-    return min(again, default=None)
-
-
-async def pod_events(
-    api: Api, namespace: str, pods: list[Object], now: str
-) -> tuple[dict[str, list[Object]], float | None]:
-    """Read the Events of some pods whose containers are not created, by the pod's name.
-
-    Also returns the seconds after which to look again at any pod. Nothing in such a pod tells of a
-    volume that cannot be mounted, and nothing in it changes. Raises ApiError if the API server may
-    answer another time: without Events the status would lose its reason and get it back.
-    """
-    again = [due] if (due := again_s(pods, now)) is not None else []
-    found: dict[str, list[Object]] = {}
-    for pod in pods:
-        age = creating_s(pod, now)
-        if age is None or age < CREATING_S or len(found) == MAX_PODS:
-            continue
-        again.append(CREATING_AGAIN_S)
-        meta = pod["metadata"]
-        try:
-            found[meta["name"]] = await api.events_of(namespace, meta["uid"])
-        except ApiError as error:
-            if not error.lasting:
-                raise
-            log.warning("events of %s/%s: %s", namespace, meta["name"], error)
-            found[meta["name"]] = []
-    return found, min(again, default=None)
+@kopf.on.event(POD.group, POD.version, POD.plural, registry=registry)
+async def pod(event: kopf.RawEvent, memo: Watches, **_: Any) -> None:
+    """Reconcile the pod's service."""
+    memo.take(POD, event["type"], dict(event["object"]))

@@ -1,4 +1,7 @@
-"""kopf's part: watches of every kind, which feed the store and the queue. No handler writes."""
+"""kopf's part: watches of every kind, which feed the store and the queue. No handler writes.
+
+The handlers stand in ``handlers``.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ import kopf
 from plimsoll_operator.kinds import WATCHED, Key, Kind, Object
 from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.login import by_file, in_pod
 from plimsoll_operator.runtime.queue import WorkQueue
 
 SERVER_TIMEOUT_S = 300
 CLIENT_TIMEOUT_S = 330
 CHUNK = 100
 IDLE_S = 0.02
+
+registry = kopf.OperatorRegistry()
+"""The handlers. A plain one: kopf's default imports client libraries for logins."""
 
 
 def settings() -> kopf.OperatorSettings:
@@ -59,7 +64,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class Watches:
-    """Registers the watches and remembers when the last event came."""
+    """What kopf hands to each handler: takes events in and remembers when the last one came."""
 
     def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
         self._store, self._queue = store, queue
@@ -91,25 +96,9 @@ class Watches:
         """Kinds of which the last ``lists`` full lists all showed changes without an event."""
         return sorted(kind for kind, count in self._misses.items() if count >= lists)
 
-    def registry(self, kubeconfig: str | None) -> kopf.OperatorRegistry:
-        """Handlers for all kinds, in a registry of their own."""
-        registry = kopf.OperatorRegistry()
-        for kind in WATCHED:
-            kopf.on.event(
-                group=kind.group,
-                version=kind.version,
-                plural=kind.plural,
-                id=f"{kind.plural}-seen",
-                registry=registry,
-            )(self._handler(kind))
-        kopf.on.login(registry=registry)(in_pod if kubeconfig is None else by_file)
-        return registry
-
-    def _handler(self, kind: Kind) -> Any:
-        async def seen(event: Any, **_: Any) -> None:
-            self.take(kind, event["type"], dict(event["object"]))
-
-        return seen
+    def __copy__(self) -> Watches:
+        """Return itself: kopf copies what it hands to handlers for each object that it knows."""
+        return self
 
     def take(self, kind: Kind, event: str | None, item: Object) -> None:
         """Take an event in; one of a list that a watch began with has no type.

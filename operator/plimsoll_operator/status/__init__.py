@@ -1,1 +1,1 @@
-"""The status of an InferenceService: pure functions from observed objects."""
+"""The status of InferenceServices and SupervisionPolicies: pure functions from observed objects."""

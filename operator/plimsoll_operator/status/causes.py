@@ -7,28 +7,26 @@ bounded before they stand in a status.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plimsoll_operator.kinds import Object
-from plimsoll_operator.status.crashes import (
+from plimsoll_operator.fleet.pods import (
+    clean,
     last_end,
+    last_lines,
     seconds,
     settled_s,
     statuses,
     unsettled,
 )
+from plimsoll_operator.kinds import Object
 
-MAX_TEXT = 400
-MAX_LINES = 3
 CREATING_S = 10.0
 """A pod whose containers are not created after this has Events worth reading."""
 
 _CREATING = frozenset({"ContainerCreating", "PodInitializing"})
 _PULL = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*": ErrImagePull: ')
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 
@@ -39,25 +37,6 @@ class Cause:
     reason: str
     message: str
     blocking: bool = True
-
-
-def clean(text: str, limit: int = MAX_TEXT) -> str:
-    """Return the beginning of ``text`` as one printable line of at most ``limit`` characters."""
-    whole = _printable(_ANSI.sub("", text[: 8 * limit]))
-    return whole if len(whole) <= limit else f"{whole[: limit - 3].rstrip()}..."
-
-
-def last_lines(text: str, limit: int = MAX_TEXT) -> str:
-    """Return the end of a log as one printable line of at most ``limit`` characters."""
-    lines = [_printable(line) for line in _ANSI.sub("", text[-8 * limit :]).splitlines()]
-    whole = " | ".join([line for line in lines if line][-MAX_LINES:])
-    return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
-
-
-def _printable(text: str) -> str:
-    """One line without control, format (bidirectional overrides) and unassigned characters."""
-    kept = (" " if unicodedata.category(one)[0] in "CZ" else one for one in text)
-    return " ".join("".join(kept).split())
 
 
 def cause(pod: Object, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:

@@ -27,13 +27,14 @@ from plimsoll_api.assessment import slow_leak_text
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.supervision_policy_status import PolicyCondition
+from plimsoll_operator.fleet.figures import Figures, Slow
+from plimsoll_operator.fleet.pods import any_killed, any_looping
 from plimsoll_operator.fleet.revisions import Course
 from plimsoll_operator.fleet.suspects import Suspect
 from plimsoll_operator.kinds import Object
+from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render import names
 from plimsoll_operator.status.causes import Cause, not_ready
-from plimsoll_operator.status.crashes import any_killed, any_looping
-from plimsoll_operator.status.figures import Figures, Slow
 
 MAX_MESSAGE = 1024
 MAX_SLOW = 8
@@ -50,15 +51,6 @@ class Verdict:
     status: bool | None
     reason: str
     message: str = ""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why the service cannot be made as its spec says. ``lasting``: trying again will not help."""
-
-    reason: str
-    message: str
-    lasting: bool
 
 
 def failed(failure: Failure) -> list[Verdict]:

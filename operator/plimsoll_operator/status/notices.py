@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plimsoll_api.names import POD_HASH, RESTART_ID
+from plimsoll_operator.fleet.pods import clean
 from plimsoll_operator.fleet.revisions import Course
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.status.causes import clean
-from plimsoll_operator.status.conditions import Failure
+from plimsoll_operator.plans.service import Failure
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.kinds import ref
-from plimsoll_operator.plan import parse
+from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.render.compare import needs_apply
 from tests.lab.faults import proxied

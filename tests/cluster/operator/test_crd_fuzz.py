@@ -17,12 +17,12 @@ import pytest
 
 from plimsoll_api import generate
 from plimsoll_api.operation import MAX_REPLICAS
-from plimsoll_operator.kinds import SERVICE
-from plimsoll_operator.plan import InvalidSpec, parse, reconcile
+from plimsoll_operator.kinds import SERVICE, InvalidSpec
+from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.rate_limit import RateLimit
-from plimsoll_operator.status.service_status import status
+from plimsoll_operator.status.service import status
 
 IMAGES = Images("engine:1", "supervisor:1")
 SCHEMA = generate.inference_service()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

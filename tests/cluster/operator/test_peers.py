@@ -15,7 +15,7 @@ from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.names import METRICS_PORT, object_name
 from plimsoll_api.peers import PEERS_FILE, decode
-from plimsoll_operator.handlers.peers import PUBLISH_S
+from plimsoll_operator.fleet.peers import PUBLISH_S
 from plimsoll_sidecar.detect.peers import weighed
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.peers_file import PeersFile

@@ -15,7 +15,7 @@ import yaml
 from docs.tools import manifests
 from plimsoll_api import generate
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_operator.plan import parse
+from plimsoll_operator.plans.service import parse
 
 ROOT = Path(__file__).parents[3]
 CRDS = [generate.inference_service(), generate.leak_incident(), generate.supervision_policy()]

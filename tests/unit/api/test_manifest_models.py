@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.plan import InvalidSpec, parse
+from plimsoll_operator.kinds import InvalidSpec
+from plimsoll_operator.plans.service import parse
 
 
 def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:

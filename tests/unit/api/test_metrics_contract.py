@@ -1,6 +1,6 @@
 """The operator reads what the supervisor really exposes, by the same names.
 
-Tests ``status/figures.py`` and ``record/metrics.py``.
+Tests ``fleet/figures.py`` and ``record/metrics.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.peers import Grown
-from plimsoll_operator.status.figures import Figures, parse
+from plimsoll_operator.fleet.figures import Figures, parse
 from plimsoll_sidecar.record.metrics import Metrics
 
 

@@ -15,7 +15,7 @@ import yaml
 from dashboards import alerts
 from docs.tools import objects
 from docs.tools.blocks import ROOT
-from plimsoll_operator.plan import parse
+from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, render
 
 RUNBOOKS = sorted((ROOT / "docs" / "runbooks").glob("*.md"))

@@ -1,6 +1,6 @@
 """The circuit breaker over time: dead, forged and unruly holders, turns that nobody uses.
 
-Tests ``handlers/lease.py``.
+Tests ``controllers/circuit_breaker.py``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
+from plimsoll_operator.controllers.circuit_breaker import EXPIRY_S, MAX_HOLD_S, TURN_S, Breaker
 from plimsoll_operator.fleet.slots import HOLDER, holder
-from plimsoll_operator.handlers.lease import EXPIRY_S, MAX_HOLD_S, TURN_S, Breaker
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict

@@ -3,7 +3,7 @@
 An API server in memory that compares versions as the real one does, writes that take their time,
 and watch events that come late.
 
-Tests ``handlers/lease.py``.
+Tests ``controllers/circuit_breaker.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import pytest
 
+from plimsoll_operator.controllers.circuit_breaker import Breaker
 from plimsoll_operator.fleet.slots import HOLDER, holder
-from plimsoll_operator.handlers.lease import Breaker
 from plimsoll_operator.kinds import Key, Kind, Object, Ref
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, Conflict

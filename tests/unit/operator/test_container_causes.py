@@ -1,6 +1,6 @@
 """Why a container is not ready, and whether it ends again and again: by what kubelets write.
 
-Tests ``status/causes.py`` and ``status/crashes.py``.
+Tests ``status/causes.py`` and ``fleet/pods.py``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.handlers.pod import pod_events
+from plimsoll_operator.controllers.pods import pod_events
+from plimsoll_operator.fleet.pods import (
+    BACKOFF_RESET_S,
+    MAX_TEXT,
+    SETTLE_S,
+    any_looping,
+    clean,
+    last_lines,
+)
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.status import conditions
-from plimsoll_operator.status.causes import MAX_TEXT, again_s, cause, clean, last_lines
-from plimsoll_operator.status.crashes import BACKOFF_RESET_S, SETTLE_S, any_looping
+from plimsoll_operator.status.causes import again_s, cause
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

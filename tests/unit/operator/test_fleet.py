@@ -16,11 +16,11 @@ from plimsoll_operator.fleet.pod_incidents import examine
 from plimsoll_operator.fleet.slots import HOLDER, turns
 from plimsoll_operator.fleet.suspects import changes, find, of_pods
 from plimsoll_operator.kinds import ref
-from plimsoll_operator.plan import parse, reconcile
+from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.status import conditions
-from plimsoll_operator.status.service_status import status
+from plimsoll_operator.status.service import status
 
 IMAGES = Images("engine:1", "supervisor:1")
 NOW = "2026-01-01T01:00:00Z"

@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from plimsoll_api.names import POD_HASH, REVISION_LABEL
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.kinds import Object, Ref, ref
-from plimsoll_operator.plan import parse, reconcile
+from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images, names
 from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.status.service_status import status
+from plimsoll_operator.status.service import status
 
 IMAGES = Images("engine:1", "supervisor:1")
 NOW = "2026-01-01T00:00:00Z"

@@ -1,6 +1,6 @@
 """Events: one for each change, none at rest, and a repeated one is counted.
 
-Tests ``status/notices.py`` and ``handlers/event.py``.
+Tests ``status/notices.py`` and ``controllers/writes.py``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from plimsoll_operator.controllers.writes import MAX_KNOWN, MAX_MESSAGE, QUIET_S, Recorder
 from plimsoll_operator.fleet.revisions import Course
-from plimsoll_operator.handlers.event import MAX_KNOWN, MAX_MESSAGE, QUIET_S, Recorder
+from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.client import ApiError
-from plimsoll_operator.status.conditions import Failure
 from plimsoll_operator.status.notices import Notice, applied, finished, refused
 
 NOW = "2026-01-01T00:00:00Z"

@@ -12,7 +12,7 @@ import yaml
 
 from plimsoll_operator.config import parse
 from plimsoll_operator.kinds import OWNED, WATCHED
-from plimsoll_operator.plan import parse as parse_service
+from plimsoll_operator.plans.service import parse as parse_service
 from plimsoll_operator.render.rbac import role
 from plimsoll_operator.runtime.watches import settings
 

@@ -1,6 +1,6 @@
 """Status and decisions, from observed objects alone.
 
-Tests ``status/service_status.py``.
+Tests ``status/service.py``.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.kinds import Key, ref
-from plimsoll_operator.plan import InvalidSpec, parse, reconcile
+from plimsoll_operator.fleet.figures import Figures, memory, percent
+from plimsoll_operator.fleet.figures import parse as parse_figures
+from plimsoll_operator.kinds import InvalidSpec, Key, ref
+from plimsoll_operator.plans.service import Failure, parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.conditions import Failure, rollout
-from plimsoll_operator.status.figures import Figures, memory, percent
-from plimsoll_operator.status.figures import parse as parse_figures
-from plimsoll_operator.status.service_status import status
+from plimsoll_operator.status.conditions import rollout
+from plimsoll_operator.status.service import status
 
 IMAGES = Images("engine:1", "supervisor:1")
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"

@@ -1,10 +1,11 @@
 """What the operator tells supervisors of each other, when, and how much of it.
 
-Tests ``fleet/peers.py``, ``policies/peers.py``, ``handlers/peers.py`` and ``scraper.py``.
+Tests ``fleet/peers.py`` and ``scraper.py``.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -13,17 +14,22 @@ from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Grown, Peer, decode
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.fleet.peers import growing, replicas_of_service, summary
-from plimsoll_operator.handlers.peers import PUBLISH_S, Summaries
+from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.peers import (
+    PUBLISH_S,
+    Summaries,
+    growing,
+    replicas_of_policy,
+    replicas_of_service,
+    summary,
+)
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Key
-from plimsoll_operator.plan import parse, reconcile
-from plimsoll_operator.policies.peers import replicas_of_policy
-from plimsoll_operator.policies.render import render as render_policy
-from plimsoll_operator.policies.selected_pod import SelectedPod, State
+from plimsoll_operator.plans.policy_objects import render as render_policy
+from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.figures import Figures
 
 KEY = Key("ml", "qwen")
 GROWN = Grown(1 << 20, 60, 7)
@@ -55,7 +61,7 @@ PODS = replicas_of_service([pod(name) for name in NAMES])
 )
 def test_growth_is_compared_while_its_incident_is_open(phase: str, kind: str, counts: bool) -> None:
     assert growing([incident("qwen-0", phase, kind)]) == ({"qwen-0"} if counts else set())
-    text = Summaries().text(KEY, PODS, [incident("qwen-0", phase, kind)], FIGURES)
+    text = Summaries(time.monotonic).text(KEY, PODS, [incident("qwen-0", phase, kind)], FIGURES)
     assert bool(text) is counts
 
 
@@ -65,7 +71,9 @@ def test_an_incident_without_a_status_has_just_begun() -> None:
 
 def test_a_summary_has_each_replica_that_says_what_it_grew_by() -> None:
     figures = FIGURES | {"qwen-1": Figures(host=0.4), "gone": Figures(host_growth=GROWN)}
-    found = decode(Summaries().text(KEY, PODS, [incident("qwen-0")], figures).encode())
+    found = decode(
+        Summaries(time.monotonic).text(KEY, PODS, [incident("qwen-0")], figures).encode()
+    )
     assert found == (
         Peer("qwen-0", "64d8", host=GROWN),
         Peer("qwen-2", "64d8", host=GROWN),
@@ -108,7 +116,7 @@ def test_a_policy_compares_the_supervised_replicas_of_one_workload() -> None:
     peers = replicas_of_policy(pods)
     assert [one.pod for one in peers] == ["a-0", "a-1", "b-0", "b-1"]
     figures = {one.pod: Figures(device_growth=GROWN) for one in peers}
-    found = decode(Summaries().text(KEY, peers, [incident("a-1")], figures).encode())
+    found = decode(Summaries(time.monotonic).text(KEY, peers, [incident("a-1")], figures).encode())
     assert found == (
         Peer("a-0", "1", "Deployment/a", device=GROWN),
         Peer("a-1", "2", "Deployment/a", device=GROWN),

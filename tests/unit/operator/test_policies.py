@@ -1,6 +1,6 @@
 """From policies and pods to objects and status, without a cluster.
 
-Tests ``policies/selection.py`` and ``policies/selected_pod.py``.
+Tests ``fleet/selected_pods.py``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from plimsoll_api.supervisor_config import (
 )
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.kinds import Key, key_of
-from plimsoll_operator.plan import InvalidSpec, read
-from plimsoll_operator.policies.policy_status import status
-from plimsoll_operator.policies.render import render
-from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
-from plimsoll_operator.policies.selection import in_order, selecting
-from plimsoll_operator.status.conditions import Failure
-from plimsoll_operator.status.figures import Figures
+from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine, in_order, selecting
+from plimsoll_operator.kinds import InvalidSpec, Key, key_of, read
+from plimsoll_operator.plans.policy_objects import render
+from plimsoll_operator.plans.service import Failure
+from plimsoll_operator.status.policy import status
 
 NOW = "2026-01-01T00:00:00Z"
 LATER = "2026-01-01T01:00:00Z"

@@ -1,12 +1,11 @@
-"""What a failed reconcile means for the status: ``plimsoll_operator/handlers/owned.py``."""
+"""What a failed reconcile means for the status: ``plimsoll_operator/controllers/writes.py``."""
 
 from __future__ import annotations
 
 import pytest
 
-from plimsoll_operator.handlers.owned import REPORT_AFTER, NameConflict, Refusals
-from plimsoll_operator.kinds import Key
-from plimsoll_operator.plan import InvalidSpec
+from plimsoll_operator.controllers.writes import REPORT_AFTER, NameConflict, Refusals
+from plimsoll_operator.kinds import InvalidSpec, Key
 from plimsoll_operator.runtime.client import ApiError
 
 KEY, OTHER = Key("ns", "qwen"), Key("ns", "llama")

@@ -15,7 +15,7 @@ from plimsoll_api.maintenance_window import MaintenanceWindow
 from plimsoll_api.supervision import Action
 from plimsoll_api.supervisor_config import CONFIG_FILE, decode
 from plimsoll_operator.kinds import OWNED
-from plimsoll_operator.plan import parse
+from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import (
     Images,
     Places,

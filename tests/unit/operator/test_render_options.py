@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from plimsoll_api.supervisor_config import CONFIG_FILE, decode
-from plimsoll_operator.plan import InvalidSpec, parse
+from plimsoll_operator.kinds import InvalidSpec
+from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.render.compare import with_replicas
 from plimsoll_operator.render.deployment import pod_hash

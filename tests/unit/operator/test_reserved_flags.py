@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll_api.engines import RESERVED_FLAGS, EngineType
 from plimsoll_engine import __main__ as engine
-from plimsoll_operator.plan import parse
+from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images
 from plimsoll_operator.render.engine_container import engine_container
 

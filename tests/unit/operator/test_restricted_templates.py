@@ -1,6 +1,6 @@
 """A podTemplate is held to the restricted standard by the operator itself, field by field.
 
-Tests ``plimsoll_operator/plan.py``.
+Tests ``plimsoll_operator/plans/service.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.plan import InvalidSpec, Plan, parse, reconcile
+from plimsoll_operator.kinds import InvalidSpec
+from plimsoll_operator.plans.service import Plan, parse, reconcile
 from plimsoll_operator.render import Images
 from tests.pod_templates import ALLOWED, CREDENTIALS, REFUSED
 

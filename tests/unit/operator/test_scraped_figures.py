@@ -1,6 +1,6 @@
 """Whatever a pod answers to a scrape becomes figures within bounds, or unknown.
 
-Tests ``plimsoll_operator/scraper.py`` and ``status/figures.py``.
+Tests ``plimsoll_operator/scraper.py`` and ``fleet/figures.py``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.peers import Grown, Peer, decode, encode
+from plimsoll_operator.fleet.figures import MAX_RATIO, MAX_RESTARTS, Figures, memory, parse
 from plimsoll_operator.scraper import MAX_BYTES, address_of
-from plimsoll_operator.status.figures import MAX_RATIO, MAX_RESTARTS, Figures, memory, parse
 
 RATIO = b'plimsoll_memory_budget_consumed_ratio{kind="host"} '
 LEFT = b"plimsoll_restart_budget_remaining "

@@ -1,6 +1,6 @@
 """The condition ``SlowLeak``, from a supervisor's own page to its message.
 
-Tests ``status/figures.py`` and ``status/conditions.py``.
+Tests ``fleet/figures.py`` and ``status/conditions.py``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth
 from plimsoll_api.inferenceservice_status import ConditionType
+from plimsoll_operator.fleet.figures import MAX_BYTES_PER_S, MAX_LEFT_S, Figures, Slow, parse
 from plimsoll_operator.scraper import _shown
 from plimsoll_operator.status.conditions import MAX_MESSAGE, MAX_SLOW, Verdict, slow_leak
-from plimsoll_operator.status.figures import MAX_BYTES_PER_S, MAX_LEFT_S, Figures, Slow, parse
 from plimsoll_sidecar.record.metrics import Metrics
 
 MIB_PER_HOUR = (1 << 20) / 3600

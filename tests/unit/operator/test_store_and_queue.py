@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.kinds import BY_KIND, Key, Ref, key_of
-from plimsoll_operator.plan import parse
+from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.queue import BACKOFF_MAX_S, WorkQueue, backoff

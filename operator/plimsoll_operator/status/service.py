@@ -10,15 +10,16 @@ from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
-from plimsoll_operator.fleet.revisions import advanced, suspect_status
+from plimsoll_operator.fleet.figures import Figures, memory
+from plimsoll_operator.fleet.revisions import advanced
+from plimsoll_operator.fleet.suspects import suspect_status
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.plan import Plan
+from plimsoll_operator.plans.service import Failure, Plan
 from plimsoll_operator.render.autoscaler import first_replicas
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.service import url
 from plimsoll_operator.status import conditions
-from plimsoll_operator.status.conditions import Failure, Verdict
-from plimsoll_operator.status.figures import Figures, memory
+from plimsoll_operator.status.conditions import Verdict
 
 RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
 

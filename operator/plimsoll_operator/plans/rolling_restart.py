@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import APPS, WorkloadRef
+from plimsoll_operator.fleet.selected_pods import State
+from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
-from plimsoll_operator.policies.selected_pod import State
-from plimsoll_operator.policies.workloads import Workload
 
 MANAGER = "plimsoll-operator-rollout"
 """Field manager of the restarts, so that they own nothing else of a workload."""

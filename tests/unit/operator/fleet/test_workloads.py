@@ -21,12 +21,9 @@ from plimsoll_api.workloads import (
     slots_of,
 )
 from plimsoll_operator.config import DEFAULT_IMAGES
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine
 from plimsoll_operator.fleet.slots import turns
-from plimsoll_operator.plan import read
-from plimsoll_operator.policies.limits import too_many_workloads
-from plimsoll_operator.policies.render import render, supervisor_config
-from plimsoll_operator.policies.selected_pod import SelectedPod, State, examine
-from plimsoll_operator.policies.workloads import (
+from plimsoll_operator.fleet.workloads import (
     MAX_REPLICAS_BYTES,
     MAX_WORKLOADS,
     Workload,
@@ -34,6 +31,9 @@ from plimsoll_operator.policies.workloads import (
     grouped,
     with_slots,
 )
+from plimsoll_operator.kinds import read
+from plimsoll_operator.plans.policy import too_many_workloads
+from plimsoll_operator.plans.policy_objects import render, supervisor_config
 
 NOW = "2026-01-01T00:00:00Z"
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from plimsoll_api.supervision_policy import PolicyRollout, SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON as MAX_SAID
 from plimsoll_api.workloads import WorkloadRef
+from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Kind
-from plimsoll_operator.policies.rollout import (
+from plimsoll_operator.plans.rolling_restart import (
     ASKED,
     MANAGER,
     SUSPECT,
@@ -24,7 +25,6 @@ from plimsoll_operator.policies.rollout import (
     waiting,
     was_asked,
 )
-from plimsoll_operator.policies.workloads import Workload
 from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)

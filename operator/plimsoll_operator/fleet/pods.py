@@ -1,10 +1,17 @@
-"""Containers that end again and again, by what the kubelet remembers of their last run.
+"""What a pod says of its containers: their last ends, and words that may stand in a status.
+
+Containers that end again and again show in what the kubelet remembers of their last run.
 
 The verdict must not change while such a container alternates between running and waiting: it
 follows from counts and times in the pod's status, and from nothing that the operator remembers.
+
+Words of the kubelet, of a log or of a manifest come from a pod: they are cleaned and bounded.
 """
 
 from __future__ import annotations
+
+import re
+import unicodedata
 
 from plimsoll_api.times import unix_seconds
 from plimsoll_operator.kinds import Object
@@ -17,6 +24,11 @@ SETTLE_S = 30.0
 
 PLANNED_EXIT_CODES = (0, 143)
 """Exit codes of a container that was told to end, as a planned restart does."""
+
+
+MAX_TEXT = 400
+MAX_LINES = 3
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def crash_looping(pod: Object, container: Object, now: str) -> bool:
@@ -100,3 +112,22 @@ def statuses(pod: Object) -> list[Object]:
 def seconds(since: str, until: str) -> float:
     """Between two times as the API writes them."""
     return unix_seconds(until) - unix_seconds(since)
+
+
+def clean(text: str, limit: int = MAX_TEXT) -> str:
+    """Return the beginning of ``text`` as one printable line of at most ``limit`` characters."""
+    whole = _printable(_ANSI.sub("", text[: 8 * limit]))
+    return whole if len(whole) <= limit else f"{whole[: limit - 3].rstrip()}..."
+
+
+def last_lines(text: str, limit: int = MAX_TEXT) -> str:
+    """Return the end of a log as one printable line of at most ``limit`` characters."""
+    lines = [_printable(line) for line in _ANSI.sub("", text[-8 * limit :]).splitlines()]
+    whole = " | ".join([line for line in lines if line][-MAX_LINES:])
+    return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
+
+
+def _printable(text: str) -> str:
+    """One line without control, format (bidirectional overrides) and unassigned characters."""
+    kept = (" " if unicodedata.category(one)[0] in "CZ" else one for one in text)
+    return " ".join("".join(kept).split())

@@ -14,15 +14,15 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_SHOWN_WORKLOADS
 from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.plan import read
-from plimsoll_operator.policies.policy_status import of_workloads, status
-from plimsoll_operator.policies.render import supervisor_config
-from plimsoll_operator.policies.rollout import SUSPECT, by_hand
-from plimsoll_operator.policies.selected_pod import SelectedPod, State
-from plimsoll_operator.policies.suspicion import suspects
-from plimsoll_operator.policies.workloads import grouped
-from plimsoll_operator.status.figures import Figures, Slow
+from plimsoll_operator.fleet.figures import Figures, Slow
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.suspects import suspects
+from plimsoll_operator.fleet.workloads import grouped
+from plimsoll_operator.kinds import read
+from plimsoll_operator.plans.policy_objects import supervisor_config
+from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
 from plimsoll_operator.status.notices import suspected
+from plimsoll_operator.status.policy import of_workloads, status
 
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")
 BIG = WorkloadRef("LeaderWorkerSet", "big")

@@ -13,12 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.handlers.rolling_restart import AGAIN_S, SETTLE_S, RollingRestarts
-from plimsoll_operator.kinds import Key, Kind, Object
-from plimsoll_operator.plan import read
-from plimsoll_operator.policies import rollout
-from plimsoll_operator.policies.selected_pod import SelectedPod, State
-from plimsoll_operator.policies.workloads import Workload, grouped
+from plimsoll_operator.controllers.rolling_restart import AGAIN_S, SETTLE_S, RollingRestarts
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.workloads import Workload, grouped
+from plimsoll_operator.kinds import Key, Kind, Object, read
+from plimsoll_operator.plans import rolling_restart as rollout
 from plimsoll_operator.runtime.client import Api, ApiError
 
 NOW = "2026-01-01T00:00:00Z"

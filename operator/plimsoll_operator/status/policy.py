@@ -13,24 +13,24 @@ from plimsoll_api.supervision_policy_status import (
     PolicyCondition,
 )
 from plimsoll_api.workloads import WorkloadRef
+from plimsoll_operator.fleet.figures import Figures, memory, percent
+from plimsoll_operator.fleet.pods import clean
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.suspects import suspects
+from plimsoll_operator.fleet.workloads import Workload, grouped
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.policies.limits import name_of, named
-from plimsoll_operator.policies.rollout import SUSPECT, by_hand
-from plimsoll_operator.policies.selected_pod import SelectedPod, State
-from plimsoll_operator.policies.suspicion import suspects
-from plimsoll_operator.policies.workloads import Workload, grouped
-from plimsoll_operator.status.causes import clean
+from plimsoll_operator.plans.policy import name_of, named
+from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
+from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE,
     NO_SUSPECT,
     SAME_LEAK,
-    Failure,
     Verdict,
     same_leak,
     slow_leak,
 )
-from plimsoll_operator.status.figures import Figures, memory, percent
-from plimsoll_operator.status.service_status import merged
+from plimsoll_operator.status.service import merged
 
 
 def status(

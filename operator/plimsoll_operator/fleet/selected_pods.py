@@ -1,4 +1,6 @@
-"""One pod that a policy selects: what its manifest says about its supervision.
+"""The pods that policies select: whose a pod is, and what it says about its supervision.
+
+Of the policies that select a pod, the oldest one supervises it.
 
 Whoever may create pods in the namespace writes these labels and annotations, so nothing here grants
 a right on what another pod has.
@@ -6,7 +8,7 @@ a right on what another pod has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -14,11 +16,11 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import Membership, membership
+from plimsoll_operator.fleet.pods import clean
 from plimsoll_operator.injection.policy import admit
-from plimsoll_operator.kinds import Object
+from plimsoll_operator.kinds import InvalidSpec, Object, read
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, SUPERVISOR
-from plimsoll_operator.status.causes import clean
 
 OVER = ("Succeeded", "Failed")
 
@@ -120,3 +122,28 @@ def _has_supervisor(pod: Object) -> bool:
     spec = pod.get("spec") or {}
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     return any(one.get("name") == SUPERVISOR for one in containers)
+
+
+def in_order(items: Iterable[Object]) -> list[SupervisionPolicy]:
+    """Read the policies of one namespace, oldest first; of two of the same second, by name.
+
+    A policy that is invalid or is being deleted selects nothing.
+    """
+    found = []
+    for item in items:
+        meta = item["metadata"]
+        if meta.get("deletionTimestamp"):
+            continue
+        try:
+            policy = read(SupervisionPolicy, item)
+        except InvalidSpec:
+            continue
+        found.append((str(meta.get("creationTimestamp") or "~"), policy.metadata.name, policy))
+    return [policy for _, _, policy in sorted(found, key=lambda one: one[:2])]
+
+
+def selecting(
+    policies: Iterable[SupervisionPolicy], labels: Mapping[str, str]
+) -> list[SupervisionPolicy]:
+    """Those of ``policies`` that select a pod with ``labels``; the first of them supervises it."""
+    return [one for one in policies if one.spec.selector.matches(labels)]

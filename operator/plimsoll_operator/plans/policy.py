@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.policies.workloads import MAX_WORKLOADS, Workload
-from plimsoll_operator.status.causes import clean
-from plimsoll_operator.status.conditions import Failure
+from plimsoll_operator.fleet.pods import clean
+from plimsoll_operator.fleet.workloads import MAX_WORKLOADS, Workload
+from plimsoll_operator.plans.service import Failure
 
 MAX_ACCOUNTS = 100
 """Accounts in one RoleBinding."""

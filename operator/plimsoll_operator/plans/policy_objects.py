@@ -30,8 +30,8 @@ from plimsoll_api.supervisor_config import (
     encode,
 )
 from plimsoll_api.workloads import RAY_CLUSTER, service_of_ray, slots_of
+from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Object
-from plimsoll_operator.policies.workloads import Workload
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 from plimsoll_operator.render.ownership import owned
 from plimsoll_operator.render.supervisor import peers_data

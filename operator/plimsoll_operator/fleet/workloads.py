@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from plimsoll_api.names import SERVICE_RESTARTS
 from plimsoll_api.times import unix_seconds
 from plimsoll_api.workloads import WorkloadRef, replicas_text, slots_of
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.policies.selected_pod import SelectedPod, State
 
 MAX_WORKLOADS = 100
 """Workloads of a policy that have restart slots."""

@@ -1,4 +1,4 @@
-"""The decision: from an InferenceService and what was observed to what is applied and removed.
+"""The decision for a service: from its spec and what was observed to what is applied and removed.
 
 Pure: no cluster, no clock. The same observation always gives the same plan.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
@@ -17,17 +15,20 @@ from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.revisions import Course
 from plimsoll_operator.fleet.suspects import Suspect, changes, find, of_pods
-from plimsoll_operator.kinds import Object, Ref, owner_uid, ref
+from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
 from plimsoll_operator.render import Images, names, render
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.pod import pod_template, rendered_template
 from plimsoll_operator.render.standard import NotAllowed, check
 
-_Model = TypeVar("_Model", bound=BaseModel)
 
+@dataclass(frozen=True)
+class Failure:
+    """Why the service cannot be made as its spec says. ``lasting``: trying again will not help."""
 
-class InvalidSpec(ValueError):
-    """The spec cannot be rendered. The message names each field."""
+    reason: str
+    message: str
+    lasting: bool
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,6 @@ def parse(item: Object) -> InferenceService:
     The API server refuses such specs by schema and CEL, except those stored before an upgrade.
     """
     return read(InferenceService, item)
-
-
-def read(model: type[_Model], item: Object) -> _Model:
-    """Read the object as ``model``, without its status; InvalidSpec names each wrong field."""
-    without_status = {key: value for key, value in item.items() if key != "status"}
-    try:
-        return model.model_validate(without_status)
-    except ValidationError as error:
-        problems = (
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            for problem in error.errors(include_url=False, include_input=False)
-        )
-        raise InvalidSpec("; ".join(problems)) from None
 
 
 def reconcile(

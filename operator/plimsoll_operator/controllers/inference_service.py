@@ -1,0 +1,188 @@
+"""The reconcile of one InferenceService: plan, write what differs, report in its status."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.times import rfc3339
+from plimsoll_operator.config import Config
+from plimsoll_operator.controllers.pods import attend, pod_events
+from plimsoll_operator.controllers.writes import (
+    NameConflict,
+    OwnedObjects,
+    Recorder,
+    Refusals,
+    write_status,
+)
+from plimsoll_operator.fleet.peers import Summaries, replicas_of_service
+from plimsoll_operator.kinds import (
+    BY_KIND,
+    INCIDENT,
+    OPTIONAL,
+    OWNED,
+    SERVICE,
+    InvalidSpec,
+    Key,
+    Object,
+    Ref,
+    ref,
+)
+from plimsoll_operator.plans.service import Failure, Plan, parse, reconcile
+from plimsoll_operator.render.autoscaler import first_replicas
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.scraper import Scraper
+from plimsoll_operator.status.notices import applied, finished, refused
+from plimsoll_operator.status.service import status
+
+log = logging.getLogger(__name__)
+
+
+def now() -> str:
+    """Return the present time as the API writes it."""
+    return rfc3339(time.time())
+
+
+class Controller:
+    """Reconcile services, one call a service; safe to call at any time, any number of times."""
+
+    def __init__(
+        self,
+        api: Api,
+        store: Store,
+        scraper: Scraper,
+        config: Config,
+        served: Collection[str],
+        later: Callable[[Key, float], None] = lambda *_: None,
+        clock: Callable[[], str] = now,
+    ) -> None:
+        """Prepare a controller for the services in ``store``.
+
+        ``served`` has the optional kinds that the cluster has now; ``later`` asks for another
+        reconcile of a service after some seconds.
+        """
+        self._api, self._store, self._scraper = api, store, scraper
+        self._config, self._later, self._clock = config, later, clock
+        self._served, self._recorder = served, Recorder(api, clock)
+        self._owned = OwnedObjects(api, store)
+        self._refusals = Refusals()
+        self._peers = Summaries(time.monotonic)
+        self.suspects: set[Key] = set()
+        """Services whose current revision leaks in most replicas."""
+
+    async def handle(self, key: Key) -> None:
+        """Make the service ``key`` what its spec says, and its status what it is."""
+        item = self._store.service(key)
+        if item is None:
+            self._scraper.forget(key)
+            self._refusals.forget(key)
+            self._peers.forget(key)
+            self.suspects.discard(key)
+            return
+        if item["metadata"].get("deletionTimestamp"):
+            return
+        service: InferenceService | None = None
+        failure: Failure | None = None
+        error: Exception | None = None
+        plan: Plan | None = None
+        again: list[float | None] = []
+        try:
+            service = parse(item)
+            plan = await self._carry_out(key, item, service)
+            again.append(self._peers.next_s(key))
+            pods, incidents = self._store.of(key, {"Pod"}), self._incidents(key)
+            again.append(
+                await attend(self._api, self._store, key, item, pods, incidents, self._clock())
+            )
+        except (InvalidSpec, NameConflict, ApiError) as problem:
+            failure, error = self._refusals.judge(key, problem)
+        else:
+            self._refusals.forget(key)
+        if failure is not None:
+            await self._recorder.write(item, [refused(failure)])
+        again.append(await self._report(key, item, service, failure, plan))
+        if due := [one for one in again if one is not None]:
+            self._later(key, min(due))
+        if error:
+            raise error
+
+    async def _carry_out(self, key: Key, item: Object, service: InferenceService) -> Plan:
+        owned = {ref(item): item for item in self._store.of(key, _OWNED)}
+        pods, incidents = self._pods(key), self._incidents(key)
+        plan = reconcile(
+            service,
+            owned,
+            pods,
+            incidents,
+            self._config.images,
+            self._config.kept_incidents,
+            (self._store.service(key) or {}).get("status"),
+            key.namespace not in self._config.unrestricted_namespaces,
+            self._peers.text(key, replicas_of_service(pods), incidents, self._scraper.latest(key)),
+        )
+        uid, replicas = service.metadata.uid, first_replicas(service)
+        for desired in plan.desired:
+            if not self._available(desired["kind"]):
+                continue
+            live = self._store.get(key, ref(desired))
+            written = await self._owned.apply(key, uid, desired, replicas)
+            if written and desired["kind"] == "Deployment":
+                await self._recorder.write(item, applied(live, desired, plan.course))
+        await self._owned.remove(key, plan.surplus)
+        return plan
+
+    def _available(self, kind: str) -> bool:
+        return BY_KIND[kind].watched or kind in self._served
+
+    async def _report(
+        self,
+        key: Key,
+        item: Object,
+        service: InferenceService | None,
+        failure: Failure | None,
+        plan: Plan | None,
+    ) -> float | None:
+        """Write the status if it changed.
+
+        Returns the seconds after which it may change although nothing happens; None for never.
+        """
+        item = self._store.service(key) or item
+        pods, now = self._pods(key), self._clock()
+        events, again = await pod_events(self._api, key.namespace, pods, now)
+        wanted = status(
+            item,
+            service,
+            self._store.get(key, Ref("Deployment", key.name)),
+            pods,
+            self._incidents(key),
+            self._scraper.published(key),
+            failure,
+            now,
+            [kind.kind for kind in OPTIONAL if not self._available(kind.kind)],
+            plan,
+            events,
+        )
+        (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
+        if wanted == item.get("status"):
+            return again
+        if await write_status(self._api, self._store, SERVICE, item, wanted):
+            await self._recorder.write(item, finished(item.get("status") or {}, wanted))
+        return again
+
+    def _pods(self, key: Key) -> list[Object]:
+        """Return the service's pods that are not terminating."""
+        return [
+            item
+            for item in self._store.of(key, {"Pod"})
+            if not item["metadata"].get("deletionTimestamp")
+            and (item.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+        ]
+
+    def _incidents(self, key: Key) -> list[Object]:
+        return self._store.of(key, {INCIDENT.kind})
+
+
+_OWNED = frozenset(kind.kind for kind in OWNED)

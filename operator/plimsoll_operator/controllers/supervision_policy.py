@@ -1,0 +1,258 @@
+"""The reconcile of one SupervisionPolicy: list its pods, write what differs, report in its status.
+
+Pods of policies are anybody's, and a watch of all pods would cost the operator every change in the
+cluster. It lists those that a policy selects instead, in pages, and keeps a few words of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.workloads import WorkloadRef
+from plimsoll_operator.config import Config
+from plimsoll_operator.controllers.inference_service import now
+from plimsoll_operator.controllers.pods import attend
+from plimsoll_operator.controllers.rolling_restart import RollingRestarts
+from plimsoll_operator.controllers.writes import (
+    NameConflict,
+    OwnedObjects,
+    Recorder,
+    Refusals,
+    write_status,
+)
+from plimsoll_operator.fleet.peers import Summaries, replicas_of_policy
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine, in_order, selecting
+from plimsoll_operator.fleet.suspects import suspects
+from plimsoll_operator.fleet.workloads import counting_slots, grouped, with_slots
+from plimsoll_operator.kinds import (
+    INCIDENT,
+    LEASE,
+    OWNED,
+    POD,
+    POLICY,
+    InvalidSpec,
+    Key,
+    Object,
+    Ref,
+    owner_uid,
+    read,
+    ref,
+)
+from plimsoll_operator.plans.policy import MAX_ACCOUNTS, too_many_accounts, too_many_workloads
+from plimsoll_operator.plans.policy_objects import render
+from plimsoll_operator.plans.service import Failure, held_slots, old_incidents
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.scraper import Scraper, address_of
+from plimsoll_operator.status.notices import refused, restart_asked, suspected
+from plimsoll_operator.status.policy import of_workloads, status
+
+log = logging.getLogger(__name__)
+
+LIST_S = 10.0
+MAX_LIST_S = 20.0
+"""Seconds between lists of a policy's pods; below the time that an incident of an unknown pod is
+given (``pod_incidents.GRACE_S``), so that no pod counts as gone that is only new."""
+PODS_A_SECOND = 200
+"""Pods for which the next list waits one second longer."""
+
+_OWNED = frozenset(kind.kind for kind in OWNED)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """The policy's pods at a time, for these policies of the namespace."""
+
+    at: float
+    policies: tuple[tuple[str, str, int], ...]
+    pods: tuple[SelectedPod, ...]
+
+
+class PolicyController:
+    """Reconcile policies, one call a policy; safe to call at any time, any number of times."""
+
+    def __init__(
+        self,
+        api: Api,
+        store: Store,
+        scraper: Scraper,
+        config: Config,
+        later: Callable[[Key, float], None] = lambda *_: None,
+        clock: Callable[[], str] = now,
+        webhook: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Prepare a controller for the policies in ``store``.
+
+        ``later`` asks for another reconcile of a policy after some seconds. ``webhook`` says
+        whether pods that are created now get a supervisor.
+        """
+        self._api, self._store, self._scraper = api, store, scraper
+        self._config, self._later, self._clock = config, later, clock
+        self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
+        self._restarts = RollingRestarts(api, webhook if config.webhook is not None else None)
+        self._refusals = Refusals()
+        self._peers = Summaries(time.monotonic)
+        self._listed: dict[Key, _Listed] = {}
+        self.suspects: dict[Key, tuple[str, ...]] = {}
+        """Workloads of which a revision leaks in most replicas."""
+
+    async def handle(self, key: Key) -> None:
+        """Make the policy ``key`` what its spec says, and its status what it is."""
+        item = self._store.get(key, Ref(POLICY.kind, key.name))
+        if item is None:
+            self._scraper.forget(key)
+            self._refusals.forget(key)
+            self._peers.forget(key)
+            self._listed.pop(key, None)
+            self._restarts.forget(key)
+            self.suspects.pop(key, None)
+            return
+        if item["metadata"].get("deletionTimestamp"):
+            return
+        failure: Failure | None = None
+        error: Exception | None = None
+        pods: tuple[SelectedPod, ...] | None = None
+        said: dict[WorkloadRef | None, str] = {}
+        again = LIST_S
+        try:
+            policy = read(SupervisionPolicy, item)
+            pods = await self._pods(key, policy)
+            again = _list_s(len(pods))
+            failure = await self._carry_out(key, policy, pods)
+            due = await attend(
+                self._api, self._store, key, item, _brief(pods), self._incidents(key),
+                self._clock(), {one.name for one in pods if one.member.workload is None},
+            )  # fmt: skip
+            again = min(again, due) if due is not None else again
+            said = await self._restart(key, item, policy, pods)
+        except (InvalidSpec, NameConflict, ApiError) as problem:
+            failure, error = self._refusals.judge(key, problem)
+        else:
+            self._refusals.forget(key)
+        if failure is not None:
+            await self._recorder.write(item, [refused(failure)])
+        await self._report(key, item, pods, failure, said)
+        if error:
+            raise error
+        if pods is not None:
+            self._later(key, again)
+
+    async def _pods(self, key: Key, policy: SupervisionPolicy) -> tuple[SelectedPod, ...]:
+        """List the selected pods; reuse the last list if it is recent and for the same policies."""
+        items = [
+            one for one in self._store.of_kind(POLICY.kind)
+            if one["metadata"].get("namespace") == key.namespace
+        ]  # fmt: skip
+        policies = in_order(items)
+        seen = tuple(
+            (one.metadata.name, one.metadata.uid, one.metadata.generation) for one in policies
+        )
+        known, began = self._listed.get(key), time.monotonic()
+        if known and known.policies == seen and began - known.at < _list_s(len(known.pods)):
+            return known.pods
+        pods: list[SelectedPod] = []
+        addresses: dict[str, str] = {}
+        kind = replace(POD, selector=policy.spec.selector.query())
+        async for page, _ in self._api.pages(kind, key.namespace):
+            for pod in page:
+                labels = pod["metadata"].get("labels") or {}
+                names = [one.metadata.name for one in selecting(policies, labels)]
+                found = examine(pod, policy, names, self._config.images)
+                pods.append(found)
+                if found.state is State.SUPERVISED and (address := address_of(pod)):
+                    addresses[found.name] = address
+                await asyncio.sleep(0)  # the webhook shares this loop
+        self._scraper.follow(key, addresses)
+        self._listed[key] = _Listed(began, seen, tuple(pods))
+        return tuple(pods)
+
+    async def _carry_out(
+        self, key: Key, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
+    ) -> Failure | None:
+        uid = policy.metadata.uid
+        owned = {ref(item): item for item in self._store.of(key, _OWNED)}
+        leases = {
+            where.name: item
+            for where, item in owned.items()
+            if where.kind == LEASE.kind and owner_uid(item) == uid
+        }
+        held = held_slots(leases.values(), {one.name for one in pods})
+        workloads = grouped(pods)
+        chosen = with_slots(key.name, workloads, leases)
+        accounts = sorted({one.account for one in pods if one.state is State.SUPERVISED})
+        incidents = self._incidents(key)
+        peers = self._peers.text(
+            key, replicas_of_policy(pods), incidents, self._scraper.latest(key)
+        )
+        desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, peers)
+        for one in desired:
+            await self._owned.apply(key, uid, one, 0)
+        wanted = {ref(one) for one in desired}
+        idle = [item for name, item in leases.items() if Ref(LEASE.kind, name) not in wanted]
+        window_s = policy.spec.supervision.restart_budget.window_s
+        kept = {*held, *counting_slots(idle, window_s, self._clock())}
+        surplus = [
+            item
+            for where, item in owned.items()
+            if where not in wanted
+            and owner_uid(item) == uid
+            and not (where.kind == LEASE.kind and where.name in kept)
+        ]
+        old = old_incidents(incidents, self._config.kept_incidents)
+        await self._owned.remove(key, surplus + old)
+        return too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
+
+    async def _restart(
+        self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
+    ) -> dict[WorkloadRef | None, str]:
+        """Ask for rolling restarts; what waiting pods wait for, by workload."""
+        workloads = grouped(pods)
+        known = of_workloads(item.get("status") or {})
+        found = suspects(workloads, self._incidents(key), known)
+        said, asked = await self._restarts.turn(key, policy, workloads, found, self._clock())
+        await self._recorder.write(item, [restart_asked(str(ref)) for ref in asked])
+        return said
+
+    async def _report(
+        self,
+        key: Key,
+        item: Object,
+        pods: tuple[SelectedPod, ...] | None,
+        failure: Failure | None,
+        said: dict[WorkloadRef | None, str],
+    ) -> None:
+        """Write the status where it changed."""
+        item = self._store.get(key, Ref(POLICY.kind, key.name)) or item
+        figures = self._scraper.published(key)
+        wanted = status(item, pods, self._incidents(key), figures, failure, self._clock(), said)
+        shown = of_workloads(wanted)
+        self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
+        if wanted == item.get("status"):
+            return
+        if await write_status(self._api, self._store, POLICY, item, wanted):
+            await self._recorder.write(item, suspected(item.get("status") or {}, wanted))
+
+    def _incidents(self, key: Key) -> list[Object]:
+        return self._store.of(key, {INCIDENT.kind})
+
+
+def _list_s(pods: int) -> float:
+    return min(MAX_LIST_S, LIST_S + pods / PODS_A_SECOND)
+
+
+def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:
+    """Return what :func:`attend` needs of the pods that are supervised or terminating."""
+    leaving = {"deletionTimestamp": "now"}
+    return [
+        {
+            "metadata": {"name": one.name, "creationTimestamp": one.created}
+            | (leaving if one.state is State.LEAVING else {})
+        }
+        for one in pods
+        if one.state in (State.SUPERVISED, State.LEAVING)
+    ]

@@ -1,0 +1,194 @@
+"""What the operator writes for a service or a policy: its objects, its status, its Events.
+
+:class:`Refusals` says what it means for the status if that fails. An Event is for people who look
+on: where it cannot be written, nothing else may suffer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from plimsoll_operator.fleet.pods import clean, seconds
+from plimsoll_operator.kinds import BY_KIND, EVENT, InvalidSpec, Key, Kind, Object, owner_uid, ref
+from plimsoll_operator.plans.service import Failure
+from plimsoll_operator.render.compare import needs_apply, with_replicas
+from plimsoll_operator.render.deployment import digest
+from plimsoll_operator.render.names import MANAGER
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, ApiError, Conflict
+from plimsoll_operator.status.notices import Notice
+
+log = logging.getLogger(__name__)
+
+REPORT_AFTER = 3
+"""A refusal that may pass goes into the status once it came this often in a row."""
+
+MAX_KNOWN = 1024
+QUIET_S = 600.0
+"""The same Event again within this time is only counted: a refusal repeats with each try."""
+
+MAX_MESSAGE = 1000
+
+
+class NameConflict(Exception):
+    """An object that is somebody else's has the name of one of ours."""
+
+    def __init__(self, item: Object) -> None:
+        owner = item["metadata"]["ownerReferences"][0]["kind"]
+        super().__init__(
+            f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} exists and "
+            f"does not belong to this {owner}: delete it, or rename the {owner}"
+        )
+
+
+class OwnedObjects:
+    """Write what a plan says about the objects of a service."""
+
+    def __init__(self, api: Api, store: Store) -> None:
+        self._api, self._store = api, store
+
+    async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
+        """Make one object what it should be; return False where it already is.
+
+        ``uid`` is the service's. An object that is not ours carries no label of ours and is in no
+        watch, so a first application must find nothing: nothing is taken over.
+        :class:`NameConflict` where somebody else's object has the name.
+        """
+        kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
+        if live is not None and owner_uid(live) != uid:
+            raise NameConflict(desired)
+        if live is not None and not needs_apply(desired, live):
+            return False
+        log.info("%s: apply %s", key, " ".join(ref(desired)))
+        whole = with_replicas(desired, live, first_replicas)
+        try:
+            send = self._api.apply if live is not None else self._api.apply_new
+            self._store.put(await send(kind, whole))
+        except Conflict:
+            found = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
+            if found is not None and owner_uid(found) != uid:
+                raise NameConflict(desired) from None
+            if found is not None:
+                self._store.put(found)
+            raise  # the object that is there now may change the plan
+        return True
+
+    async def remove(self, key: Key, surplus: Sequence[Object]) -> None:
+        """Delete objects, unless they changed since they were seen: a Lease was taken."""
+        for item in surplus:
+            log.info("%s: delete %s", key, " ".join(ref(item)))
+            if await self._api.delete(BY_KIND[item["kind"]], item):
+                self._store.drop(item)
+
+
+async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted: Object) -> bool:
+    """Give ``item`` the status ``wanted``; return False if it was deleted meanwhile.
+
+    ApiError where the API server refuses.
+    """
+    meta = item["metadata"]
+    body = {
+        "apiVersion": item["apiVersion"],
+        "kind": item["kind"],
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        "status": wanted,
+    }
+    try:
+        store.put(await api.apply(kind, body, "status"))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
+class Refusals:
+    """Why services and policies were not carried out, and how often in a row."""
+
+    def __init__(self) -> None:
+        self._in_a_row: Counter[Key] = Counter()
+
+    def judge(
+        self, key: Key, problem: InvalidSpec | NameConflict | ApiError
+    ) -> tuple[Failure, Exception | None]:
+        """Return what the status says, and the error to raise after it is written, if any.
+
+        Raises ``problem`` itself while it may pass: it comes again at once, and a status that
+        flickers helps nobody.
+        """
+        if isinstance(problem, InvalidSpec):
+            return Failure("InvalidSpec", str(problem), lasting=True), None
+        if isinstance(problem, NameConflict):
+            return Failure("NameConflict", str(problem), lasting=True), problem
+        self._in_a_row[key] += 1
+        if not problem.lasting and self._in_a_row[key] < REPORT_AFTER:
+            raise problem
+        return Failure("ApplyFailed", problem.message, problem.lasting), problem
+
+    def forget(self, key: Key) -> None:
+        """Begin to count anew: the service was carried out, or is gone."""
+        self._in_a_row.pop(key, None)
+
+
+@dataclass
+class _Seen:
+    count: int
+    first: str
+    written: str
+
+
+class Recorder:
+    """``clock`` gives RFC 3339."""
+
+    def __init__(self, api: Api, clock: Callable[[], str]) -> None:
+        self._api, self._clock = api, clock
+        self._known: OrderedDict[str, _Seen] = OrderedDict()
+
+    async def write(self, service: Object, notices: Iterable[Notice]) -> None:
+        """One Event a notice, under a name that is the same whenever it repeats."""
+        for notice in notices:
+            body = self._event(service, notice)
+            if body is None:
+                continue
+            try:
+                await self._api.apply(EVENT, body)
+            except (ApiError, OSError, TimeoutError) as error:
+                name = f"{body['metadata']['namespace']}/{service['metadata']['name']}"
+                log.warning("%s: Event %s: %s", name, notice.reason, error or repr(error))
+
+    def _event(self, service: Object, notice: Notice) -> Object | None:
+        """Build the Event; None if the same one was written just now."""
+        meta, now = service["metadata"], self._clock()
+        message = clean(notice.message, MAX_MESSAGE)
+        key = digest([meta["uid"], notice.type, notice.reason, message])
+        seen = self._known.setdefault(key, _Seen(0, now, ""))
+        self._known.move_to_end(key)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        seen.count += 1
+        if seen.written and seconds(seen.written, now) < QUIET_S:
+            return None
+        seen.written = now
+        return {
+            "apiVersion": "v1",
+            "kind": EVENT.kind,
+            "metadata": {"name": f"{meta['name']}.{key}", "namespace": meta["namespace"]},
+            "involvedObject": {
+                "apiVersion": service["apiVersion"],
+                "kind": service["kind"],
+                "name": meta["name"],
+                "namespace": meta["namespace"],
+                "uid": meta["uid"],
+            },
+            "type": notice.type,
+            "reason": notice.reason,
+            "message": message,
+            "count": seen.count,
+            "firstTimestamp": seen.first,
+            "lastTimestamp": now,
+            "source": {"component": MANAGER},
+            "reportingComponent": f"plimsoll.dev/{MANAGER}",
+        }
