@@ -21,7 +21,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
-    OUT_OF_MEMORY_KILLED = "OutOfMemoryKilled"
+    OOM_KILLED = "OOMKilled"
     CRASH_LOOPING = "CrashLooping"
     SUSPECT_REVISION = "SuspectRevision"
     SLOW_LEAK = "SlowLeak"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from plimsoll_api.cel import rule, validations
-from plimsoll_api.schema import ResourceModel
+from plimsoll_api.schema import ATOMIC, ResourceModel
 
 MAX_TERMS = 16
 MAX_VALUES = 32
@@ -97,6 +97,8 @@ def _valid_keys(labels: dict[str, str]) -> dict[str, str]:
 
 class LabelSelector(ResourceModel):
     """Pods that have all of these labels. Never empty."""
+
+    model_config = ATOMIC
 
     match_labels: Annotated[
         dict[str, Value], Field(max_length=MAX_TERMS), AfterValidator(_valid_keys)

@@ -88,10 +88,10 @@ class Autoscaling(ResourceModel):
     subresource.
     """
 
-    min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+    min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
         default=1, description="Minimum number of replicas. Defaults to 1."
     )
-    max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+    max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
         description="Maximum number of replicas."
     )
     target: ScaleTarget = Field(
@@ -107,13 +107,20 @@ class Autoscaling(ResourceModel):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"autoscaling.min {self.min} must not be more than max {self.max}")
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"autoscaling.minReplicas {self.min_replicas} must not be more than maxReplicas "
+                f"{self.max_replicas}"
+            )
         return self
 
 
 AUTOSCALING_RULES = validations(
-    rule("self.min <= self.max", "autoscaling.min must not be more than max", fieldPath=".min")
+    rule(
+        "self.minReplicas <= self.maxReplicas",
+        "autoscaling.minReplicas must not be more than maxReplicas",
+        fieldPath=".minReplicas",
+    )
 )
 
 

@@ -39,7 +39,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 OWN_MESSAGE = (
     "probe.enabled must be false for an engine that speaks the admin protocol (engine.type "
-    "plimsoll, or engine.adminContract plimsoll): such an engine reports its memory itself"
+    "plimsoll, or engine.adminContract Plimsoll): such an engine reports its memory itself"
 )
 PATH_MESSAGE = (
     f"engine.env: with probe.enabled, {PYTHONPATH} must have a value, not valueFrom: the operator "
@@ -51,7 +51,7 @@ def refusal(probe: Probe, engine: Engine) -> str | None:
     """Return why ``engine`` cannot have the probe; None if it can."""
     if not probe.enabled:
         return None
-    if engine.type is EngineType.PLIMSOLL or engine.admin_contract == "plimsoll":
+    if engine.type is EngineType.PLIMSOLL or engine.admin_contract == "Plimsoll":
         return OWN_MESSAGE
     if any(one.name == PYTHONPATH and one.value_from is not None for one in engine.env):
         return PATH_MESSAGE
@@ -61,7 +61,7 @@ def refusal(probe: Probe, engine: Engine) -> str | None:
 SPEC_RULES = (
     rule(
         "!self.probe.enabled || "
-        "(self.engine.type != 'plimsoll' && self.engine.adminContract != 'plimsoll')",
+        "(self.engine.type != 'plimsoll' && self.engine.adminContract != 'Plimsoll')",
         OWN_MESSAGE,
         fieldPath=".probe",
     ),

@@ -111,6 +111,10 @@ STRUCTURAL = "x-structural"
 """Marks a schema that :func:`plimsoll_api.structural.structural` made: it needs no rewriting."""
 
 
+ATOMIC = ResourceModel.model_config | {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
+"""Of a model that one applier owns as a whole: parts of two would mean something else."""
+
+
 class FromStruct:
     """Annotation of a pydantic field whose type is a msgspec struct.
 

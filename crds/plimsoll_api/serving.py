@@ -13,7 +13,7 @@ from plimsoll_api.cel import rule, validations
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.resources import RESOURCE_RULES, Resources
-from plimsoll_api.schema import PositiveDuration, PreservedObject, ResourceModel
+from plimsoll_api.schema import ATOMIC, PositiveDuration, PreservedObject, ResourceModel
 
 _CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -47,6 +47,8 @@ ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=rf"^{_CLAI
 class SecretKey(ResourceModel):
     """One key of a Secret in the same namespace."""
 
+    model_config = ATOMIC
+
     name: ObjectName = Field(description="Name of the Secret.")
     key: Annotated[str, StringConstraints(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = Field(
         default="token", description="Key within the Secret. Defaults to `token`."
@@ -56,13 +58,15 @@ class SecretKey(ResourceModel):
 class SecretName(ResourceModel):
     """A Secret in the same namespace."""
 
+    model_config = ATOMIC
+
     name: ObjectName = Field(description="Name of the Secret.")
 
 
 class ModelCache(ResourceModel):
     """Where downloaded checkpoints are kept, so that a new pod finds them."""
 
-    claim: ObjectName = Field(
+    claim_name: ObjectName = Field(
         description="Name of a PersistentVolumeClaim in the same namespace. Several "
         "services can share it. With more than one replica, it must be ReadWriteMany."
     )
@@ -209,12 +213,12 @@ class Engine(ResourceModel):
         description="Container image of the engine. Required unless `type` is "
         "`plimsoll`, which defaults to the image in the operator's `--engine-image`.",
     )
-    admin_contract: Literal["none", "plimsoll"] = Field(
-        default="none",
+    admin_contract: Literal["None", "Plimsoll"] = Field(
+        default="None",
         description="Protocol that a `custom` engine serves on 127.0.0.1:8001. With "
-        "`plimsoll`, the admin protocol, the supervisor can drain the engine and restart it "
-        "in place. With `none`, the supervisor drains the engine by marking the pod not "
-        "ready, and restarts it with SIGTERM. Defaults to `none`.",
+        "`Plimsoll`, the admin protocol, the supervisor can drain the engine and restart it "
+        "in place. With `None`, the supervisor drains the engine by marking the pod not "
+        "ready, and restarts it with SIGTERM. Defaults to `None`.",
     )
     args: Annotated[list[Text], Field(max_length=128)] = Field(
         default_factory=list,
@@ -273,7 +277,7 @@ class Engine(ResourceModel):
     def _fits_its_type(self) -> Self:
         if self.type is not EngineType.PLIMSOLL and self.image is None:
             raise ValueError(f"engine.image is needed for engine.type {self.type}")
-        if self.admin_contract != "none" and self.type is not EngineType.CUSTOM:
+        if self.admin_contract != "None" and self.type is not EngineType.CUSTOM:
             raise ValueError("engine.adminContract is for engine.type custom only")
         if self.api_key_secret_ref is not None and self.type is not EngineType.PLIMSOLL:
             raise ValueError(KEYS_MESSAGE)
@@ -291,7 +295,7 @@ ENGINE_RULES = validations(
         fieldPath=".type",
     ),
     rule(
-        "!has(self.adminContract) || self.adminContract == 'none' || self.type == 'custom'",
+        "!has(self.adminContract) || self.adminContract == 'None' || self.type == 'custom'",
         "engine.adminContract is for engine.type custom only: the others are known",
         fieldPath=".adminContract",
     ),

@@ -66,14 +66,33 @@ class RestartBudget(msgspec.Struct, frozen=True):
     ] = 3600.0
 
 
+_DRAIN_MODES = {mode.value.capitalize(): mode for mode in DrainMode}
+
+
+def _read_drain_mode(value: Any) -> DrainMode:
+    if value not in _DRAIN_MODES:
+        raise ValueError(f"must be one of {', '.join(_DRAIN_MODES)}")
+    return _DRAIN_MODES[value]
+
+
+DRAIN_MODE = FieldForm(
+    _read_drain_mode,
+    lambda mode: mode.value.capitalize(),
+    {"type": "string", "enum": list(_DRAIN_MODES)},
+)
+"""A manifest has the word in CamelCase; the admin protocol and a supervisor's configuration, which
+an older supervisor may read, have it in lower case."""
+
+
 class Drain(msgspec.Struct, frozen=True):
     """What happens to running requests before a disruptive action."""
 
     mode: Annotated[
         DrainMode,
         written(
-            "What happens to running requests. `finish` waits until they complete. `carry` resumes "
-            "them after the worker restart. `abort` ends them with an error. Defaults to `carry`."
+            "What happens to running requests. `Finish` waits until they complete. `Carry` resumes "
+            "them after the worker restart. `Abort` ends them with an error. Defaults to `Carry`.",
+            form=DRAIN_MODE,
         ),
     ] = DrainMode.CARRY
     deadline_s: Annotated[

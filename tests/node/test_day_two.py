@@ -82,7 +82,7 @@ def test_a_kill_for_memory_is_an_incident_and_a_condition(
             return restarts(kube) == 1
 
         eventually(grown_and_killed, "the engine's container was restarted", 120)
-    eventually(lambda: condition(kube, "OutOfMemoryKilled") == "True", "a condition", 60)
+    eventually(lambda: condition(kube, "OOMKilled") == "True", "a condition", 60)
 
     def told() -> list[dict[str, Any]]:
         kinds = [one["spec"]["kind"] for one in kube.list("leakincidents")]

@@ -32,8 +32,8 @@ def autoscaler(service: InferenceService) -> list[dict[str, Any]]:
             "metadata": {"name": name},
             "spec": {
                 "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-                "minReplicas": wanted.min,
-                "maxReplicas": wanted.max,
+                "minReplicas": wanted.min_replicas,
+                "maxReplicas": wanted.max_replicas,
                 "metrics": [metric],
             },
         }
@@ -45,4 +45,4 @@ def first_replicas(service: InferenceService) -> int:
     scaling = service.spec.autoscaling
     if scaling is None:
         return service.spec.replicas
-    return min(max(service.spec.replicas, scaling.min), scaling.max)
+    return min(max(service.spec.replicas, scaling.min_replicas), scaling.max_replicas)

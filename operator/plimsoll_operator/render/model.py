@@ -29,7 +29,7 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
         source = {"claimName": paths.claim(model.uri)[0], "readOnly": True}
         return [{"name": VOLUME, "persistentVolumeClaim": source}]
     if model.cache is not None:
-        return [{"name": VOLUME, "persistentVolumeClaim": {"claimName": model.cache.claim}}]
+        return [{"name": VOLUME, "persistentVolumeClaim": {"claimName": model.cache.claim_name}}]
     return [{"name": VOLUME, "emptyDir": {}}]
 
 

@@ -51,7 +51,7 @@ def supervisor_config(
 
 def _contract(engine: Engine) -> EngineType:
     """By which verbs the supervisor speaks to the engine."""
-    return EngineType.PLIMSOLL if engine.admin_contract == "plimsoll" else engine.type
+    return EngineType.PLIMSOLL if engine.admin_contract == "Plimsoll" else engine.type
 
 
 def _shares(engine: Engine) -> bool:

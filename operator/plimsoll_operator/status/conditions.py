@@ -9,7 +9,7 @@
 ``Progressing``              a roll-out is under way, or replicas are missing
 ``Reconciling``              the same, where it is True; tools that know kstatus wait for its end
 ``Stalled``                  nothing will move until somebody changes something
-``OutOfMemoryKilled``        the last end of a replica's container was a kill for memory
+``OOMKilled``                the last end of a replica's container was a kill for memory
 ``CrashLooping``             a replica's container ends again and again
 ``SuspectRevision``          the same leak is in most replicas of the present revision
 ``SlowLeak``                 memory of a replica grows without an end; nothing acts on it
@@ -167,12 +167,12 @@ def _container(type_: Type, pods: list[Object], causes: list[tuple[str, Cause]])
 
 
 def ends(pods: list[Object], now: str) -> list[Verdict]:
-    """``OutOfMemoryKilled`` and ``CrashLooping`` by what containers last ended with."""
+    """``OOMKilled`` and ``CrashLooping`` by what containers last ended with."""
     killed = sorted(one["metadata"]["name"] for one in pods if any_killed(one))
     looping = sorted(one["metadata"]["name"] for one in pods if any_looping(one, now))
     return [
         Verdict(
-            Type.OUT_OF_MEMORY_KILLED,
+            Type.OOM_KILLED,
             bool(killed),
             "KilledForMemory" if killed else "NoKill",
             _pods("the kernel OOM-killed a container of", killed),

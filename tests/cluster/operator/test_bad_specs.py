@@ -57,7 +57,7 @@ GIB2 = {"host": {"growthBudget": "2Gi"}}
         (
             {
                 "probe": {"enabled": True},
-                "engine": {"type": "custom", "image": "i", "adminContract": "plimsoll"},
+                "engine": {"type": "custom", "image": "i", "adminContract": "Plimsoll"},
             },
             "probe.enabled must be false for an engine that speaks the admin protocol",
         ),

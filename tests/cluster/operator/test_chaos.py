@@ -102,7 +102,7 @@ def any_spec(dice: random.Random) -> dict[str, Any]:
         spec["service"] = {"headless": True}
     if dice.random() < 0.2:
         target = {"cpuPercent": 50}
-        spec["autoscaling"] = {"min": 1, "max": 2, "target": target}
+        spec["autoscaling"] = {"minReplicas": 1, "maxReplicas": 2, "target": target}
     if dice.random() < 0.2:
         spec["disruption"] = {"enabled": False}
     return spec

@@ -169,8 +169,8 @@ def few_pods(spec: dict[str, Any]) -> dict[str, Any]:
     under that flood nothing is seen of the operator."""
     spec = {**spec, "replicas": 1} if spec.get("replicas") == MAX_REPLICAS else spec
     scaling = spec.get("autoscaling")
-    if isinstance(scaling, dict) and scaling.get("min") == MAX_REPLICAS:
-        spec = {**spec, "autoscaling": scaling | {"min": 1}}
+    if isinstance(scaling, dict) and scaling.get("minReplicas") == MAX_REPLICAS:
+        spec = {**spec, "autoscaling": scaling | {"minReplicas": 1}}
     return spec
 
 

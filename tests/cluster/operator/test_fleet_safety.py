@@ -193,5 +193,5 @@ def test_a_kill_for_memory_becomes_an_incident_and_a_condition(
     (told,) = eventually(lambda: kubectl.list("leakincidents"))
     assert told["spec"]["kind"] == "OutOfMemoryKill"
     eventually(lambda: kubectl.list("leakincidents")[0].get("status", {}).get("endedAt"))
-    eventually(lambda: kubectl.condition("tiny", "OutOfMemoryKilled").get("status") == "True")
+    eventually(lambda: kubectl.condition("tiny", "OOMKilled").get("status") == "True")
     assert len(kubectl.list("leakincidents")) == 1

@@ -15,7 +15,7 @@ ASKED = {
     "networkPolicy": {"enabled": True},
     "service": {"headless": True},
     "observability": {"podMonitor": {"enabled": True}},
-    "autoscaling": {"min": 2, "max": 5, "target": {"cpuPercent": 80}},
+    "autoscaling": {"minReplicas": 2, "maxReplicas": 5, "target": {"cpuPercent": 80}},
 }
 NAMES = [
     ("networkpolicy", "tiny"),
@@ -102,12 +102,15 @@ def test_any_character_arrives(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"autoscaling": {"min": 3, "max": 2, "target": {"cpuPercent": 1}}}, "autoscaling.min"),
-        ({"autoscaling": {"max": 2, "target": {}}}, "needs one of cpuPercent and metric"),
+        (
+            {"autoscaling": {"minReplicas": 3, "maxReplicas": 2, "target": {"cpuPercent": 1}}},
+            "autoscaling.minReplicas",
+        ),
+        ({"autoscaling": {"maxReplicas": 2, "target": {}}}, "needs one of cpuPercent and metric"),
         ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
         ({"rollout": {"onLeak": "Panic"}}, "spec.rollout.onLeak"),
         ({"engine": {"type": "vllm"}}, "engine.image is needed"),
-        ({"engine": {"adminContract": "plimsoll"}}, "engine.adminContract is for"),
+        ({"engine": {"adminContract": "Plimsoll"}}, "engine.adminContract is for"),
         ({"model": {"uri": "hf://one"}}, "model.uri must be"),
         (
             {"model": {"uri": "file:///m", "revision": "main"}},

@@ -96,7 +96,7 @@ def test_defaults_of_schema_and_models_agree() -> None:
         "metadata": {"name": "a"},
     }
     full = filled(schema_of(CRDS[0])["properties"]["spec"], spec)
-    assert full["supervision"]["drain"] == {"mode": "carry", "deadline": "30s"}
+    assert full["supervision"]["drain"] == {"mode": "Carry", "deadline": "30s"}
     assert InferenceService.model_validate(base | {"spec": full}) == parse(base | {"spec": spec})
 
 

@@ -42,7 +42,7 @@ def pod(**spec: Any) -> dict[str, Any]:
     return found
 
 
-SCALING = {"min": 2, "max": 6, "target": {"cpuPercent": 80}}
+SCALING = {"minReplicas": 2, "maxReplicas": 6, "target": {"cpuPercent": 80}}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_replicas_are_the_autoscalers_once_there_is_one() -> None:
 
 def test_a_metric_of_the_pods_may_scale() -> None:
     metric = {"name": "plimsoll_engine_requests_waiting", "averageValue": 4}
-    made = objects(autoscaling={"max": 3, "target": {"metric": metric}})
+    made = objects(autoscaling={"maxReplicas": 3, "target": {"metric": metric}})
     spec = made["HorizontalPodAutoscaler", "qwen"]["spec"]
     assert spec["metrics"][0]["pods"]["target"] == {"type": "AverageValue", "averageValue": "4"}
     assert spec["minReplicas"] == 1
@@ -173,7 +173,7 @@ def test_a_model_of_the_hub_is_downloaded_first() -> None:
         "uri": "hf://Qwen/Qwen3-4B",
         "revision": "refs/pr/1",
         "tokenSecretRef": {"name": "hub"},
-        "cache": {"claim": "models"},
+        "cache": {"claimName": "models"},
     }
     spec = pod(model=model, engine={"type": "vllm", "image": "vllm:1"})
     first, second = spec["initContainers"]
@@ -196,7 +196,7 @@ def test_a_model_in_a_bucket_is_downloaded_with_the_secrets_variables() -> None:
     model = {
         "uri": "s3://weights/qwen/4b/",
         "credentialsSecretRef": {"name": "store"},
-        "cache": {"claim": "models"},
+        "cache": {"claimName": "models"},
     }
     spec = pod(model=model)
     first = spec["initContainers"][0]
@@ -213,7 +213,7 @@ def test_a_model_in_a_bucket_is_downloaded_with_the_secrets_variables() -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        {"uri": "pvc://claim/x", "cache": {"claim": "models"}},
+        {"uri": "pvc://claim/x", "cache": {"claimName": "models"}},
         {"uri": "hf://a/b", "credentialsSecretRef": {"name": "store"}},
         {"uri": "s3://weights", "revision": "main"},
         {"uri": "s3://weights", "tokenSecretRef": {"name": "hub"}},
@@ -262,7 +262,7 @@ def test_an_external_engine_is_started_probed_and_stopped_by_what_it_has() -> No
     assert custom["readinessProbe"]["httpGet"]["path"] == "/v1/models"
     assert custom["livenessProbe"]["httpGet"]["path"] == "/health"
     assert config(engine=engine).engine.admin_url == "http://127.0.0.1:8000"
-    own = config(engine=engine | {"adminContract": "plimsoll"}).engine
+    own = config(engine=engine | {"adminContract": "Plimsoll"}).engine
     assert (own.type, own.admin_url) == ("plimsoll", "http://127.0.0.1:8001")
 
 
@@ -374,7 +374,7 @@ def test_a_pythonpath_of_the_manifest_stays_in_front_of_the_probes() -> None:
     [
         ({}, "such an engine reports its memory itself"),
         (
-            {"type": "custom", "image": "i", "adminContract": "plimsoll"},
+            {"type": "custom", "image": "i", "adminContract": "Plimsoll"},
             "reports its memory itself",
         ),
         (
