@@ -22,6 +22,7 @@ TargetName = Annotated[
 Deadline = Annotated[
     float, typer.Option(parser=options.duration, metavar="TIME", help="Maximum time to drain.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Drain also the last ready pod of a Service.")]
 Service = Annotated[
     bool,
     typer.Option(
@@ -47,16 +48,17 @@ COMMON = (
 )
 DEADLINE = _parameter("deadline", Deadline, f"{DRAIN_S:.0f}s")
 SERVICE = _parameter("service", Service, False)
+FORCE = _parameter("force", Force, False)
 ACTIONS = {
-    "trim": ("Return a replica's cached memory to the system.", None),
-    "drain": ("Take a replica out of service and let running requests finish.", DEADLINE),
+    "trim": ("Return a replica's cached memory to the system.", ()),
+    "drain": ("Take a replica out of service and let running requests finish.", (DEADLINE, FORCE)),
     "restart": (
         "Restart a replica's engine. Running requests continue if the engine can carry them over.",
-        DEADLINE,
+        (DEADLINE,),
     ),
-    "resume": ("Put a replica back into service and reset its restart budget.", SERVICE),
+    "resume": ("Put a replica back into service and reset its restart budget.", (SERVICE,)),
 }
-"""Each action's help, and its option beside those of all."""
+"""Each action's help, and its options beside those of all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -65,13 +67,13 @@ def register(app: typer.Typer) -> None:
         app.command(what, help=text)(_command(what, own))
 
 
-def _command(what: str, own: inspect.Parameter | None) -> Any:
+def _command(what: str, own: tuple[inspect.Parameter, ...]) -> Any:
     """Make the function from whose signature typer reads the options of one action."""
 
     def command(**given: Any) -> None:
         _do(what, **given)
 
-    parameters = (*COMMON, own) if own else COMMON
+    parameters = (*COMMON, *own)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
@@ -88,6 +90,7 @@ def _do(
     yes: bool,
     deadline: float = DRAIN_S,
     service: bool = False,
+    force: bool = False,
 ) -> None:
     from plimsoll_cli.actions import act
 
@@ -97,11 +100,10 @@ def _do(
     if local or run_dir is not None:
         from plimsoll_cli.local import ask, root
 
-        reach = ask.beside(run_dir or root.of(target))
+        reach = ask.in_supervisor(run_dir or root.of(target))
         tell(target, act(reach, what, target, yes, deadline, typer.confirm, service))
         return
-    from plimsoll_cli.cluster.exec import beside
-    from plimsoll_cli.cluster.several import act_on_all
+    from plimsoll_cli.cluster.actions import act_on_all, check_not_last, in_supervisor
     from plimsoll_cli.targets import parse
 
     found, cluster = parse(target), options.cluster(kubeconfig, context, namespace)
@@ -109,4 +111,6 @@ def _do(
         act_on_all(cluster, what, found, yes, deadline, typer.confirm, service, tell)
         return
     pod = found.name
-    tell(pod, act(beside(cluster, pod), what, pod, yes, deadline, typer.confirm, service))
+    if what == "drain" and not force:
+        check_not_last(cluster, pod)
+    tell(pod, act(in_supervisor(cluster, pod), what, pod, yes, deadline, typer.confirm, service))

@@ -266,6 +266,34 @@ def test_an_action_needs_pods_exec(kube: Kube, tmp_path: Path) -> None:
     assert "leaky-0" in str(absent.exception)
 
 
+def test_the_last_ready_pod_of_a_service_is_drained_only_by_force(kube: Kube) -> None:
+    """No kubelet runs here: a drain that goes on ends at the exec."""
+    labels = {"app": "last"}
+    kube.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "last"},
+         "spec": {"selector": labels, "ports": [{"port": 80}]}},
+        *({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
+           "spec": {"containers": [{"name": "engine", "image": "none"}]}}
+          for name in ("last-0", "last-1")),
+    )  # fmt: skip
+
+    def set_ready(pod: str, ready: str) -> None:
+        status = {"conditions": [{"type": "Ready", "status": ready}]}
+        kube("patch", "pod", pod, "--subresource=status", "-p", json.dumps({"status": status}))
+
+    def drain(*options: str) -> str:
+        return str(plimsoll(kube, "drain", "last-0", "--yes", *options).exception)
+
+    set_ready("last-0", "True")
+    assert "last-0: it is the last ready pod of Service last" in drain()
+    assert "last ready" not in drain("--force")
+    set_ready("last-1", "True")
+    assert "last ready" not in drain()
+    set_ready("last-0", "False")
+    set_ready("last-1", "False")
+    assert "last ready" not in drain(), "it is out of service already"
+
+
 def test_another_version_of_the_crds_is_said(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CRD_VERSION", "v9")
     done = plimsoll(kube, "incidents")

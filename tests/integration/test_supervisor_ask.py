@@ -24,7 +24,7 @@ from plimsoll_api.supervisor_config import (
     encode,
 )
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.local.ask import beside
+from plimsoll_cli.local.ask import in_supervisor
 from plimsoll_cli.main import app
 from plimsoll_sidecar import ask
 from plimsoll_sidecar.act import readiness
@@ -61,7 +61,7 @@ class Replica:
         assert self.process.stdout.readline() == "serving\n"
 
     def ask(self, *arguments: str) -> tuple[int, ActionAnswer, str]:
-        status, out, error = beside(self.folder)(list(arguments), 60.0)
+        status, out, error = in_supervisor(self.folder)(list(arguments), 60.0)
         return status, msgspec.json.decode(out or "{}", type=ActionAnswer), error
 
     def plimsoll(self, *arguments: str) -> Result:

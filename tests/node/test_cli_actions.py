@@ -73,7 +73,9 @@ def test_a_person_trims_restarts_drains_and_resumes(
 
     unasked = plimsoll(kube, "drain", pod)
     assert "No terminal to confirm on: add --yes" in str(unasked.exception)
-    drained = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s")
+    refused = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s")
+    assert "the last ready pod of Service" in str(refused.exception)
+    drained = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s", "--force")
     assert drained.exit_code == 0, drained.exception or drained.output
     eventually(lambda: not ready(kube), "the drained pod is out of service")
     resumed = plimsoll(kube, "resume", pod, "--yes")

@@ -139,7 +139,7 @@ def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
 def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
     """Check what each supervisor sees of its engine."""
     from plimsoll_cli.actions import status
-    from plimsoll_cli.cluster.exec import beside
+    from plimsoll_cli.cluster.actions import in_supervisor
 
     for pod in labelled(cluster):
         labels = pod["metadata"]["labels"]
@@ -152,7 +152,7 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
             yield Check(name, False, trouble)
             continue
         try:
-            seen = status(beside(cluster, name, pod["metadata"]["namespace"]), name)
+            seen = status(in_supervisor(cluster, name, pod["metadata"]["namespace"]), name)
         except RunError as error:
             yield Check(name, False, str(error).splitlines()[0])
             continue

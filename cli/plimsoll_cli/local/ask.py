@@ -12,7 +12,7 @@ from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_cli.errors import RunError, UsageError
 
 
-def beside(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
+def in_supervisor(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
     """Return a function that runs the supervisor's ``ask`` program on the run in ``folder``.
 
     It returns exit status, output and error. Raises UsageError if no service ran there; the

@@ -7,7 +7,7 @@ import re
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from plimsoll_cli.cluster.exec import explained
+from plimsoll_cli.cluster.actions import explained
 
 PATH = "/api/v1/namespaces/ns/pods/vllm-0/exec"
 UPGRADE = "Handshake status {} -+-+- {{'content-length': '{}'}} -+-+- b'{}'"
