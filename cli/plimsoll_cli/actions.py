@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-import msgspec
-
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import action_limit_s
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import waiting
@@ -79,7 +78,7 @@ def status(reach: Reach, pod: str) -> ActionAnswer:
 def _answer(reach: Reach, pod: str, arguments: list[str], limit_s: float) -> ActionAnswer:
     code, out, error = reach(arguments, limit_s)
     try:
-        return msgspec.json.decode(out.strip().splitlines()[-1], type=ActionAnswer)
-    except (IndexError, msgspec.MsgspecError):
+        return decode(out.strip().splitlines()[-1].encode(), ActionAnswer)
+    except (IndexError, Malformed):
         said = error.strip() or out.strip() or f"exit status {code}"
         raise RunError(f"{pod}: cannot reach the supervisor: {said}") from None

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.incident_record import JOURNAL_FILE, IncidentRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.units import format_bytes
@@ -67,8 +68,8 @@ def read(journal: Path) -> list[IncidentRecord]:
             rows = db.execute("SELECT body FROM incidents ORDER BY opened_at DESC").fetchall()
         finally:
             db.close()
-        return [msgspec.json.decode(body, type=IncidentRecord) for (body,) in rows]
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        return [decode(body, IncidentRecord) for (body,) in rows]
+    except (sqlite3.Error, Malformed) as error:
         raise UsageError(f"{journal}: cannot be read: {error}") from None
 
 

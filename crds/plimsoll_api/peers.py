@@ -11,6 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from plimsoll_api import decoding
+
 PEERS_FILE = "peers.json"
 MAX_PEERS = 64
 """Replicas in a file: beyond these, more siblings are hardly more evidence."""
@@ -45,14 +47,14 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_PEERS)]
-_DECODER = msgspec.json.Decoder(_Peers)
 
 
 def decode(data: bytes) -> tuple[Peer, ...]:
-    """Read a file; msgspec.MsgspecError, UnicodeDecodeError or RecursionError for any other."""
+    """Read a file; :class:`~plimsoll_api.decoding.Malformed` for any other."""
     if len(data) > MAX_PEERS_BYTES:
-        raise msgspec.ValidationError(f"it has more than {MAX_PEERS_BYTES >> 10} KiB")
-    return _DECODER.decode(data)
+        raise decoding.Malformed(f"it has more than {MAX_PEERS_BYTES >> 10} KiB")
+    found: tuple[Peer, ...] = decoding.decode(data, _Peers)
+    return found
 
 
 def encode(peers: Sequence[Peer]) -> bytes:

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from plimsoll_api import decoding
 from plimsoll_api.engines import EngineType
 from plimsoll_api.manifest import PositiveBytes, PositiveSeconds
 from plimsoll_api.memory_policy import MemoryPolicy
@@ -146,12 +147,12 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
 
 
 def decode(data: bytes) -> SupervisorConfig:
-    """Read a configuration file; msgspec.DecodeError names the field that is wrong.
+    """Read a configuration file; :class:`~plimsoll_api.decoding.Malformed` names the wrong field.
 
     Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
     read what a newer operator wrote.
     """
-    return msgspec.json.decode(data, type=SupervisorConfig)
+    return decoding.decode(data, SupervisorConfig)
 
 
 def encode(config: SupervisorConfig) -> bytes:

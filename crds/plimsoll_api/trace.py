@@ -20,12 +20,12 @@ from typing import IO, cast
 import msgspec
 
 from plimsoll_api.admin import Load, Parts
+from plimsoll_api.decoding import Malformed, decode
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_LINE_BYTES = 4 << 20
 """As long as the longest answer of an engine that is read: a file may be anything, or a bomb."""
 _UNREADABLE = (OSError, EOFError, zlib.error)
-_NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class TraceError(ValueError):
@@ -209,8 +209,6 @@ class Sample(msgspec.Struct, omit_defaults=True):
 
 
 _encoder = msgspec.json.Encoder()
-_header = msgspec.json.Decoder(Header)
-_sample = msgspec.json.Decoder(Sample)
 
 
 def open_for_writing(path: Path) -> IO[bytes]:
@@ -242,8 +240,8 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
     except _UNREADABLE as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
     try:
-        header = _header.decode(first)
-    except _NO_JSON as error:
+        header = decode(first, Header)
+    except Malformed as error:
         raw.close()
         raise TraceError(f"{path}:1: not a trace header: {error}") from error
     if header.trace != 1:
@@ -267,8 +265,8 @@ def _samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
             if not line.strip():
                 continue
             try:
-                sample = _sample.decode(line)
-            except _NO_JSON as error:
+                sample = decode(line, Sample)
+            except Malformed as error:
                 raise TraceError(f"{path}:{number}: not a sample: {error}") from error
             if sample.t <= last:
                 raise TraceError(f"{path}:{number}: t={sample.t} does not increase (was {last})")

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
-
 from plimsoll_api import supervisor_config
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, PodEngine, SupervisorConfig, of_pod
 
@@ -50,12 +49,12 @@ def _read(path: Path) -> SupervisorConfig:
         raise ConfigError(f"configuration {path}: {error.strerror}") from error
     try:
         config = supervisor_config.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except Malformed as error:
         raise ConfigError(f"configuration {path}: {error}") from error
     own = os.environ.get(POD_ENGINE_ENV)
     if not own or config.service.kind != POLICY_KIND:
         return config
     try:
-        return of_pod(config, msgspec.json.decode(own, type=PodEngine))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return of_pod(config, decode(os.fsencode(own), PodEngine))
+    except Malformed as error:
         raise ConfigError(f"environment variable {POD_ENGINE_ENV}: {error}") from error

@@ -8,9 +8,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import httpx
-import msgspec
 
 from plimsoll_api import admin
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.state import View
 from plimsoll_cli.local.plan import Plan
@@ -18,9 +18,6 @@ from plimsoll_cli.local.plan import Plan
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
 RATE_WINDOW_S = 5.0
-
-_view = msgspec.json.Decoder(View)
-_status = msgspec.json.Decoder(admin.Status)
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,8 @@ class Poller:
         try:
             answer = await client.get(f"{self._plan.supervisor_url}/state")
             answer.raise_for_status()
-            return _view.decode(answer.content)
-        except (httpx.HTTPError, msgspec.MsgspecError):
+            return decode(answer.content, View)
+        except (httpx.HTTPError, Malformed):
             return None  # it restarts, or has taken no sample yet
 
     async def _ask_engine(self, client: httpx.AsyncClient) -> admin.Status | None:
@@ -66,8 +63,8 @@ class Poller:
                 headers={"Authorization": f"Bearer {token}"},
             )
             answer.raise_for_status()
-            return _status.decode(answer.content)
-        except (OSError, httpx.HTTPError, msgspec.MsgspecError):
+            return decode(answer.content, admin.Status)
+        except (OSError, httpx.HTTPError, Malformed):
             return None
 
     def _rate(self, status: admin.Status | None) -> float | None:

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
-
 from plimsoll_api import supervisor_config, trace
+from plimsoll_api.decoding import Malformed
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
@@ -72,5 +71,5 @@ def _config(file: Path) -> SupervisorConfig:
         return supervisor_config.decode(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}: does the service run here?") from None
-    except msgspec.MsgspecError as error:
+    except Malformed as error:
         raise UsageError(f"{file}: {error}") from None

@@ -15,6 +15,8 @@ import msgspec
 import urllib3
 from urllib3.util.ssl_ import create_urllib3_context
 
+from plimsoll_api.decoding import Malformed, decode
+
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 10.0
 FIELD_MANAGER = "plimsoll-supervisor"
@@ -136,7 +138,6 @@ def _tls(own_ca: bool) -> ssl.SSLContext:
 
 def _decode(data: bytes) -> Object:
     try:
-        answer = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return decode(data, Object)
+    except Malformed:
         return {}
-    return answer if isinstance(answer, dict) else {}

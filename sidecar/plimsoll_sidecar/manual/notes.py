@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.decoding import decode
 from plimsoll_sidecar.govern.command import Outcome
 from plimsoll_sidecar.govern.manual import ACTIONS, ManualAction
 from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
@@ -30,10 +31,6 @@ class Note(msgspec.Struct, frozen=True):
 
     action: ManualAction
     by: ProcessId | None
-
-
-_decoder = msgspec.json.Decoder(Note)
-"""Made while there is one thread (see ``act/plimsoll.py``)."""
 
 
 def write(state_dir: Path, action: ManualAction) -> None:
@@ -95,7 +92,7 @@ def _read(path: Path) -> ManualAction:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
-    note = _decoder.decode(data)
+    note = decode(data, Note)
     action = note.action
     if action.action not in ACTIONS or path.stem != action.id:
         raise ValueError(f"action {action.action!r} of {action.id!r}")

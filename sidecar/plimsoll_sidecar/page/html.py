@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-import msgspec
-
 from plimsoll_api.assessment import DEVICE_SEGMENTS, HOST_SEGMENTS
+from plimsoll_api.decoding import decode
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_sidecar.page import sections
@@ -17,7 +16,6 @@ from plimsoll_sidecar.page.history import HistoryPoint
 RELOAD_S = 5
 EMPTY = b"{}"
 """What ``/state`` says before the first sample."""
-_view = msgspec.json.Decoder(View)
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--bad:#b42318;
 --good:#1a7f37;--here:#0b5cad}
@@ -63,7 +61,7 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 
 def page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
     """HTML, UTF-8, of what ``/state`` says. ``live`` has the browser load it again and again."""
-    known = None if state == EMPTY else _view.decode(state)
+    known = None if state == EMPTY else decode(state, View)
     title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
     again = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if live else ""
     body = "<main><p>No sample yet.</p></main>" if known is None else _body(known, points)
@@ -80,7 +78,7 @@ def page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> by
 
 def _body(known: View, points: Sequence[HistoryPoint]) -> str:
     mode, seen = known.mode, known.assessment
-    memory = msgspec.json.decode(known.budgets, type=MemoryPolicy)
+    memory = decode(bytes(known.budgets), MemoryPolicy)
     state = known.engine_state or "does not answer"
     shown = [*known.open, *(one for one in known.recent if one.ended)]
     rows = (("host", memory.host, seen.host), ("device", memory.device, seen.device))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_sidecar.govern.policy.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 
@@ -52,8 +53,8 @@ class RestartCopy:
     def join(self, state: GovernorState) -> int:
         """Add what ``state`` lacks, and return how many restarts that were."""
         try:
-            spent = msgspec.json.decode(self._path.read_bytes(), type=Spent)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            spent = decode(self._path.read_bytes(), Spent)
+        except (OSError, Malformed):
             return 0  # written anew with the next state
         known = {restart.epoch for restart in state.restarts}
         lacking = [restart for restart in spent.restarts if restart.epoch not in known]

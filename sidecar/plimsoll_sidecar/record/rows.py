@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
+from plimsoll_api import decoding
 from plimsoll_api.open_enum import unknown_words
 from plimsoll_api.times import LAST_TIME
 from plimsoll_sidecar.clock import Reading
@@ -41,9 +42,6 @@ class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _T = TypeVar("_T", Incident, GovernorState, LastKnownEngine, Reading)
-_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Incident, GovernorState, LastKnownEngine, Reading)
-}
 
 
 def encode(value: Incident | GovernorState | LastKnownEngine | Reading) -> tuple[bytes, int]:
@@ -64,8 +62,8 @@ def decode(body: object, checksum: object, kind: type[_T]) -> _T:
     for old, new in _RENAMED.items():
         body = body.replace(old, new)
     try:
-        value = cast("_T", _DECODERS[kind].decode(body))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        value = decoding.decode(body, kind)
+    except decoding.Malformed as error:
         raise Damaged(str(error)) from error
     word = next(unknown_words(value), None)
     if word is not None:

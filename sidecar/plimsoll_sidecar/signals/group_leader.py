@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from plimsoll_api.admin import EngineState
+from plimsoll_api.decoding import decode
 from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.signals.group_pages import GroupPages
@@ -95,4 +96,4 @@ class GroupLeader:
 
 
 def _engine(page: bytes) -> EngineState | None:
-    return msgspec.json.decode(page, type=_State).engine_state
+    return decode(page, _State).engine_state

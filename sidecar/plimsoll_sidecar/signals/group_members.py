@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.signals.group_pages import MAX_PODS, MAX_TEXT, GroupPages
@@ -97,16 +98,16 @@ class GroupMembers:
 
 
 def _assessment(page: bytes) -> Assessment:
-    return bounded(msgspec.json.decode(page, type=_State).assessment)
+    return bounded(decode(page, _State).assessment)
 
 
 def bounded(theirs: Assessment) -> Assessment:
-    """``theirs``, cut to what a supervisor would say. ValidationError for sizes that no pod has."""
+    """``theirs``, cut to what a supervisor would say. Malformed for sizes that no pod has."""
     sizes = [one.bytes for one in theirs.suspicions]
     for budget in (theirs.host, theirs.device, theirs.reserved):
         sizes += _sizes(budget)
     if any(abs(size) > MAX_BYTES for size in sizes):
-        raise msgspec.ValidationError("assessment: a size is larger than any pod's memory")
+        raise Malformed("assessment: a size is larger than any pod's memory")
     kept = [_plain(one) for one in theirs.suspicions[:MAX_EVIDENCE]]
     return msgspec.structs.replace(theirs, suspicions=kept, segments={})
 

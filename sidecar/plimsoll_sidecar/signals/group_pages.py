@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-import msgspec
-
+from plimsoll_api.decoding import Malformed
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.clients.kube import KubeClient, Object
@@ -55,7 +54,7 @@ class GroupPages:
     def page(self, pod: str, address: str, read: Callable[[bytes], State]) -> State | None:
         """Return what ``read`` makes of the page of ``pod``.
 
-        None, and a line in the log, where there is no page or ``read`` raises msgspec's error.
+        None, and a line in the log, where there is no page or ``read`` raises Malformed.
         """
         host = f"[{address}]" if ":" in address else address
         try:
@@ -63,7 +62,7 @@ class GroupPages:
             if status != 200 or len(body) > MAX_STATE_BYTES:
                 raise EngineError(f"HTTP {status}, {len(body)} bytes")
             found = read(body)
-        except (EngineError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (EngineError, Malformed) as error:
             self.note(pod, str(error))
             return None
         self.note(pod, "")

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
+from plimsoll_api.decoding import Malformed
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer, decode
 
 FRESH_S = 300.0
@@ -35,7 +34,7 @@ class PeersFile:
             self._data, self._until = data, now + FRESH_S
             try:
                 self._peers = decode(data)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except Malformed:
                 self._peers = ()
         return self._peers if now < self._until else ()
 

@@ -27,6 +27,7 @@ from plimsoll_api.admin import (
     Role,
     Status,
 )
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_sidecar.signals.probe import probe_report
 from plimsoll_sidecar.signals.probe.probe_report import Inside, Report, ReportedOwner, TorchDevice
 from plimsoll_sidecar.signals.probe.probe_socket import ask_all
@@ -133,8 +134,9 @@ def test_no_socket_a_file_and_a_socket_of_nobody(tmp_path: Path) -> None:
         b'{"pid": "\xff"}',
     ],
 )
-def test_what_is_no_report_is_none(data: bytes) -> None:
-    assert probe_report.decode(data) is None
+def test_what_is_no_report_is_refused(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode(data, Report)
 
 
 def test_ranks_are_added_up_and_an_unknown_bound_stays_unknown() -> None:

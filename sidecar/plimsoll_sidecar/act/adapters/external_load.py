@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from plimsoll_api.admin import Load
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_sidecar.act.adapters.external_pause import PauseReader
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
@@ -124,8 +125,8 @@ class ExternalLoad:
             return None
         try:
             status, body = self._server.call("GET", self._profile.load_path, ANSWER_S)
-            entered = msgspec.json.decode(body, type=_Entered).server_load
-        except (EngineError, msgspec.MsgspecError, UnicodeDecodeError):
+            entered = decode(body, _Entered).server_load
+        except (EngineError, Malformed):
             return None
         return max(0, entered) if status == 200 else None
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 
 ANSWER_S = 1.0
@@ -49,8 +50,8 @@ class PauseReader:
         try:
             status, body = self._server.call("GET", self._path, ANSWER_S)
             self._absent = status == NOT_FOUND
-            paused = msgspec.json.decode(body, type=_Answer).is_paused if status == 200 else None
-        except (EngineError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            paused = decode(body, _Answer).is_paused if status == 200 else None
+        except (EngineError, Malformed):
             return None
         if paused is not None:
             self._next = now

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from plimsoll_api.admin import Capability
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES, EngineProfile
@@ -128,8 +129,8 @@ def engine_type(server: HttpClient) -> EngineType | None:
         if profile.prefix and re.search(rb"^" + re.escape(profile.prefix.encode()), page, re.M):
             return kind
     try:
-        models = msgspec.json.decode(_get(server, "/v1/models") or b"{}", type=_Models).data
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        models = decode(_get(server, "/v1/models") or b"{}", _Models).data
+    except Malformed:
         return None
     owners = {model.owned_by for model in models}
     return next((k for k, d in PROFILES.items() if d.owner and d.owner in owners), None)
@@ -140,10 +141,10 @@ def server_version(server: HttpClient, profile: EngineProfile) -> str:
     for path in profile.version_paths:
         try:
             status, body = server.call("GET", path, IDENTIFY_S)
-            found = msgspec.json.decode(body, type=_Version).version if status == 200 else ""
+            found = decode(body, _Version).version if status == 200 else ""
         except EngineError:
             return ""
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except Malformed:
             continue
         if found:
             return found[:64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 import urllib3
@@ -19,6 +19,7 @@ from plimsoll_api.admin import (
     StandbyStatus,
     Status,
 )
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.owned_processes import OwnedEngine, sweep
 from plimsoll_sidecar.clients import http
@@ -37,13 +38,7 @@ ENGINE_EXIT_S = 60.0
 DIAGNOSTIC_S = 15.0
 _FINAL = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
-
 _T = TypeVar("_T")
-_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Status, Operation, ErrorBody)
-}
-"""Made while there is one thread: msgspec works a type out at its first use, and two threads that
-do so at once (the sampler, and a command sent again after a restart) crash the process."""
 
 
 class Refused(EngineError):
@@ -226,15 +221,15 @@ class PlimsollEngine(OwnedEngine):
 
 def _decode(data: bytes, kind: type[_T]) -> _T:
     try:
-        return cast("_T", _DECODERS[kind].decode(data))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return decode(data, kind)
+    except Malformed as error:
         raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
 
 
 def _reason(status: int, data: bytes) -> str:
     try:
-        body: ErrorBody = _DECODERS[ErrorBody].decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        body = decode(data, ErrorBody)
+    except Malformed:
         return f"HTTP {status}"
     return f"HTTP {status} {body.code}: {body.message}"
 

@@ -9,9 +9,9 @@ import base64
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import msgspec
-
+from plimsoll_api.decoding import decode
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar.act.restart_slots import lease_counts
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
@@ -28,9 +28,11 @@ def pod_uid(token_file: Path) -> str:
     """
     try:
         payload = token_file.read_text().split(".")[1]
-        claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        claims = decode(
+            base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), dict[str, Any]
+        )
         return str(claims["kubernetes.io"]["pod"]["uid"])
-    except (OSError, ValueError, LookupError, TypeError, msgspec.MsgspecError):
+    except (OSError, ValueError, LookupError, TypeError):
         return ""
 
 

@@ -8,10 +8,11 @@ so they are bounded, and one that cannot be read stands for a spent budget, neve
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
 from plimsoll_sidecar.clients.kube import Object
 from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
@@ -25,8 +26,6 @@ MAX_KEPT_REPLICAS = 64
 96 KiB, of the 256 KiB that an object's annotations may have."""
 MAX_BYTES = 1 << 17
 
-_T = TypeVar("_T")
-
 
 class ServiceRestart(msgspec.Struct):
     """One restart within the service: Unix seconds, and the incident it was for."""
@@ -35,12 +34,8 @@ class ServiceRestart(msgspec.Struct):
     incident: str
 
 
-_restarts: msgspec.json.Decoder[list[ServiceRestart]] = msgspec.json.Decoder(
-    Annotated[list[ServiceRestart], msgspec.Meta(max_length=MAX_RESTARTS)]
-)
-_replicas: msgspec.json.Decoder[dict[str, ReplicaRestarts]] = msgspec.json.Decoder(
-    Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_KEPT_REPLICAS)]
-)
+_Restarts = Annotated[list[ServiceRestart], msgspec.Meta(max_length=MAX_RESTARTS)]
+_Replicas = Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_KEPT_REPLICAS)]
 
 
 class UnreadableError(ValueError):
@@ -49,7 +44,7 @@ class UnreadableError(ValueError):
 
 def service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
     """Read the service's restarts on this Lease that still count. Raises UnreadableError."""
-    found = _read(lease, SERVICE_RESTARTS, _restarts, b"[]")
+    found = _read(lease, SERVICE_RESTARTS, _Restarts, b"[]")
     return [restart for restart in found if now - restart.at < window_s]
 
 
@@ -63,7 +58,8 @@ def count_service(lease: Object, incident: str, window_s: float, now: float) -> 
 
 def of_replica(lease: Object, uid: str) -> ReplicaRestarts:
     """Read what this Lease keeps of the replica. Raises UnreadableError."""
-    return _read(lease, REPLICA_RESTARTS, _replicas, b"{}").get(uid, NONE)
+    known: dict[str, ReplicaRestarts] = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
+    return known.get(uid, NONE)
 
 
 def keep_replica(
@@ -73,7 +69,7 @@ def keep_replica(
 
     Raises UnreadableError.
     """
-    known = _read(lease, REPLICA_RESTARTS, _replicas, b"{}")
+    known = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
     known[uid] = ReplicaRestarts(restarts.at[-MAX_OF_REPLICA:], restarts.exhausted)
     living = {
         name: one for name, one in known.items() if one.exhausted or one.within(window_s, now)
@@ -88,13 +84,13 @@ def clear_replica(lease: Object, uid: str, pod: str) -> int:
     What cannot be read is removed as a whole: a person asked for it.
     """
     try:
-        known = _read(lease, REPLICA_RESTARTS, _replicas, b"{}")
+        known = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
         known.pop(uid, None)
     except UnreadableError:
         known = {}
     _write(lease, REPLICA_RESTARTS, known)
     try:
-        restarts = _read(lease, SERVICE_RESTARTS, _restarts, b"[]")
+        restarts = _read(lease, SERVICE_RESTARTS, _Restarts, b"[]")
     except UnreadableError:
         restarts = []
     others = [one for one in restarts if one.incident.rpartition("-")[0] != pod]
@@ -105,7 +101,7 @@ def clear_replica(lease: Object, uid: str, pod: str) -> int:
 def clear_service(lease: Object) -> int:
     """Forgets all restarts of the service; how many there were, as far as they can be read."""
     try:
-        count = len(_read(lease, SERVICE_RESTARTS, _restarts, b"[]"))
+        count = len(_read(lease, SERVICE_RESTARTS, _Restarts, b"[]"))
     except UnreadableError:
         count = 0
     _write(lease, SERVICE_RESTARTS, [])
@@ -117,13 +113,13 @@ def _annotations(lease: Object) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _read(lease: Object, name: str, decoder: msgspec.json.Decoder[_T], empty: bytes) -> _T:
+def _read(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
     text = _annotations(lease).get(name, "").encode() or empty
     try:
         if len(text) > MAX_BYTES:
-            raise msgspec.ValidationError(f"it has more than {MAX_BYTES >> 10} KiB")
-        return decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Malformed(f"it has more than {MAX_BYTES >> 10} KiB")
+        return decode(text, kind)
+    except Malformed as error:
         raise UnreadableError(
             f"Lease {lease['metadata']['name']}: annotation {name} cannot be read ({error}):"
             " clear it with plimsoll resume POD --service"

@@ -80,17 +80,6 @@ class Report(msgspec.Struct):
     age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
-_decoder = msgspec.json.Decoder(Report)
-
-
-def decode(data: bytes) -> Report | None:
-    """None for what is not a report."""
-    try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def account(process: ProcessMemory, report: Report) -> ProcessMemory:
     """``process`` with its own account. One that runs the model is the worker."""
     runs = report.engine.role in WORKERS or any(

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.admin import Capability, Diagnostic, Number, ProcessMemory, Role, Status
+from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_sidecar.signals.probe import probe_report
 from plimsoll_sidecar.signals.probe.probe_report import Report
@@ -172,7 +173,10 @@ class Probes:
                 self._exchange.drop(process.pid)
                 known.asked, known.next = None, now + AGAIN_S
             return
-        report = probe_report.decode(answer)
+        try:
+            report = decode(answer, Report)
+        except Malformed:
+            report = None
         if report is not None and report.pid == process.pid and identify(process.pid) == process:
             known.report, known.at, known.next = report, now - report.age_s, 0.0
             known.prompt = now - known.asked <= REPORT_S
@@ -207,8 +211,8 @@ class Probes:
         found: dict[int, bytes] = {}
         for pid, answer in self._ask(request, timeout_s, TEXT_BYTES).items():
             try:
-                text = msgspec.json.decode(answer, type=_Text).text
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+                text = decode(answer, _Text).text
+            except Malformed:
                 continue
             found[pid] = text.encode(errors="replace")
         return found
@@ -218,8 +222,8 @@ class Probes:
         done, device = 0, None
         for answer in self._ask({"do": "trim", "idle": idle}, TRIM_S).values():
             try:
-                report = msgspec.json.decode(answer, type=_Trim)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+                report = decode(answer, _Trim)
+            except Malformed:
                 continue
             done += 1
             if report.device_before is not None and report.device_after is not None:
