@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 
 from plimsoll_operator.render import Images
@@ -36,6 +37,82 @@ class Webhook:
 
 
 @dataclass(frozen=True)
+class Clocks:
+    """Seconds that the operator's loops wait: ``--clock NAME=SECONDS`` sets one of them.
+
+    Shorter ones cost the API server more requests; tests use them so that nobody waits.
+    """
+
+    policy_list: float = 10.0
+    """Between lists of a policy's pods; ``policy_list_max`` where it has many. Both are below the
+    time that an incident of an unknown pod is given (``pod_incidents.GRACE_S``), so that no pod
+    counts as gone that is only new."""
+    policy_list_max: float = 20.0
+    rollout_settle: float = 10.0
+    """From when a generation of a policy is first seen until workloads are restarted for it: the
+    webhook, and the API server, must know of it first."""
+    rollout_again: float = 60.0
+    """Between looks at a workload that could not be restarted, or whose restart was asked for."""
+    publish: float = 60.0
+    """A figure in a status, and a file of peers, changes at most this often."""
+    event: float = 5.0
+    """An event that comes later than this after a list counts as missed."""
+    suspicious: float = 60.0
+    """Between lists after one that showed changes of which there was no event."""
+    quiet: float = 5.0
+    """Watches that begin again do so together: a list waits until none did for this long."""
+    canary: float = 20.0
+    """Between reads that show whether the API server answers."""
+    definitions: float = 2.0
+    """Between looks for our CustomResourceDefinitions, while the cluster lacks one."""
+    breaker: float = 1.0
+    """Between decisions of the circuit breaker."""
+    slot_expiry: float = 90.0
+    """A holder of a slot whose Lease did not change for this long is dead: a supervisor renews
+    every 15 s and counts as dead for the others after 60 s."""
+    slot_hold: float = 3600.0
+    """A slot that was never free for this long is not counted any more, and is left to its holder:
+    a drain, a restart and its start-up take minutes."""
+    slot_turn: float = 30.0
+    """A slot that is left open for a service is taken in this time (a supervisor tries every 5 s),
+    or the next one has its turn."""
+    evict_again: float = 15.0
+    """Until an eviction that a disruption budget refused is tried again."""
+    creating_again: float = 30.0
+    """Between reads of the Events of a pod whose containers are not created."""
+    webhook_policies: float = 2.0
+    """Between lists of the policies: a pod that is made this long after its policy is injected."""
+    webhook_current: float = 10.0
+    """So long after a list the policies that the webhook knows count as the present ones."""
+    webhook_check: float = 30.0
+    """Between reads of the webhook's Secret and configuration, which somebody may change."""
+    lease: float = 15.0
+    """The leader's Lease, as client-go's ``LeaseDuration``: who did not renew it for this long is
+    taken for dead. Above ``renew``, which is above ``retry``."""
+    renew: float = 10.0
+    """The leader ends after this time without a renewal (``RenewDeadline``)."""
+    retry: float = 2.0
+    """Between tries to get or to renew the Lease (``RetryPeriod``)."""
+
+    def problem(self) -> str | None:
+        """Say what is wrong with these values; None if nothing is."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not (math.isfinite(value) and value > 0):
+                return f"{_dashed(one.name)}={value:g} is not a positive number of seconds"
+        if not self.lease > self.renew > self.retry:
+            return "lease must be longer than renew, and renew longer than retry"
+        return None
+
+
+def _dashed(field: str) -> str:
+    return field.replace("_", "-")
+
+
+CLOCKS = Clocks()
+
+
+@dataclass(frozen=True)
 class Config:
     """Settings of the operator; times are seconds.
 
@@ -60,6 +137,7 @@ class Config:
     kept_incidents: int = 50
     unrestricted_namespaces: frozenset[str] = frozenset()
     webhook: Webhook | None = None
+    clocks: Clocks = CLOCKS
 
 
 def parse(
@@ -89,6 +167,7 @@ def parse(
         scrape_s=flags.scrape,
         unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
         webhook=_webhook(parser, flags),
+        clocks=_clocks(parser, flags.clock),
     )
 
 
@@ -191,7 +270,32 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="S",
         help="interval between reads of the memory figures",
     )
+    names = ", ".join(f"{_dashed(one.name)} ({one.default:g})" for one in fields(Clocks))
+    add(
+        "--clock",
+        action="append",
+        default=[],
+        metavar="NAME=S",
+        help=f"another interval in seconds; repeatable. Names and defaults: {names}",
+    )
     return parser
+
+
+def _clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Clocks:
+    names = {_dashed(one.name): one.name for one in fields(Clocks)}
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in names:
+            parser.error(f"--clock: no interval {name!r}: use one of {', '.join(names)}")
+        try:
+            found[names[name]] = float(value)
+        except ValueError:
+            parser.error(f"--clock: {text!r} is not NAME=SECONDS")
+    clocks = Clocks(**found)
+    if problem := clocks.problem():
+        parser.error(f"--clock: {problem}")
+    return clocks
 
 
 def _webhook(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Webhook | None:

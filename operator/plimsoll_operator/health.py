@@ -24,11 +24,9 @@ from plimsoll_operator.runtime.watches import Watches
 
 log = logging.getLogger(__name__)
 
-CANARY_S = 20.0
 CANARY_TIMEOUT_S = 120.0
-"""Unhealthy when the canary was last well this long ago: six of its turns."""
+"""Unhealthy when the canary was last well this long ago: six of its turns by default."""
 STALE_LISTS = 2
-DEFINITIONS_S = 2.0
 
 
 class Health:
@@ -39,9 +37,11 @@ class Health:
         api: Api,
         watches: Watches,
         metrics: Metrics,
+        config: Config,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._watches, self._metrics, self._clock = api, watches, metrics, clock
+        self._config = config
         self._well = clock()
         self.ready = False
 
@@ -59,20 +59,20 @@ class Health:
             self._well = self._clock()
             if said != (said := ", ".join(missing)):
                 log.warning("waiting for %s: apply the CRDs (kubectl apply -k config)", said)
-            await asyncio.sleep(DEFINITIONS_S)
+            await asyncio.sleep(self._config.clocks.definitions)
         if said:
             log.info("the CRDs are installed")
 
-    async def canary(self, config: Config) -> None:
+    async def canary(self) -> None:
         """Read from the API server until canceled, and never write."""
         while True:
             try:
-                for namespace in config.namespaces or (None,):
+                for namespace in self._config.namespaces or (None,):
                     await self._api.probe(SERVICE, namespace)
                 self._well = self._clock()
             except (ApiError, OSError, TimeoutError) as error:
                 log.warning("canary: %s", error or repr(error))
-            await asyncio.sleep(CANARY_S)
+            await asyncio.sleep(self._config.clocks.canary)
 
     def verdict(self) -> str | None:
         """Say what is wrong; None if nothing is."""

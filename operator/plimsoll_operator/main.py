@@ -39,23 +39,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VOTING_TIMEOUT_S = 5.0
+TAKEN_OVER = "another operator may have taken over: %s"
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Run the operator until ``stop``.
 
-    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start, and an
-    ExceptionGroup if a part died for good: see :mod:`background`.
+    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start,
+    LeadershipLost if its Lease was lost meanwhile, and an ExceptionGroup if a part died for good:
+    see :mod:`background`.
     """
     limit = RateLimit(config.qps, config.burst)
     api = await Api.connect(config.kubeconfig, config.request_timeout_s, limit)
     metrics = Metrics()
     store = Store()
     queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.reconciled)
-    scraper = Scraper(store, queue.add)
+    scraper = Scraper(store, queue.add, publish_s=config.clocks.publish)
     watches = Watches(store, queue)
-    resync = Resync(api, store, watches, queue.add, config.namespaces)
+    resync = Resync(api, store, watches, queue.add, config.namespaces, config.clocks)
     controller = Controller(api, store, scraper, config, resync.served, queue.add_later)
     admission: Admission | None = None
     policies = PolicyController(
@@ -66,13 +67,15 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     async def handle(key: Key) -> None:
         await (policies if key.kind == POLICY.kind else controller).handle(key)
 
-    health = Health(api, watches, metrics)
+    health = Health(api, watches, metrics, config)
     election = voting = None
     if config.lease:
         # Of its own, so that a flood of work cannot hold back a renewal.
-        voting = await Api.connect(config.kubeconfig, VOTING_TIMEOUT_S, RateLimit(5.0, 10))
-        election = Election(voting, *config.lease, config.identity)
-    breaker = Breaker(api, store, config.max_disruptions)
+        timeout_s = config.clocks.renew / 2
+        voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), tries=1)
+        election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
+        api.may_write = election.holds
+    breaker = Breaker(api, store, config.max_disruptions, clocks=config.clocks)
     background = Background()
     age, suspects = health.canary_age_s, (controller.suspects, policies.suspects)
     failures = background.failures
@@ -83,7 +86,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     server = await health.serve(config.http_port)
     keep = background.keep
     leading = asyncio.Event()
-    canary = partial(keep, "canary", partial(health.canary, config))
+    canary = partial(keep, "canary", health.canary)
     try:
         if not await _first(stop, health.definitions()):
             return
@@ -101,7 +104,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         leading.set()
         metrics.leading.set(1)
         # Everything is known before anything is decided: a restart writes nothing.
-        await resync.list_all()
+        renewal = [election.keep] if election else []
+        if not await _first(stop, resync.list_all(), canary(), *(one() for one in renewal)):
+            return
         _freeze()
         health.ready = True
         log.info("watching %s", ", ".join(config.namespaces) or "all namespaces")
@@ -112,7 +117,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             keep("breaker", breaker.run, needed=False),
             canary(),
             keep("resync", partial(resync.run, config.resync_s)),
-            *([election.keep()] if election else []),
+            *(one() for one in renewal),
             _watch(watches, config, stop),
         )
     finally:
@@ -207,10 +212,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, TimeoutError) as error:
         log.error("cannot start: %s", error or repr(error))
         return 1
+    except LeadershipLost as error:
+        log.error(TAKEN_OVER, error)
+        return 1
     except ExceptionGroup as error:
         lost = error.subgroup(LeadershipLost)
         if lost:
-            log.error("another operator may have taken over: %s", lost.exceptions[0])
+            log.error(TAKEN_OVER, lost.exceptions[0])
         else:
             log.critical("a background task of the operator failed", exc_info=error)
         return 1

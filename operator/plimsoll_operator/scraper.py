@@ -20,6 +20,7 @@ import aiohttp
 
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import METRICS_PORT
+from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.fleet.figures import Figures, memory, parse
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.runtime.cache import Store
@@ -34,9 +35,6 @@ MAX_BYTES = 1 << 18
 """A supervisor's page has some 30 KiB."""
 
 CHUNK = 1 << 14
-PUBLISH_S = 60.0
-"""A figure in a status moves at most this often; the first one comes at once."""
-
 HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
@@ -45,7 +43,10 @@ class BadPage(Exception):
 
 
 class Scraper:
-    """``changed`` is called with each service whose published figures changed."""
+    """``changed`` is called with each service whose published figures changed.
+
+    A figure in a status moves at most every ``publish_s`` seconds; the first one comes at once.
+    """
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class Scraper:
         changed: Callable[[Key], None],
         clock: Callable[[], float] = time.monotonic,
         port: int = METRICS_PORT,
+        publish_s: float = CLOCKS.publish,
     ) -> None:
+        self._publish_s = publish_s
         self._store, self._changed, self._clock = store, changed, clock
         self._port = port
         self._published: dict[Key, tuple[float, dict[str, Figures]]] = {}
@@ -88,7 +91,7 @@ class Scraper:
         known = self._published.get(key)
         if known and _shown(known[1]) == _shown(fresh):
             return
-        if known and memory(known[1]) and now - known[0] < PUBLISH_S:
+        if known and memory(known[1]) and now - known[0] < self._publish_s:
             return
         self._published[key] = (now, fresh)
         self._changed(key)

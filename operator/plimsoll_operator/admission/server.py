@@ -65,6 +65,7 @@ class Admission:
             self._folder,
             webhook.provided,
             partial(tally.certificate, f"{webhook.namespace}/{webhook.name}"),
+            clocks=config.clocks,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

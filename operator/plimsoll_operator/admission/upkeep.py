@@ -20,6 +20,7 @@ from pathlib import Path
 from plimsoll_operator.admission.certificate import Certificate, due, make
 from plimsoll_operator.admission.configuration import Address, configuration, same
 from plimsoll_operator.admission.policies import Policies
+from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.kinds import POLICY, Kind, Object
 from plimsoll_operator.runtime.client import Api
 
@@ -33,12 +34,6 @@ CONFIGURATION = Kind(
     "mutatingwebhookconfigurations",
     "",
 )
-EVERY_S = 2.0
-"""Between lists of the policies: a pod that is made this long after its policy is injected."""
-CURRENT_S = 10.0
-"""So long after a turn the policies that the webhook knows count as the present ones."""
-CHECK_S = 30.0
-"""Between reads of the Secret and the configuration, which somebody else may change."""
 
 
 def _now() -> datetime.datetime:
@@ -60,6 +55,7 @@ class Upkeep:
         provided: bool = False,
         served: Callable[[float], None] = lambda _: None,
         now: Callable[[], datetime.datetime] = _now,
+        clocks: Clocks = CLOCKS,
     ) -> None:
         """Prepare the upkeep; ``folder`` is for the files of the certificate that is served.
 
@@ -69,6 +65,7 @@ class Upkeep:
         self._api, self._policies, self._address, self._name = api, policies, address, name
         self._namespaces, self._leading = namespaces, leading
         self._provided, self._served, self._now = provided, served, now
+        self._clocks = clocks
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
@@ -79,7 +76,7 @@ class Upkeep:
 
     def current(self) -> bool:
         """Whether the API server asks this webhook about the pods of the present policies."""
-        recent = time.monotonic() - self._turned < CURRENT_S
+        recent = time.monotonic() - self._turned < self._clocks.webhook_current
         return recent and self.serving.is_set() and self._written is not None
 
     async def run(self) -> None:
@@ -90,7 +87,7 @@ class Upkeep:
         """
         while True:
             await self.turn()
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(self._clocks.webhook_policies)
 
     async def turn(self) -> None:
         """One turn."""
@@ -99,7 +96,9 @@ class Upkeep:
             async for page, _ in self._api.pages(POLICY, namespace):
                 items += page
         self._policies.replace(items)
-        check = time.monotonic() - self._checked >= CHECK_S or self._current is None
+        check = (
+            time.monotonic() - self._checked >= self._clocks.webhook_check or self._current is None
+        )
         found = await self._secret() if check else self._current
         if check and self._leading() and not self._provided:
             found = await self._renewed(found)

@@ -16,25 +16,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from plimsoll_api.times import rfc3339_micro
+from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.fleet.slots import DURATION_S, HOLDER, RENEW_S, Turns, holder, turns
 from plimsoll_operator.kinds import INCIDENT, LEASE, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 
 log = logging.getLogger(__name__)
-
-EVERY_S = 1.0
-EXPIRY_S = 90.0
-"""A holder whose Lease did not change for this long is dead: a supervisor renews every 15 s and
-counts as dead for the others after 60 s."""
-
-MAX_HOLD_S = 3600.0
-"""A slot that was never free for this long is not counted any more, and is left to its holder: a
-drain, a restart and its start-up take minutes."""
-
-TURN_S = 30.0
-"""A slot that is left open for a service is taken in this time (a supervisor tries every 5 s), or
-the next one has its turn."""
 
 TRIES = 3
 MAX_LOST_RACES = 5
@@ -58,9 +46,15 @@ class Breaker:
     """At most ``limit`` slots of the whole cluster are held by supervisors at once."""
 
     def __init__(
-        self, api: Api, store: Store, limit: int, clock: Callable[[], float] = time.monotonic
+        self,
+        api: Api,
+        store: Store,
+        limit: int,
+        clock: Callable[[], float] = time.monotonic,
+        clocks: Clocks = CLOCKS,
     ) -> None:
         self._api, self._store, self._limit, self._clock = api, store, limit, clock
+        self._clocks = clocks
         self._renewed: dict[str, float] = {}
         self._leases: dict[str, _Seen] = {}
         self._opened: dict[str, float] = {}
@@ -73,7 +67,7 @@ class Breaker:
     async def run(self) -> None:
         """Decides again and again, for ever."""
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(self._clocks.breaker)
             try:
                 await self.turn()
             except (ApiError, OSError, TimeoutError) as error:
@@ -119,7 +113,10 @@ class Breaker:
             if not taken:
                 continue
             self._last_turn[uid] = now
-            for end, passed in ((at + EXPIRY_S, dead), (since + MAX_HOLD_S, overlong)):
+            for end, passed in (
+                (at + self._clocks.slot_expiry, dead),
+                (since + self._clocks.slot_hold, overlong),
+            ):
                 if now >= end:
                     passed.add(uid)
                 else:
@@ -137,7 +134,7 @@ class Breaker:
         if not self.last.asking:
             return
         for uid, since in list(self._opened.items()):
-            if now - since >= TURN_S:
+            if now - since >= self._clocks.slot_turn:
                 self._last_turn[uid] = now
                 del self._opened[uid]
 

@@ -69,7 +69,7 @@ class Controller:
         self._served, self._recorder = served, Recorder(api, clock)
         self._owned = OwnedObjects(api, store)
         self._refusals = Refusals()
-        self._peers = Summaries(time.monotonic)
+        self._peers = Summaries(time.monotonic, config.clocks.publish)
         self.suspects: set[Key] = set()
         """Services whose current revision leaks in most replicas."""
 
@@ -94,9 +94,9 @@ class Controller:
             plan = await self._carry_out(key, item, service)
             again.append(self._peers.next_s(key))
             pods, incidents = self._store.of(key, {"Pod"}), self._incidents(key)
-            again.append(
-                await attend(self._api, self._store, key, item, pods, incidents, self._clock())
-            )
+            now, clocks = self._clock(), self._config.clocks
+            look = attend(self._api, self._store, key, item, pods, incidents, now, clocks=clocks)
+            again.append(await look)
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.judge(key, problem)
         else:
@@ -151,7 +151,7 @@ class Controller:
         """
         item = self._store.service(key) or item
         pods, now = self._pods(key), self._clock()
-        events, again = await pod_events(self._api, key.namespace, pods, now)
+        events, again = await pod_events(self._api, key.namespace, pods, now, self._config.clocks)
         wanted = status(
             item,
             service,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.fleet.pod_incidents import examine
 from plimsoll_operator.kinds import INCIDENT, Key, Object
 from plimsoll_operator.runtime.cache import Store
@@ -17,15 +18,13 @@ from plimsoll_operator.status.causes import CREATING_S, again_s, creating_s
 
 log = logging.getLogger(__name__)
 
-EVICT_AGAIN_S = 15.0
-CREATING_AGAIN_S = 30.0
 MAX_PODS = 4
 """Pods of a service that have the same trouble: the Events of some are enough."""
 
 
 async def attend(
     api: Api, store: Store, key: Key, item: Object, pods: list[Object], incidents: list[Object],
-    now: str, kept: Collection[str] = (),
+    now: str, kept: Collection[str] = (), clocks: Clocks = CLOCKS,
 ) -> float | None:  # fmt: skip
     """Write incidents and evict pods; return after how many seconds to look again.
 
@@ -43,12 +42,12 @@ async def attend(
     for pod in filter(lambda name: name not in kept, found.evict):
         log.info("%s: evicting %s at its supervisor's request", key, pod)
         if not await api.evict(key.namespace, pod):
-            again.append(EVICT_AGAIN_S)
+            again.append(clocks.evict_again)
     return min(again, default=None)
 
 
 async def pod_events(
-    api: Api, namespace: str, pods: list[Object], now: str
+    api: Api, namespace: str, pods: list[Object], now: str, clocks: Clocks = CLOCKS
 ) -> tuple[dict[str, list[Object]], float | None]:
     """Read the Events of some pods whose containers are not created, by the pod's name.
 
@@ -62,7 +61,7 @@ async def pod_events(
         age = creating_s(pod, now)
         if age is None or age < CREATING_S or len(found) == MAX_PODS:
             continue
-        again.append(CREATING_AGAIN_S)
+        again.append(clocks.creating_again)
         meta = pod["metadata"]
         try:
             found[meta["name"]] = await api.events_of(namespace, meta["uid"])

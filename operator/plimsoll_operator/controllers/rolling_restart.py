@@ -10,6 +10,7 @@ from typing import NamedTuple
 from plimsoll_api.supervision_policy import PolicyRollout, SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON as MAX_SAID
 from plimsoll_api.workloads import WorkloadRef
+from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Kind
 from plimsoll_operator.plans.rolling_restart import (
@@ -29,11 +30,6 @@ from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 10.0
-"""From when a generation of a policy is first seen until workloads are restarted for it: the
-webhook, and the API server, must know of it first."""
-AGAIN_S = 60.0
-"""Between looks at a workload that could not be restarted, or whose restart was asked for."""
 MAX_AT_ONCE = 10
 """Workloads that are looked at in one reconcile."""
 
@@ -62,6 +58,7 @@ class RollingRestarts:
         api: Api,
         webhook: Callable[[], bool] | None,
         clock: Callable[[], float] = time.monotonic,
+        clocks: Clocks = CLOCKS,
     ) -> None:
         """Prepare requests through ``api``.
 
@@ -69,6 +66,7 @@ class RollingRestarts:
         webhook.
         """
         self._api, self._webhook, self._clock = api, webhook, clock
+        self._clocks = clocks
         self._seen: dict[Key, tuple[tuple[str, int], float]] = {}
         self._looks: dict[Key, dict[WorkloadRef, _Look]] = {}
 
@@ -97,7 +95,7 @@ class RollingRestarts:
         seen = self._seen.get(key)
         if seen is None or seen[0] != generation:
             seen = self._seen[key] = (generation, at)
-        settled = at - seen[1] >= SETTLE_S
+        settled = at - seen[1] >= self._clocks.rollout_settle
         looks = self._looks.setdefault(key, {})
         wanting = waiting(workloads)
         for gone in looks.keys() - {one.ref for one in wanting}:
@@ -115,7 +113,11 @@ class RollingRestarts:
                 continue
             known = looks.get(ref)
             old = known is None or known.generation != generation
-            late = known is not None and not known.asked and at - known.at >= AGAIN_S
+            late = (
+                known is not None
+                and not known.asked
+                and at - known.at >= self._clocks.rollout_again
+            )
             if (old or late) and not self._webhook():
                 said[ref] = WEBHOOK_AWAY
                 continue

@@ -54,10 +54,6 @@ from plimsoll_operator.status.policy import of_workloads, status
 
 log = logging.getLogger(__name__)
 
-LIST_S = 10.0
-MAX_LIST_S = 20.0
-"""Seconds between lists of a policy's pods; below the time that an incident of an unknown pod is
-given (``pod_incidents.GRACE_S``), so that no pod counts as gone that is only new."""
 PODS_A_SECOND = 200
 """Pods for which the next list waits one second longer."""
 
@@ -94,9 +90,11 @@ class PolicyController:
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
         self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
-        self._restarts = RollingRestarts(api, webhook if config.webhook is not None else None)
+        self._restarts = RollingRestarts(
+            api, webhook if config.webhook is not None else None, clocks=config.clocks
+        )
         self._refusals = Refusals()
-        self._peers = Summaries(time.monotonic)
+        self._peers = Summaries(time.monotonic, config.clocks.publish)
         self._listed: dict[Key, _Listed] = {}
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads of which a revision leaks in most replicas."""
@@ -118,15 +116,16 @@ class PolicyController:
         error: Exception | None = None
         pods: tuple[SelectedPod, ...] | None = None
         said: dict[WorkloadRef | None, str] = {}
-        again = LIST_S
+        again = self._list_s(0)
         try:
             policy = read(SupervisionPolicy, item)
             pods = await self._pods(key, policy)
-            again = _list_s(len(pods))
+            again = self._list_s(len(pods))
             failure = await self._carry_out(key, policy, pods)
             due = await attend(
                 self._api, self._store, key, item, _brief(pods), self._incidents(key),
                 self._clock(), {one.name for one in pods if one.member.workload is None},
+                self._config.clocks,
             )  # fmt: skip
             again = min(again, due) if due is not None else again
             said = await self._restart(key, item, policy, pods)
@@ -153,7 +152,7 @@ class PolicyController:
             (one.metadata.name, one.metadata.uid, one.metadata.generation) for one in policies
         )
         known, began = self._listed.get(key), time.monotonic()
-        if known and known.policies == seen and began - known.at < _list_s(len(known.pods)):
+        if known and known.policies == seen and began - known.at < self._list_s(len(known.pods)):
             return known.pods
         pods: list[SelectedPod] = []
         addresses: dict[str, str] = {}
@@ -240,9 +239,9 @@ class PolicyController:
     def _incidents(self, key: Key) -> list[Object]:
         return self._store.of(key, {INCIDENT.kind})
 
-
-def _list_s(pods: int) -> float:
-    return min(MAX_LIST_S, LIST_S + pods / PODS_A_SECOND)
+    def _list_s(self, pods: int) -> float:
+        clocks = self._config.clocks
+        return min(clocks.policy_list_max, clocks.policy_list + pods / PODS_A_SECOND)
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:

@@ -2,8 +2,8 @@
 
 Replicas of one revision under one load are each other's control group. The operator has their
 growth from its scrapes, and supervisors read it beside their configuration while an incident of
-growth is open. Each text is kept for a minute, so a reconcile in between writes nothing, and a
-quiet fleet costs no write at all.
+growth is open. Each text is kept for ``publish_s``, so a reconcile in between writes
+nothing, and a quiet fleet costs no write at all.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.peers import MAX_PEERS, Peer, encode
+from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.fleet.figures import Figures
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.suspects import revision_of
 from plimsoll_operator.kinds import Key, Object
 
 GROWTHS = ("HostGrowth", "DeviceGrowth")
-PUBLISH_S = 60.0
 UNKNOWN = Figures()
 
 
@@ -72,8 +72,8 @@ def replicas_of_policy(pods: Iterable[SelectedPod]) -> list[Peer]:
 class Summaries:
     """What was published last for each service and policy."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], publish_s: float = CLOCKS.publish) -> None:
+        self._clock, self._publish_s = clock, publish_s
         self._last: dict[Key, tuple[float, str]] = {}
 
     def text(
@@ -92,7 +92,7 @@ class Summaries:
             self.forget(key)
             return ""
         now, known = self._clock(), self._last.get(key)
-        if known is not None and now - known[0] < PUBLISH_S:
+        if known is not None and now - known[0] < self._publish_s:
             return known[1]
         text = summary([_with_growth(one, figures) for one in replicas], suspected)
         if figures:
@@ -102,7 +102,7 @@ class Summaries:
     def next_s(self, key: Key) -> float | None:
         """Return the seconds until the next file is due; None while none is."""
         known = self._last.get(key)
-        return None if known is None else max(0.0, known[0] + PUBLISH_S - self._clock())
+        return None if known is None else max(0.0, known[0] + self._publish_s - self._clock())
 
     def forget(self, key: Key) -> None:
         """After the service or policy is gone, or nothing is to be published any more."""

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -59,17 +59,24 @@ class Api:
 
     Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not answer
     within ``timeout_s``. ``writes`` counts by verb and kind what is done for services, ``requests``
-    all that was sent, and ``refusals`` how often the server asked for patience.
+    all that was sent, and ``refusals`` how often the server asked for patience, which is had for
+    ``tries`` requests. While ``may_write`` says no, nothing but reads is sent.
     """
 
-    def __init__(self, connection: Any, timeout_s: float, limit: RateLimit) -> None:
+    def __init__(
+        self, connection: Any, timeout_s: float, limit: RateLimit, tries: int = MAX_TRIES
+    ) -> None:
         self._client, self._timeout_s, self.limit = connection, timeout_s, limit
+        self._tries = tries
+        self.may_write: Callable[[], bool] = lambda: True
         self.writes: Counter[tuple[str, str]] = Counter()
         self.requests = 0
         self.refusals = 0
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit) -> Api:
+    async def connect(
+        cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit, tries: int = MAX_TRIES
+    ) -> Api:
         """Through ``kubeconfig``, else the pod's own account, else the user's default file.
 
         OSError where the file is missing or names no cluster.
@@ -88,7 +95,7 @@ class Api:
                 )
             except config.ConfigException as error:
                 raise OSError(f"kubeconfig {kubeconfig or '(default)'}: {error}") from None
-        return cls(client.ApiClient(settings), timeout_s, limit)
+        return cls(client.ApiClient(settings), timeout_s, limit, tries)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -218,14 +225,18 @@ class Api:
         content_type: str = "application/json",
         patient: bool = True,
     ) -> Object:
-        for _ in range(MAX_TRIES):
+        for left in reversed(range(self._tries if patient else 1)):
             await self.limit.turn()
+            if method != "GET" and not self.may_write():
+                raise OSError(f"{method} {path}: not sent, another operator may lead by now")
             self.requests += 1
             status, data, wait = await self._send(method, path, query, body, content_type)
-            if status != 429 or not patient:
+            if status != 429:
                 break
-            self.refusals += 1
-            await asyncio.sleep(wait)
+            if patient:
+                self.refusals += 1
+            if left:
+                await asyncio.sleep(wait)
         if status >= 400:
             raise _error(status, data)
         try:

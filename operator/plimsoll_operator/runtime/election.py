@@ -2,28 +2,31 @@
 
 As in client-go, a holder counts as dead when its Lease did not change for its duration by the
 observer's own clock; clocks of two machines are never compared. Who cannot renew in time ends its
-process, so that two never work at once.
+process. A renewal counts from before it was sent, each try ends within the time that is left, and
+:meth:`Election.holds` guards each write: a process that was stopped for a while writes nothing
+when it goes on, although nothing has ended it yet. So two never work at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from plimsoll_api.times import rfc3339_micro
+from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.kinds import LEASE, Object
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
-from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 
 log = logging.getLogger(__name__)
 
-DURATION_S = 15.0
-RENEW_WITHIN_S = 10.0
-RETRY_S = 2.0
-"""client-go's defaults."""
+MAX_DURATION_S = 120
+"""What a Lease says of its own duration counts up to here: a holder's typing error would keep the
+others out for ever."""
 
 
 class LeadershipLost(Exception):
@@ -31,7 +34,7 @@ class LeadershipLost(Exception):
 
 
 class Election:
-    """``acquire``, then ``keep`` as long as the work goes on, then ``release``."""
+    """``acquire``, then ``keep`` from that moment on, then ``release``."""
 
     def __init__(
         self,
@@ -40,45 +43,57 @@ class Election:
         name: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clocks: Clocks = CLOCKS,
     ) -> None:
+        """Elect through ``api``, which must not be patient: to wait is as good as to fail."""
         self._api, self._namespace, self._name = api, namespace, name
-        self._identity, self._clock, self._sleep = identity, clock, sleep
-        self._seen = ("", 0.0)
+        self._identity, self._clock, self._clocks = identity, clock, clocks
+        self._seen: tuple[Object, float] = ({}, -math.inf)
+        self._renewed = -math.inf
         self.leading = False
+
+    def holds(self) -> bool:
+        """Whether this process leads and nobody can have taken its place yet."""
+        return self.leading and self._left_s() > 0
 
     async def acquire(self) -> None:
         """Wait until this process leads."""
         said = ""
         while True:
             try:
-                holder = await self._try()
+                holder = await self._try(self._clocks.renew)
             except (ApiError, OSError, TimeoutError) as error:
-                holder = f"nobody known: {error or repr(error)}"
-            if self.leading:
+                holder = f"unknown: {error or repr(error)}"
+            if self.holds():
                 log.info("leading as %s", self._identity)
                 return
             if holder != said:
                 log.info("on standby; the leader is %s", holder)
                 said = holder
-            await self._sleep(RETRY_S * (1.0 + 0.2 * random.random()))
+            await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
-        """Renews for ever; :class:`LeadershipLost` where that failed for too long."""
-        renewed = self._clock()
-        while True:
-            await self._sleep(RETRY_S)
+        """Renew until canceled; :class:`LeadershipLost` where that failed for too long.
+
+        It may be called again after it was canceled: what counts is when the Lease was renewed.
+        """
+        while self.holds():
+            await asyncio.sleep(min(self._clocks.retry, self._left_s()))
+            if not self.holds():
+                break
             try:
-                holder = await self._try()
+                holder = await self._try(self._left_s())
             except (ApiError, OSError, TimeoutError) as error:
                 log.warning("renewing the leader's lease: %s", error or repr(error))
             else:
                 if not self.leading:
                     raise LeadershipLost(f"{self._name} is held by {holder}")
-                renewed = self._clock()
-            if self._clock() - renewed > RENEW_WITHIN_S:
-                self.leading = False
-                raise LeadershipLost(f"not renewed for {self._clock() - renewed:.0f} s")
+        self.leading = False
+        raise LeadershipLost(f"not renewed for {self._clock() - self._renewed:.0f} s")
+
+    def _left_s(self) -> float:
+        """Seconds until a leader that does not renew has to stop."""
+        return self._renewed + self._clocks.renew - self._clock()
 
     async def release(self) -> None:
         """Give the Lease back, so that the next one need not wait; a failure only costs time."""
@@ -86,53 +101,71 @@ class Election:
             return
         self.leading = False
         try:
-            lease = await self._api.get(LEASE, self._namespace, self._name)
-            if lease and _holder(lease) == self._identity:
-                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._api.replace(LEASE, lease)
+            async with asyncio.timeout(self._clocks.renew):
+                lease = await self._api.get(LEASE, self._namespace, self._name)
+                if lease and _holder(lease) == self._identity:
+                    lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    await self._api.replace(LEASE, lease)
         except (ApiError, OSError, TimeoutError) as error:
             log.warning("releasing the leader's lease: %s", error or repr(error))
 
-    async def _try(self) -> str:
-        """Take or renew the Lease if possible; return who holds it."""
-        lease = await self._api.get(LEASE, self._namespace, self._name)
-        if lease is None:
-            await self._write(self._new())
-            return self._identity
-        holder = _holder(lease)
-        if holder not in ("", self._identity) and not self._expired(lease):
-            self.leading = False
-            return holder
-        spec = lease.get("spec") or {}
-        if holder != self._identity:
+    async def _try(self, within_s: float) -> str:
+        """Take or renew the Lease if possible; return who holds it.
+
+        TimeoutError if that takes longer than ``within_s``, or than half of what a renewal has.
+        """
+        async with asyncio.timeout(min(within_s, self._clocks.renew / 2)):
+            lease = await self._api.get(LEASE, self._namespace, self._name)
+            if lease is None:
+                return await self._write(self._new())
+            holder = _holder(lease)
+            if holder not in ("", self._identity) and not self._expired(lease):
+                self.leading = False
+                return holder
+            return await self._write(lease | {"spec": self._taken(lease)})
+
+    def _taken(self, lease: Object) -> Object:
+        """Return the spec of ``lease`` with this process as its holder."""
+        spec = dict(lease.get("spec") or {})
+        if _holder(lease) != self._identity:
             spec["acquireTime"] = _now()
             spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
-        spec |= {
+        return spec | {
             "holderIdentity": self._identity,
             "renewTime": _now(),
-            "leaseDurationSeconds": int(DURATION_S),
+            "leaseDurationSeconds": self._duration_s,
         }
-        await self._write(lease | {"spec": spec})
-        return self._identity
 
-    async def _write(self, lease: Object) -> None:
+    async def _write(self, lease: Object) -> str:
+        """Write it for this process; return who holds it, "" where somebody else was quicker."""
+        began = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
                 await self._api.replace(LEASE, lease)
             else:
                 await self._api.create(LEASE, lease)
-            self.leading = True
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            self.leading = False  # somebody was quicker
+        except Conflict:
+            # Who it was, the next look shows. A leader's own Lease may have changed by another
+            # hand; it has the time that is left to it to find out.
+            return ""
+        self.leading, self._renewed = True, began
+        return self._identity
+
+    @property
+    def _duration_s(self) -> int:
+        return math.ceil(self._clocks.lease)
 
     def _expired(self, lease: Object) -> bool:
-        version, now = lease["metadata"]["resourceVersion"], self._clock()
-        if self._seen[0] != version:
-            self._seen = (version, now)
-        # Not what the Lease says: a holder's typing error would keep the others out for ever.
-        return now - self._seen[1] > DURATION_S
+        """Whether its holder has not written it for its duration, by this process's clock.
+
+        Others write its metadata, too: that a holder lives shows in the spec alone.
+        """
+        spec, now = lease.get("spec") or {}, self._clock()
+        if self._seen[0] != spec:
+            self._seen = (spec, now)
+        written = spec.get("leaseDurationSeconds") or 0
+        duration = max(self._clocks.lease, min(written, MAX_DURATION_S))
+        return now - self._seen[1] > duration
 
     def _new(self) -> Object:
         return {
@@ -148,7 +181,7 @@ class Election:
                 "holderIdentity": self._identity,
                 "acquireTime": _now(),
                 "renewTime": _now(),
-                "leaseDurationSeconds": int(DURATION_S),
+                "leaseDurationSeconds": self._duration_s,
                 "leaseTransitions": 0,
             },
         }

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.kinds import OPTIONAL, WATCHED, Key, Kind
 from plimsoll_operator.runtime.cache import Listed, Store
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -17,12 +18,6 @@ from plimsoll_operator.runtime.watches import Watches
 
 log = logging.getLogger(__name__)
 
-EVENT_S = 5.0
-"""An event that comes later than this after a list counts as missed."""
-SUSPICIOUS_S = 60.0
-"""Period of lists after one that showed changes of which there was no event."""
-QUIET_S = 5.0
-"""Watches that begin again do so together: a list waits until none did for this long."""
 MAX_WAITS = 20
 """A watch that begins again all the time does not delay the list for ever."""
 
@@ -40,7 +35,9 @@ class Resync:
         watches: Watches,
         add: Callable[[Key], None],
         namespaces: Sequence[str],
+        clocks: Clocks = CLOCKS,
     ) -> None:
+        self._clocks = clocks
         self._api, self._store, self._watches, self._add = api, store, watches, add
         self._namespaces = namespaces
         self._first = True
@@ -49,10 +46,10 @@ class Resync:
     async def run(self, every_s: float) -> None:
         """List for ever: each ``every_s`` seconds, and soon after a watch failed or went stale."""
         while True:
-            period = min(every_s, SUSPICIOUS_S) if self._watches.stale(1) else every_s
+            period = min(every_s, self._clocks.suspicious) if self._watches.stale(1) else every_s
             interrupted = await _within(period, self._watches.listing)
             if interrupted:
-                await quiet(self._watches.listing)
+                await quiet(self._watches.listing, self._clocks.quiet)
             try:
                 await self.list_all(count_missed=not interrupted)
             except (ApiError, OSError, TimeoutError) as error:
@@ -64,7 +61,7 @@ class Resync:
         """List all kinds and queue all services; look for the kinds that a cluster may lack.
 
         Where ``count_missed``, changes without an event are counted against their watch, once
-        events had :data:`EVENT_S` to arrive. The first list has nothing to compare with.
+        events had ``clocks.event`` to arrive. The first list has nothing to compare with.
         """
         self._store.begin_listing()
         optional = [kind for kind in OPTIONAL if await self._api.serves(kind)]
@@ -72,7 +69,7 @@ class Resync:
         self.served.update(kind.kind for kind in optional)
         lists = [(kind, *await self._list(kind)) for kind in (*WATCHED, *optional)]
         if not self._first:
-            await asyncio.sleep(EVENT_S)
+            await asyncio.sleep(self._clocks.event)
         for kind, items, version in lists:
             missed = self._store.replace(kind.kind, items, version)
             if kind.watched and count_missed and not self._first:
@@ -93,11 +90,11 @@ class Resync:
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 
 
-async def quiet(listing: asyncio.Event) -> None:
-    """Return with ``listing`` cleared, once it was not set for :data:`QUIET_S`."""
+async def quiet(listing: asyncio.Event, for_s: float) -> None:
+    """Return with ``listing`` cleared, once it was not set for ``for_s`` seconds."""
     for _ in range(MAX_WAITS):
         listing.clear()
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(for_s)
         if not listing.is_set():
             return
     listing.clear()

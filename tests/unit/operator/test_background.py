@@ -1,21 +1,18 @@
 """A part that fails begins again, and ends the operator only where nothing works without it.
 
-Tests ``runtime/background.py`` and ``runtime/election.py``.
+Tests ``runtime/background.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
-from typing import cast
 
 import pytest
 
 from plimsoll_operator import main
-from plimsoll_operator.kinds import SERVICE, Object
+from plimsoll_operator.kinds import SERVICE
 from plimsoll_operator.runtime.background import MAX_DELAY_S, MAX_FAILURES, RECOVERED_S, Background
 from plimsoll_operator.runtime.client import Api
-from plimsoll_operator.runtime.election import DURATION_S, Election
 from plimsoll_operator.runtime.rate_limit import RateLimit
 
 
@@ -111,23 +108,3 @@ def test_a_standby_whose_canary_ends_does_not_end_well() -> None:
 
     with pytest.raises(ValueError, match="a canary"):
         asyncio.run(run())
-
-
-def test_a_leader_that_is_dead_expires_whatever_its_lease_says_of_its_duration() -> None:
-    clock, writes = Clock(), []
-    spec = {"holderIdentity": "gone", "leaseDurationSeconds": 2**31 - 1}
-    lease = {"metadata": {"name": "l", "resourceVersion": "7"}, "spec": spec}
-
-    class Leases:
-        async def get(self, *_: object) -> Object:
-            return copy.deepcopy(lease)
-
-        async def replace(self, _: object, item: Object) -> None:
-            writes.append(item["spec"]["holderIdentity"])
-
-    election = Election(
-        cast(Api, Leases()), "ns", "l", "me", clock=lambda: clock.now, sleep=clock.sleep
-    )
-    asyncio.run(asyncio.wait_for(election.acquire(), 10))
-    assert writes == ["me"]
-    assert DURATION_S < clock.now < 2 * DURATION_S

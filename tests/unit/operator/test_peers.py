@@ -14,9 +14,9 @@ from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Grown, Peer, decode
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_api.workloads import Membership, WorkloadRef
+from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.fleet.figures import Figures
 from plimsoll_operator.fleet.peers import (
-    PUBLISH_S,
     Summaries,
     growing,
     replicas_of_policy,
@@ -131,10 +131,10 @@ def test_a_text_is_kept_for_a_minute_and_a_quiet_service_has_none() -> None:
     assert summaries.next_s(KEY) is None
     first = summaries.text(KEY, PODS, opened, FIGURES)
     grown = {name: Figures(host_growth=Grown(2 << 20, 120, 9)) for name in NAMES}
-    now = PUBLISH_S - 1
+    now = CLOCKS.publish - 1
     assert summaries.text(KEY, PODS, opened, grown) == first
     assert summaries.next_s(KEY) == 1
-    now = PUBLISH_S
+    now = CLOCKS.publish
     assert decode(summaries.text(KEY, PODS, opened, grown).encode())[0].host == Grown(
         2 << 20, 120, 9
     )

@@ -9,6 +9,7 @@ import asyncio
 
 import pytest
 
+from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.runtime import resync
 
 
@@ -20,13 +21,13 @@ def test_it_waits_until_no_watch_begins_any_more(
 
     async def sleep(seconds: float) -> None:
         nonlocal waited
-        assert seconds == resync.QUIET_S
+        assert seconds == CLOCKS.quiet
         waited += 1
         if waited <= beginnings:
             listing.set()
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     listing.set()
-    asyncio.run(resync.quiet(listing))
+    asyncio.run(resync.quiet(listing, CLOCKS.quiet))
     assert waited == waits
     assert not listing.is_set()

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.controllers.rolling_restart import AGAIN_S, SETTLE_S, RollingRestarts
+from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.workloads import Workload, grouped
 from plimsoll_operator.kinds import Key, Kind, Object, read
@@ -94,7 +95,7 @@ class Server:
 
     def settle(self, *workloads: Workload, **more: Any) -> Any:
         self.turn(*workloads, **more)
-        self.now += SETTLE_S
+        self.now += CLOCKS.rollout_settle
         return self.turn(*workloads, **more)
 
 
@@ -102,7 +103,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     server = Server(live())
     waits = owned(VLLM)
     assert server.turn(waits) == ({}, []), "the webhook must know of the policy first"
-    server.now += SETTLE_S
+    server.now += CLOCKS.rollout_settle
     assert server.turn(waits) == ({VLLM: rollout.ASKED}, [VLLM])
     ((manager, body),) = server.asked
     assert manager == "plimsoll-operator-rollout"
@@ -110,7 +111,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
         "kubectl.kubernetes.io/restartedAt": NOW}}}}  # fmt: skip
     gets = server.gets
     for _ in range(3):
-        server.now += AGAIN_S
+        server.now += CLOCKS.rollout_again
         assert server.turn(waits) == ({VLLM: rollout.ASKED}, [])
     assert server.gets == gets, "a workload that was asked costs no request"
     # Another operator knows by the annotation, and so does this one when pods wait again.
@@ -181,7 +182,7 @@ def test_a_restart_waits_where_it_would_not_help(found: Object, said: str) -> No
     server.turn(owned(ref))
     assert server.gets == gets, "it looks again after a minute"
     server.workloads["vllm"] = live(found["kind"])
-    server.now += AGAIN_S
+    server.now += CLOCKS.rollout_again
     assert server.turn(owned(ref))[1] == [ref]
 
 
@@ -209,7 +210,7 @@ def test_a_refusal_is_said_and_tried_again() -> None:
     server.refusal = ApiError(403, "Forbidden", "cannot patch deployments")
     assert "cannot patch deployments" in server.settle(owned(VLLM))[0][VLLM]
     server.refusal = ApiError(503, "Unavailable", "later")
-    server.now += AGAIN_S
+    server.now += CLOCKS.rollout_again
     with pytest.raises(ApiError):
         server.turn(owned(VLLM))
     server.refusal = None
