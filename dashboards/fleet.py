@@ -7,7 +7,6 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.panels import (
     BYTES,
     COUNT,
-    FULL,
     HALF,
     SECONDS,
     SHARE,
@@ -78,5 +77,10 @@ def fleet() -> Dashboard:
                            "{{process}}"), width=HALF, stacked=True))
         .with_panel(lines("Signal age", SECONDS, "Age of the oldest signal of each kind.",
                           (f"max by ({BY}, signal) (plimsoll_signal_age_seconds{{{AT}}})",
-                           "{{service}} {{signal}}"), width=FULL))
+                           "{{service}} {{signal}}"), width=HALF))
+        .with_panel(lines("Out of service", COUNT,
+                          "Replicas that a person (manual) or an incident (drain) drained, or whose"
+                          " engine restarts.",
+                          (f"sum by ({BY}, reason) (plimsoll_supervisor_out_of_service{{{AT}}})",
+                           "{{service}} {{reason}}"), width=HALF))
     )  # fmt: skip

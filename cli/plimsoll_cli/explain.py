@@ -77,6 +77,7 @@ WAITS = {
     "LastReadyReplica": "wait until another replica is ready, or add one.",
     "MaintenanceWindow": "wait: it restarts in spec.supervision.maintenanceWindow, or earlier if"
     " memory would run out before.",
+    "ManuallyDrained": "end your maintenance, then: plimsoll resume {pod}",
     "APIServerUnreachable": "check that the pod can reach the API server: kubectl logs {pod}"
     " -c supervisor",
     "RestartCountUnreadable": "someone else edited the slot Lease. Clear its counts:"

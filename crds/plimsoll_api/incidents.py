@@ -55,5 +55,6 @@ class WaitReason(OpenEnum):
     CIRCUIT_BREAKER = "CircuitBreaker"
     LAST_READY_REPLICA = "LastReadyReplica"
     MAINTENANCE_WINDOW = "MaintenanceWindow"
+    MANUALLY_DRAINED = "ManuallyDrained"
     API_SERVER_UNREACHABLE = "APIServerUnreachable"
     COUNT_UNREADABLE = "RestartCountUnreadable"

@@ -52,6 +52,11 @@ directory does not exist."""
 OPERATOR = "plimsoll-operator"
 """Field manager of the operator's writes, and holder of the slot Leases that it keeps taken."""
 
+UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART = "manual", "drain", "restart"
+UNREADY_REASONS = (UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART)
+"""Why a supervisor keeps its pod out of service: a person drained it, an incident drains it, its
+engine restarts. In ``/state`` and in the metric ``plimsoll_supervisor_out_of_service``."""
+
 TOKEN_FILE = "admin-token"
 """File in the run directory with the admin protocol's bearer token: the supervisor writes it, the
 engine reads it."""

@@ -16,7 +16,9 @@ class View(msgspec.Struct, kw_only=True):
     """Encoded after each sample, decoded by whoever shows it. Times are Unix seconds.
 
     ``budgets`` is the MemoryPolicy in force; ``set_aside`` names the files of damaged parts of the
-    journal, in the folder ``set-aside`` of the state directory.
+    journal, in the folder ``set-aside`` of the state directory. ``out_of_service`` has each reason
+    for which the supervisor keeps the pod unready (``names.UNREADY_REASONS``), with the time at
+    which it ends by itself.
     """
 
     time: float
@@ -35,3 +37,4 @@ class View(msgspec.Struct, kw_only=True):
     ladder: list[Action] = []
     ledger: list[LedgerEntry] = []
     set_aside: list[str] = []
+    out_of_service: dict[str, float] = {}

@@ -24,6 +24,7 @@ from plimsoll_api.state import View
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
+from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.sweep import Sweep
 from plimsoll_sidecar.clock import SteadyClock
@@ -195,12 +196,15 @@ class Supervisor:
         self._adopt_count()
         self._reset_if_asked()
         results, self._unsent = [*self._unsent, *self._actuator.results()], []
+        out_of_service = readiness.holding(str(self._state_dir))
+        self._metrics.out_of_service(out_of_service)
         engine = EngineView(
             epoch=status.epoch if status else None,
             state=status.state if status else None,
             capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
             replaceable=self._publisher is not None,
             abrupt=self.service.kind == POLICY_KIND,
+            manually_drained=readiness.MANUAL in out_of_service,
             processes=_processes(status),
         )
         learned = self._checkpoint(status)
@@ -231,7 +235,7 @@ class Supervisor:
             wanted = self._hold is None and self._governor.wants_standby(engine)
             self._actuator.standby.follow(engine.epoch, wanted)
         self._acknowledge()
-        self._show(now, assessment, engine, turn.events)
+        self._show(now, assessment, engine, turn.events, out_of_service)
 
     def _of_group(self, own: Assessment) -> Assessment:
         """Return what the governor judges: at a group's leader, what is known of all its pods."""
@@ -412,7 +416,12 @@ class Supervisor:
     # ---- showing
 
     def _show(
-        self, now: float, assessment: Assessment, engine: EngineView, events: list[Event]
+        self,
+        now: float,
+        assessment: Assessment,
+        engine: EngineView,
+        events: list[Event],
+        out_of_service: dict[str, float],
     ) -> None:
         governor, config = self._governor, self._config.current
         left = governor.restarts_left(now)
@@ -440,6 +449,7 @@ class Supervisor:
             config_error=self._config.error,
             ladder=list(config.supervision.ladder),
             ledger=status.ledger if status is not None else [],
+            out_of_service={reason: now + left for reason, left in out_of_service.items()},
         )
         self.state = msgspec.json.encode(view)
 

@@ -82,7 +82,10 @@ class Pod:
     def _keep(self) -> None:
         command = [sys.executable, str(HERE / "standin_external.py"), "--kind=vllm"]
         command += [f"--port={self.ports[0]}", f"--log={self.log}", *self._arguments]
-        command += [f"--sick={self.sick}", f"--gate={self.state_dir / readiness.NAME}"]
+        command += [
+            f"--sick={self.sick}",
+            f"--gate={self.state_dir / readiness.FOLDER / readiness.RESTART}",
+        ]
         environment = self._environment | {CONTAINER_ENV: self.container}
         while not self._ending.is_set():
             self.ready_at_start.append(readiness.is_ready(str(self.state_dir)))

@@ -91,13 +91,13 @@ def test_a_child_that_crashes_again_and_again_leaves_the_pod_ready(launcher: Run
 
 
 def test_a_drain_makes_it_unready_until_it_expires(launcher: Running) -> None:
-    readiness.write(str(launcher.state_dir), 1.0)
+    readiness.hold(str(launcher.state_dir), readiness.DRAIN, 1.0)
     assert launcher.probe() == 503
     assert launcher.probe("/healthz") == 200
     eventually(lambda: launcher.probe() == 200, 5.0)
-    readiness.write(str(launcher.state_dir), 60.0)
+    readiness.hold(str(launcher.state_dir), readiness.MANUAL, 60.0)
     assert launcher.probe() == 503
-    readiness.remove(str(launcher.state_dir))
+    readiness.clear(str(launcher.state_dir), readiness.MANUAL)
     assert launcher.probe() == 200
 
 

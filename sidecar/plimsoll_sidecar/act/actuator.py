@@ -15,7 +15,7 @@ from pathlib import Path
 
 from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
-from plimsoll_sidecar.act import engine_end, readiness
+from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, Leaving
 from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
@@ -53,7 +53,7 @@ class Actuator:
         frontend: Callable[[], ProcessId | None],
     ) -> None:
         self._engine, self._slots, self._endpoints = engine, slots, endpoints
-        self._diagnose, self._state_dir, self._frontend = diagnose, state_dir, frontend
+        self._diagnose, self._folder, self._frontend = diagnose, str(state_dir), frontend
         self.standby = StandbyLease(engine)
         self.policy = policy
         self.recovers = False
@@ -210,7 +210,7 @@ class Actuator:
             case Verb.RELEASE_SLOT:
                 self._slot_for = None
                 try:
-                    readiness.remove(str(self._state_dir))
+                    readiness.clear(self._folder, readiness.DRAIN)
                 finally:  # a volume that went read-only must not keep others from their restart
                     self._slots.release()
                 return _result(command, Outcome.SUCCEEDED, "")
@@ -254,7 +254,7 @@ class Actuator:
 
         If no one evicts it, it is ready again after a while.
         """
-        readiness.write(str(self._state_dir), command.deadline_s + LEAVE_S + EVICTED_S)
+        readiness.hold(self._folder, readiness.DRAIN, command.deadline_s + LEAVE_S + EVICTED_S)
         if self._endpoints is not None:
             self._endpoints.wait_until_left(LEAVE_S)
         return self._engine.finish(command)
@@ -262,17 +262,16 @@ class Actuator:
     def _drain(self, command: Command) -> Result:
         """Out of the endpoints first, then the running requests to their end."""
         if self._endpoints is not None:
-            readiness.write(
-                str(self._state_dir), command.deadline_s + LEAVE_S + engine_end.RETURN_S
-            )
+            longest_s = command.deadline_s + LEAVE_S + readiness.RETURN_S
+            readiness.hold(self._folder, readiness.DRAIN, longest_s)
             self._endpoints.wait_until_left(LEAVE_S)
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
-            readiness.remove(str(self._state_dir))
+            readiness.clear(self._folder, readiness.DRAIN)
         return result
 
     def _restart_engine(self, command: Command) -> Result:
-        return engine_end.unready(self._state_dir, lambda: self._end_engine(command))
+        return readiness.while_ending(self._folder, lambda: self._end_engine(command))
 
     def _end_engine(self, command: Command) -> Result:
         try:
@@ -288,7 +287,8 @@ class Actuator:
             result = _result(command, Outcome.SUCCEEDED, f"{message} ({silence})")
         else:
             result = self._engine.restart_engine(command)
-        if result.outcome is Outcome.REFUSED and not command.stalled:
+        drained = readiness.MANUAL in readiness.holding(self._folder)
+        if result.outcome is Outcome.REFUSED and not command.stalled and not drained:
             self._engine.resume(command.epoch)
         return result
 

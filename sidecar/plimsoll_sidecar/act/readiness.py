@@ -1,40 +1,104 @@
-"""The file through which the supervisor tells the launcher to be unready during a drain.
+"""Why the pod is out of service: a set of reasons, each with its own end.
 
-It holds the end of the drain in seconds of CLOCK_BOOTTIME, so that a supervisor that dies in the
-middle never leaves its pod unready for ever, and a wall clock that is set changes nothing. The
-launcher imports this module: it must stay small.
+The pod is unready while any reason holds. Each reason has one owner and a file of its own, so that
+the end of one never ends another: what a person asked for outlasts an incident's restart. A file
+holds its end in seconds of CLOCK_BOOTTIME: a supervisor that dies never leaves its pod unready for
+ever, and a wall clock that is set changes nothing.
+
+The launcher imports this module: it must stay small.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-NAME = "unready-until"
+from plimsoll_api.names import UNREADY_REASONS
+
+if TYPE_CHECKING:
+    from plimsoll_sidecar.govern.command import Result
+
+MANUAL, DRAIN, RESTART = REASONS = UNREADY_REASONS
+FOLDER = "unready"
+"""In the state directory: a file for each reason that holds."""
 MAX_S = 3600.0
+"""No reason holds for longer than this."""
+RETURN_S = 900.0
+"""Longest time a pod stays unready for an engine restart when the supervisor dies meanwhile."""
+SEEN_S = 10.0
+"""Time in which the kubelet sees that an engine has ended: until then it takes its container for
+ready, by the last answer to the engine's own probe."""
 
 
-def write(state_dir: str, seconds: float) -> None:
-    """Unready from now on, for at most ``seconds``."""
+def hold(state_dir: str, reason: str, seconds: float) -> None:
+    """Keep the pod unready for ``reason`` from now on, for at most ``seconds``. Raises OSError."""
     until = time.clock_gettime(time.CLOCK_BOOTTIME) + min(seconds, MAX_S)
-    path = os.path.join(state_dir, NAME)
-    with open(f"{path}.new", "w") as out:
-        out.write(f"{until:.3f}\n")
-    os.replace(f"{path}.new", path)
+    folder = os.path.join(state_dir, FOLDER)
+    os.makedirs(folder, exist_ok=True)
+    # Of two writers at once each has its own file: neither takes the other's away.
+    fresh = os.path.join(folder, f".{reason}-{os.urandom(4).hex()}")
+    try:
+        with open(fresh, "w") as out:
+            out.write(f"{until:.3f}\n")
+        os.replace(fresh, os.path.join(folder, reason))
+    except OSError:
+        _remove(fresh)
+        raise
 
 
-def remove(state_dir: str) -> None:
-    """Ready again."""
-    path = os.path.join(state_dir, NAME)
-    if os.path.exists(path):
-        os.unlink(path)
+def clear(state_dir: str, *reasons: str) -> None:
+    """End these reasons; the pod is ready once no other holds. Raises OSError."""
+    for reason in reasons:
+        _remove(os.path.join(state_dir, FOLDER, reason))
+
+
+def holding(state_dir: str) -> dict[str, float]:
+    """Return the seconds for which each reason still holds. One that cannot be read does not."""
+    found = {}
+    for reason in REASONS:
+        try:
+            with open(os.path.join(state_dir, FOLDER, reason)) as source:
+                until = float(source.read(64))
+        except (OSError, ValueError):
+            continue
+        left = until - time.clock_gettime(time.CLOCK_BOOTTIME)
+        if 0 < left <= MAX_S:
+            found[reason] = left
+    return found
 
 
 def is_ready(state_dir: str) -> bool:
-    """Return True unless a drain is on. A file that cannot be read means ready."""
+    """Return True unless the pod is out of service for some reason."""
+    return not holding(state_dir)
+
+
+def while_ending(state_dir: str, end: Callable[[], Result]) -> Result:
+    """Return the result of ``end``, which ends the engine, with the pod unready meanwhile.
+
+    No request then reaches a port that no process serves. The pod stays unready until
+    :data:`SEEN_S` after the engine ended, also where no drain came first; where the engine goes on,
+    it is out of service neither for the restart nor for the drain before it.
+    """
+    from plimsoll_sidecar.govern.command import Outcome  # not for the launcher
+
+    hold(state_dir, RESTART, RETURN_S)
+    ended = False
     try:
-        with open(os.path.join(state_dir, NAME)) as source:
-            until = float(source.read())
-    except (OSError, ValueError):
-        return True
-    return not 0 < until - time.clock_gettime(time.CLOCK_BOOTTIME) <= MAX_S
+        result = end()
+        ended = result.outcome is Outcome.SUCCEEDED
+    finally:
+        if ended:
+            hold(state_dir, RESTART, SEEN_S)  # then the next engine's own probe decides
+            clear(state_dir, DRAIN)
+        else:
+            clear(state_dir, RESTART, DRAIN)
+    return result
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return

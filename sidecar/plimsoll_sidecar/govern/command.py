@@ -96,9 +96,9 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     ``epoch`` is null while the engine does not answer. ``capabilities`` are the last known.
     ``replaceable`` says that there is somebody who replaces the pod when asked, and ``abrupt`` that
-    nobody keeps requests from it until it has left its Services then. ``processes`` are
-    those that the engine names, the one that the others end with first; none where it does not
-    answer.
+    nobody keeps requests from it until it has left its Services then. ``manually_drained`` says
+    that a person has taken the pod out of service and not resumed it. ``processes`` are those that
+    the engine names, the one that the others end with first; none where it does not answer.
     """
 
     epoch: str | None
@@ -106,6 +106,7 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     capabilities: frozenset[Capability] = frozenset()
     replaceable: bool = False
     abrupt: bool = False
+    manually_drained: bool = False
     processes: tuple[EngineProcess, ...] = ()
 
     @property

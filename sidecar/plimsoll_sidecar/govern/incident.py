@@ -52,7 +52,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     @property
     def needs_slot(self) -> bool:
         """Whether a slot that this incident has taken must be kept."""
-        return not (self.phase is IncidentPhase.CONFIRMED and self.refusals)
+        waits = self.refusals or self.waits is not None
+        return not (self.phase is IncidentPhase.CONFIRMED and waits)
 
     @property
     def short_id(self) -> str:

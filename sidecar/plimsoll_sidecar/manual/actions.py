@@ -20,7 +20,7 @@ from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.names import ASK_MODULE, DRAIN_S, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
-from plimsoll_sidecar.act import engine_end, readiness
+from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
@@ -117,17 +117,29 @@ def _act(
         case "restart" if Capability.RESTART_WORKER in capabilities:
             return engine.restart_worker(command)
         case "restart":
-            return engine_end.unready(
-                arguments.state_dir, lambda: _restart_engine(engine, config, command)
+            return readiness.while_ending(
+                str(arguments.state_dir), lambda: _restart_engine(engine, config, command)
             )
         case "drain":
-            readiness.write(str(arguments.state_dir), command.deadline_s + AWAY_S)
-            result = engine.drain(command)
-            if result.outcome is not Outcome.SUCCEEDED:
-                readiness.remove(str(arguments.state_dir))
-            return result
+            return _drain(str(arguments.state_dir), engine, command)
         case _:
             return _resume(arguments, engine, config, command)
+
+
+def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
+    """Take the replica out of service; one that fails leaves an earlier drain as it was."""
+    before = readiness.holding(state_dir).get(readiness.MANUAL)
+    readiness.hold(state_dir, readiness.MANUAL, command.deadline_s + AWAY_S)
+    drained = False
+    try:
+        result = engine.drain(command)
+        drained = result.outcome is Outcome.SUCCEEDED
+    finally:
+        if not drained and before is None:
+            readiness.clear(state_dir, readiness.MANUAL)
+        elif not drained and before is not None:
+            readiness.hold(state_dir, readiness.MANUAL, before)
+    return result
 
 
 def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Command) -> Result:
@@ -199,7 +211,8 @@ def _command(arguments: argparse.Namespace, note: ManualAction) -> Command:
 def _resume(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig, command: Command
 ) -> Result:
-    readiness.remove(str(arguments.state_dir))
+    # Whatever took it out: who resumes a replica wants it to serve now.
+    readiness.clear(str(arguments.state_dir), *readiness.REASONS)
     engine.resume(command.epoch)
     (arguments.state_dir / RESET_FILE).touch()
     done = ["back in service", "the restart budget in the replica's journal is reset"]

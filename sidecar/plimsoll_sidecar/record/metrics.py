@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,6 +23,7 @@ from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState
 from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import OPERATOR_ONLY, IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.names import UNREADY_REASONS
 from plimsoll_api.supervision import Action
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.govern.command import Event, EventType
@@ -179,6 +180,12 @@ class Metrics:
             "supervisor_config_valid",
             "0 while the supervisor does not use the newest configuration.",
         )
+        self._out_of_service = gauge(
+            "supervisor_out_of_service",
+            "1 while the supervisor keeps the pod unready: a person drained it (manual), "
+            "an incident drains it (drain), or its engine restarts (restart).",
+            "reason",
+        )
         self._backlog = gauge(
             "supervisor_publish_backlog", "Incidents that wait to be published to the API server."
         )
@@ -191,6 +198,7 @@ class Metrics:
         self._begin_at_zero()
         self.journal(True)
         self.config(True)
+        self.out_of_service(())
 
     def _begin_at_zero(self) -> None:
         """Make counters at zero: one that appears with its first event has no increase."""
@@ -273,6 +281,11 @@ class Metrics:
     def config(self, valid: bool) -> None:
         """Show whether the newest configuration file is in use; if not, an older one is."""
         self._config_ok.set(int(valid))
+
+    def out_of_service(self, reasons: Collection[str]) -> None:
+        """Show for which reasons the pod is kept unready."""
+        for reason in UNREADY_REASONS:
+            self._out_of_service.labels(reason).set(int(reason in reasons))
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format, for ``/metrics``."""

@@ -51,6 +51,7 @@ class World:
         self.capabilities = EVERYTHING
         self.replaceable = True
         self.abrupt = False
+        self.manually_drained = False
         self.rate: float | None = None
         self.exhaustion_s: float | None = None
         self.limit = memory.host.limit_bytes if memory.host else None
@@ -99,6 +100,7 @@ class World:
             capabilities=self.capabilities,
             replaceable=self.replaceable,
             abrupt=self.abrupt,
+            manually_drained=self.manually_drained,
         )
         turn = self.governor.advance(assessment, engine, self.now, results, self.hold)
         self.events += turn.events

@@ -178,7 +178,7 @@ def test_only_the_end_of_the_memory_is_a_reason_to_restart_before_the_budget_is_
     ("kind", "awaited"),
     [
         (IncidentKind.CAPACITY_LOSS, "no restart until 10% of the capacity is lost"),
-        (IncidentKind.HOST_GROWTH, "no restart until the leak budget is spent"),
+        (IncidentKind.HOST_GROWTH, "deferred: the leak budget is not spent"),
     ],
 )
 def test_a_confirmed_incident_that_is_held_says_what_it_waits_for(

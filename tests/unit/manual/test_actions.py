@@ -1,4 +1,4 @@
-"""A restart by hand, of an engine that cannot replace its worker alone."""
+"""Actions by hand (``manual/actions.py``): a restart of a whole engine, drains, and their end."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ class Engine:
     def status(self) -> Status:
         can = [Capability.DRAIN]
         return Status(EngineState.SERVING, "a:1", "0.32.0", "tiny", 1.0, Load(), capabilities=can)
+
+    def drain(self, command: Command) -> Result:
+        return self._called("drain", command, self._finishes)
+
+    def resume(self, epoch: str) -> None:
+        self.calls.append(("resume", readiness.is_ready(self._state_dir)))
 
     def finish(self, command: Command) -> Result:
         return self._called("finish", command, self._finishes)
@@ -66,3 +72,23 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
     assert waited == [endpoints.LEAVE_S]
     assert engine.calls == [(name, False) for name in calls]
     assert readiness.is_ready(str(tmp_path)) is (finishes is Outcome.REFUSED)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_drain_that_fails_leaves_an_earlier_one(tmp_path: Path, first: bool) -> None:
+    engine = cast(EngineAdapter, Engine(tmp_path, Outcome.FAILED))
+    if first:
+        readiness.hold(str(tmp_path), readiness.MANUAL, 60.0)
+    arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
+    assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
+    assert list(readiness.holding(str(tmp_path))) == ["manual"] * first
+
+
+def test_a_resume_ends_every_reason(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, Outcome.SUCCEEDED)
+    for reason in readiness.REASONS:
+        readiness.hold(str(tmp_path), reason, 60.0)
+    arguments = ["resume", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
+    answer = ask(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
+    assert answer.outcome == "Succeeded"
+    assert readiness.is_ready(str(tmp_path))

@@ -10,6 +10,7 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.life.context import TurnContext
 from plimsoll_sidecar.govern.life.moves import (
     escalate,
+    leave_to_person,
     measured_later,
     request_replacement,
     return_to_confirmed,
@@ -79,6 +80,8 @@ def disrupted(context: TurnContext, incident: Incident, command: Command, result
     elif result.outcome is Outcome.REFUSED:
         restart_budget.withdraw(context.state.restarts, command.epoch)
         return_to_confirmed(context, incident, result.message)
+    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and leave_to_person(context, incident):
+        return
     elif command.verb is Verb.LEAVE:
         context.enter(incident, IncidentPhase.RESTARTING)
         request_replacement(context, incident)

@@ -11,10 +11,12 @@ from plimsoll_sidecar.govern.command import Command, EventType, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.life.conditions import EXHAUSTED
 from plimsoll_sidecar.govern.life.context import TurnContext
-from plimsoll_sidecar.govern.policy import maintenance_window
+from plimsoll_sidecar.govern.policy import maintenance_window, restart_budget
 from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, ROUND
 
-WITHIN_BUDGET = "no restart until the leak budget is spent or a drain would outlast it"
+WITHIN_BUDGET = "deferred: the leak budget is not spent, and memory will outlast a drain"
+MANUALLY_DRAINED = "a person drained this replica: no restart until plimsoll resume"
+WITHDRAWN = "PodReplaceWithdrawn"
 
 
 def confirm(context: TurnContext, incident: Incident) -> None:
@@ -39,6 +41,35 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
     step = context.step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
     step.before_bytes = incident.before_bytes
     incident.note(step)
+
+
+def leave_to_person(context: TurnContext, incident: Incident) -> bool:
+    """Whether a person drained the replica: then nothing restarts it before it is resumed.
+
+    What was requested or prepared is taken back, and is no refusal.
+    """
+    if not context.engine.manually_drained:
+        return False
+    if incident.phase in (IncidentPhase.DRAINING, IncidentPhase.RESTARTING):
+        restart_budget.withdraw(context.state.restarts, incident.fenced_epoch or "")
+    if incident.phase is not IncidentPhase.CONFIRMED:
+        newest = incident.timeline[-1] if incident.timeline else None
+        if newest is not None and newest.outcome is StepOutcome.REQUESTED:
+            incident.tried.remove(Action.POD_REPLACE)
+            incident.note(context.step(WITHDRAWN, StepOutcome.SUCCEEDED, MANUALLY_DRAINED))
+        incident.rung = None
+        context.enter(incident, IncidentPhase.CONFIRMED)
+    wait(context, incident, WaitReason.MANUALLY_DRAINED, MANUALLY_DRAINED)
+    return True
+
+
+def wait(context: TurnContext, incident: Incident, reason: WaitReason | None, message: str) -> bool:
+    """Say what the incident waits for now; return whether that is news."""
+    if (incident.waits, incident.message) == (reason, message):
+        return False
+    incident.waits, incident.message = reason, message
+    context.tell(EventType.ADVANCED, incident)
+    return True
 
 
 def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
@@ -109,10 +140,8 @@ def waits_for_window(context: TurnContext, incident: Incident) -> bool:
     assert context.policy.maintenance_window is not None
     at = maintenance_window.clock(context.policy.maintenance_window)
     message = f"waiting for the maintenance window at {at}"
-    if incident.message != message:
-        incident.waits, incident.message = WaitReason.MAINTENANCE_WINDOW, message
+    if wait(context, incident, WaitReason.MAINTENANCE_WINDOW, message):
         incident.note(context.step("MaintenanceWindow", StepOutcome.SKIPPED, message))
-        context.tell(EventType.ADVANCED, incident)
     return True
 
 
@@ -121,9 +150,7 @@ def hold_within_budget(context: TurnContext, incident: Incident) -> None:
     message = WITHIN_BUDGET
     if incident.kind is IncidentKind.CAPACITY_LOSS:
         message = f"no restart until {SPENT_RATIO:.0%} of the capacity is lost"
-    if incident.message != message:
-        incident.message = message
-        context.tell(EventType.ADVANCED, incident)
+    wait(context, incident, None, message)
 
 
 def release_slot(context: TurnContext) -> None:

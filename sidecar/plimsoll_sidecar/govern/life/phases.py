@@ -25,6 +25,7 @@ from plimsoll_sidecar.govern.life.conditions import (
 )
 from plimsoll_sidecar.govern.life.context import TurnContext
 from plimsoll_sidecar.govern.life.moves import (
+    WITHDRAWN,
     confirm,
     diagnosed,
     ended_as_gone,
@@ -32,6 +33,7 @@ from plimsoll_sidecar.govern.life.moves import (
     give_up_trim,
     hold_within_budget,
     judge_trim,
+    leave_to_person,
     release_slot,
     request_replacement,
     return_to_confirmed,
@@ -49,7 +51,6 @@ RESTART = {
     Action.ENGINE_RESTART: Verb.RESTART_ENGINE,
 }
 TAKE_SLOT = "TakeSlot"
-WITHDRAWN = "PodReplaceWithdrawn"
 
 
 def advance(context: TurnContext, incident: Incident) -> None:
@@ -131,6 +132,8 @@ def confirmed(context: TurnContext, incident: Incident) -> None:
     elif context.policy.mode is Mode.OBSERVE:
         incident.note(context.step(rung.value, StepOutcome.WOULD, "mode is Observe"))
         context.end(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
+    elif leave_to_person(context, incident):
+        return
     elif restart_budget_spent(context):
         stop_restarting(context, incident)
     elif waits_for_window(context, incident):
@@ -147,6 +150,8 @@ def awaiting_slot(context: TurnContext, incident: Incident) -> None:
         return
     if context.policy.mode is Mode.OBSERVE or incident.rung != next_rung(context, incident):
         context.enter(incident, IncidentPhase.CONFIRMED)
+    elif leave_to_person(context, incident):
+        return
     elif restart_budget_spent(context):
         stop_restarting(context, incident)
     elif context.now - incident.phase_since > SLOT_WAIT_S:
@@ -219,9 +224,11 @@ def replacing(context: TurnContext, incident: Incident) -> None:
         incident.note(context.step(WITHDRAWN, StepOutcome.SUCCEEDED, "no longer allowed"))
         return_to_confirmed(context, incident, "no longer allowed")
         return
+    if ended_as_gone(context, incident) or leave_to_person(context, incident):
+        return
     late = context.now - incident.phase_since > SLOT_WAIT_S
     holds = context.state.slot_holder == incident.name
-    if not ended_as_gone(context, incident) and late and holds and context.free:
+    if late and holds and context.free:
         release_slot(context)
 
 
