@@ -105,15 +105,20 @@ class Bench:
         self.config = SHAPES[shape]()
         self.model = random_decoder(self.config, self.dtype, device, seed)
         length = 4096
-        blocks = MAX_SEQS * 2112 // BLOCK if device.type == "cuda" else 4096
+        blocks = 4096
+        if device.type == "cuda":
+            # All sequences of mixed256 at their longest, where the device has room for them.
+            block_bytes = BLOCK * self.model.kv.bytes_per_token(self.dtype)
+            free, _ = torch.cuda.mem_get_info(device)
+            blocks = min(MAX_SEQS * 2112 // BLOCK, int(0.8 * free) // block_bytes)
         self.runner = Runner(self.model, blocks, BLOCK)
         scheduler = Scheduler(BlockPool(blocks, BLOCK), MAX_SEQS, budget, length)
         self.engine = EngineCore(self.runner, scheduler)
         warm_up(self.engine)
         begun = time.perf_counter()
-        self.runner.capture_graphs(MAX_SEQS, length // BLOCK)
+        self.runner.capture_graphs(MAX_SEQS, length // BLOCK, longest=length)
         self.first_capture_s = time.perf_counter() - begun
-        while self.runner.graphs is not None and self.runner.graphs.capture_next():
+        while self.runner.capture_more():
             pass
         self.capture_s = time.perf_counter() - begun
         # As a worker does once it is warm: a full collection takes .17 s of a set.

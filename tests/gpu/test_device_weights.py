@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import subprocess
 import sys
 
@@ -62,6 +64,41 @@ def test_two_processes_see_one_buffer_and_stray_writes_are_found() -> None:
     after = checksums(flat, manifest)
     assert [name for name in before if before[name] != after[name]] == ["a"]
     buffer.close()
+
+
+READ_RATE = """
+import sys, torch
+from plimsoll_engine.device.buffer import DeviceBuffer
+torch.zeros(1, device="cuda")
+buffer = DeviceBuffer.map(bytes.fromhex(sys.argv[1]), int(sys.argv[2]))
+"""
+READS = """
+flat = buffer.tensor()[: 1 << 30].view(torch.int64)
+starts, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+times = []
+for _ in range(10):
+    starts.record()
+    flat.sum()
+    ends.record()
+    torch.cuda.synchronize()
+    times.append(starts.elapsed_time(ends))
+print(min(times))
+"""
+
+
+def test_a_mapping_is_read_as_fast_as_by_its_owner() -> None:
+    """Of a size that no larger page divides: with 4 KiB pages it takes 1.8 times as long."""
+    buffer = DeviceBuffer.allocate((1 << 30) + 8)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_RATE + READS, buffer.export().hex(), str(buffer.nbytes)],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    mapped_ms = float(done.stdout)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(READS, {"buffer": buffer, "torch": torch})
+    buffer.close()
+    own_ms = float(printed.getvalue())
+    assert mapped_ms < 1.15 * own_ms, (mapped_ms, own_ms)
 
 
 def test_memory_comes_back_when_the_buffer_is_closed() -> None:

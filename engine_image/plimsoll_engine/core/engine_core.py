@@ -312,7 +312,7 @@ class EngineCore:
                 chunk.request.drafting = None
 
     def capture_more(self) -> bool:
-        """Capture one more graph, of the model or of a draft model. False where none is missing."""
+        """Capture or plan one more step, of the model or a draft. False where none is left."""
         if self.runner.capture_more():
             return True
         draft = None if self.speculation is None else self.speculation.draft_model

@@ -21,6 +21,7 @@ from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.step_plan import Needed, StepPlan
+from plimsoll_engine.kernels.whole_prompts import make_plan, padded_lengths
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, pool_sums, pool_tensors
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -49,6 +50,8 @@ class Forward:
         self.block_size = block_size
         self.device: torch.device = model.device
         self.graphs: DecodeGraphs | None = None
+        self._unplanned: list[int] = []
+        """Padded lengths of prompts that the attention has no plan for yet."""
         self.adapters: LoadedAdapters | None = None
         """None where the engine takes no LoRA adapters."""
         self._ops = ops_for(self.device)
@@ -79,10 +82,13 @@ class Forward:
         """Device memory of the captured steps, of this rank."""
         return 0 if self.graphs is None else self.graphs.nbytes
 
-    def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
+    def capture_graphs(
+        self, max_num_seqs: int, max_blocks: int, later: bool = False, longest: int = 0
+    ) -> None:
         """Capture decode steps of the first few batch sizes (CUDA only), or none with ``later``.
 
-        :meth:`capture_more` captures the others. ``max_blocks`` is the most blocks of one request.
+        :meth:`capture_more` captures the others, and makes the plans for whole prompts of up to
+        ``longest`` tokens. ``max_blocks`` is the most blocks of one request.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -90,12 +96,29 @@ class Forward:
         self.graphs = DecodeGraphs(
             self.model, self.kv, self.block_size, max_num_seqs, max_blocks, self.kv_scales
         )
+        if None in self.model.spec.windows:
+            self._unplanned = padded_lengths(longest)
         if not later:
             self.graphs.capture_first()
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether :meth:`capture_more` has something left to do."""
+        return self.graphs is not None and (self.graphs.missing or bool(self._unplanned))
+
     def capture_more(self) -> bool:
-        """Capture one more batch size; False where none is missing."""
-        return self.graphs is not None and self.graphs.capture_next()
+        """Capture one more batch size, or plan one more length; False where none is missing."""
+        if self.graphs is not None and self.graphs.capture_next():
+            return True
+        if not self.incomplete:
+            return False
+        assert isinstance(self.model, Decoder)
+        spec = self.model.spec
+        make_plan(
+            self._unplanned.pop(0), spec.heads, spec.kv_heads, spec.dim, self.model.dtype,
+            self.device,
+        )  # fmt: skip
+        return True
 
     @torch.inference_mode()
     def follow(self, inputs: Inputs) -> None:

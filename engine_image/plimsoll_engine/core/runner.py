@@ -119,14 +119,16 @@ class Runner(Forward):
         others = self._leader.ask(rank_ipc.SumBlocks(list(blocks)), rank_ipc.BlockSums)
         return add_sums([sums, *(answer.sums for answer in others)])
 
-    def capture_graphs(self, max_num_seqs: int, max_blocks: int, later: bool = False) -> None:
+    def capture_graphs(
+        self, max_num_seqs: int, max_blocks: int, later: bool = False, longest: int = 0
+    ) -> None:
         """Capture on every rank at the same time: the collectives are part of the graphs."""
-        with self._together(rank_ipc.Graphs(max_num_seqs, max_blocks, later)):
-            super().capture_graphs(max_num_seqs, max_blocks, later)
+        with self._together(rank_ipc.Graphs(max_num_seqs, max_blocks, later, longest)):
+            super().capture_graphs(max_num_seqs, max_blocks, later, longest)
 
     def capture_more(self) -> bool:
-        """Capture one more size on every rank. False when none is missing."""
-        if self.graphs is None or not self.graphs.missing:
+        """Do one more piece on every rank. False when none is missing."""
+        if not self.incomplete:
             return False
         with self._together(rank_ipc.Capture()):
             return super().capture_more()

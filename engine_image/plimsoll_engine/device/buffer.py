@@ -20,6 +20,10 @@ LAZY_PEER_ACCESS = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the only flag that cuIpcOpenMemHandle takes."""
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
+PAGE_BYTES = 2 << 20
+"""The device's largest page. A process that opens an allocation by IPC maps it with the largest
+page that divides its size (seen on H100 and H200, driver 580). With 4 KiB pages, an H100 reads
+weights at 2.2 instead of 4.0 TB/s, and mapping 16 GB takes 83 instead of .7 ms."""
 
 
 class CudaError(RuntimeError):
@@ -44,10 +48,14 @@ class DeviceBuffer:
 
     @classmethod
     def allocate(cls, nbytes: int) -> DeviceBuffer:
-        """Memory of our own. Raises torch.OutOfMemoryError as torch's own allocation would."""
+        """Return memory of our own: ``nbytes`` bytes, in whole pages of the largest size.
+
+        Raises torch.OutOfMemoryError as torch's own allocation would.
+        """
         _ensure_context()
         pointer = ctypes.c_uint64()
-        status = _driver().cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(nbytes))
+        whole_pages = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+        status = _driver().cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(whole_pages))
         if status == OUT_OF_MEMORY:
             free, total = torch.cuda.mem_get_info()
             raise torch.OutOfMemoryError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import AbstractContextManager
 
 import torch
@@ -19,9 +18,11 @@ from plimsoll_engine.kernels.reference import write_quantized
 from plimsoll_engine.kernels.scaled_product import quantize, scaled_product
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kernels.whole_prompts import (
+    EqualPrompts,
     Fresh,
     attend_whole,
     fastest_first,
+    fewest_rows,
     tail_rows,
     whole_prompts,
     with_tail,
@@ -62,8 +63,12 @@ class FusedOps:
     projects = True
     adds_from = 1024
 
+    def __init__(self) -> None:
+        self._equal = EqualPrompts()
+
     def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Return a context in which the library's attention is the fastest that it has."""
+        plan.joined = self._equal.joined(whole_prompts(plan))
         return fastest_first(plan)
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -178,12 +183,10 @@ class FusedOps:
 
         The product reads long prompts where the library's attention left them, without a copy.
         """
-        counts = Counter(whole_prompts(plan, window))
-        groups = [rows * count * weight.shape[0] for rows, count in counts.items()]
-        if not groups or min(groups) < APART:
+        if fewest_rows(plan, window) * weight.shape[0] < APART:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
-        if before := query.shape[0] - sum(counts.elements()):
+        if before := query.shape[0] - sum(whole_prompts(plan, window)):
             out = torch.empty_like(query[:before])
             _attend_paged(query, plan, layer, scale, window, out)
             self.add_product(out.flatten(1), weight, into[:before])

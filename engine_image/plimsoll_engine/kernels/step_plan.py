@@ -87,7 +87,8 @@ class StepPlan:
     computes, None where it computes all of them. ``context_limit`` is the most tokens that a
     context of this engine may have, 0 where nobody has said. ``scales`` float32 [2, layers, slots,
     kv heads] are those of keys and values in an FP8 pool, else None: of each block together, in the
-    order of :class:`Pages`.
+    order of :class:`Pages`. ``joined`` are the lengths of whole prompts of which the backend
+    computes the equal ones in one call.
     """
 
     keys: torch.Tensor
@@ -106,6 +107,7 @@ class StepPlan:
     context_limit: int = 0
     scales: torch.Tensor | None = None
     needed: Needed | None = None
+    joined: frozenset[int] = frozenset()
 
     def of(self, layer: int) -> tuple[Pages, Pages]:
         """Return the keys and the values of ``layer``."""

@@ -252,9 +252,11 @@ class CoreLifecycle:
                     warm_up(self.engine)
             with self._stage("graphs"):
                 blocks = self.engine.pool.blocks_for(self.settings.max_model_len)
-                self._runner.capture_graphs(self.engine.max_rows, blocks, later=quick)
+                rows, limits = self.engine.max_rows, self.settings
+                longest = min(limits.max_num_batched_tokens, limits.max_model_len)
+                self._runner.capture_graphs(rows, blocks, quick, longest)
                 if (drafts := self._drafts()) is not None:
-                    drafts.capture_graphs(self.engine.max_rows, blocks, later=quick)
+                    drafts.capture_graphs(rows, blocks, quick, longest)
             with self._stage("freeze"):
                 self.freeze()
                 self.member.frozen()

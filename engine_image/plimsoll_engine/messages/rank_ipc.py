@@ -86,6 +86,7 @@ class Graphs(msgspec.Struct, tag="graphs"):
     max_num_seqs: int
     max_blocks: int
     later: bool
+    longest: int
 
 
 class Capture(msgspec.Struct, tag="capture"):

@@ -56,8 +56,8 @@ class Follower:
                 self._pool.follow(inputs)
             case rank_ipc.Capture():
                 self._pool.capture_more()
-            case rank_ipc.Graphs(max_num_seqs, max_blocks, later):
-                self._pool.capture_graphs(max_num_seqs, max_blocks, later)
+            case rank_ipc.Graphs(max_num_seqs, max_blocks, later, longest):
+                self._pool.capture_graphs(max_num_seqs, max_blocks, later, longest)
             case rank_ipc.Pool(num_blocks, block_size, shared):
                 self._drop()
                 model = self._lifecycle.model

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from plimsoll_engine.kernels import (
     decode_attention,
@@ -319,6 +320,57 @@ def test_whole_prompts_of_the_library(rotates: bool, lengths: tuple[int, ...]) -
     found = FUSED.attend(query, plan, 0, 0.3, None)
     plan.derived = None
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 8e-3
+
+
+def test_prompts_of_one_padded_length_share_a_plan(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library makes one, 45 ms on the host, for each set of shapes and strides."""
+    plans = set()
+
+    def attention(*tensors: Any, **options: Any) -> torch.Tensor:
+        plans.add(tuple((x.shape, x.stride()) for x in tensors))
+        return scaled_dot_product_attention(*tensors, **options)
+
+    monkeypatch.setattr(whole_prompts, "scaled_dot_product_attention", attention)
+    for shift in (0, 3):
+        fresh = tuple(length + shift for length in lengths)
+        plan = plan_of([(9, 1), *((n, n) for n in fresh)], 2, 32, NARROW)
+        plan.fresh = fresh
+        query, key, value = (draw(len(plan.write_slots), h, 32, dtype=NARROW) for h in (4, 2, 2))
+        FUSED.store(key, value, plan, 0)
+        FUSED.attend(query, plan, 0, 0.3, None)
+    assert len(plans) == 2, "for two padded lengths, one of them twice in a step"
+    whole_prompts.make_plan(plans_of(plans)[0], 4, 2, 32, NARROW, DEVICE)
+    assert len(plans) == 2, "made before the first prompt"
+
+
+def test_equal_prompts_are_joined_once_they_have_come_often(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then, a plan for their true length would cost more than it saves."""
+    monkeypatch.setattr(whole_prompts, "JOINED_AFTER", 3)
+    plan = plan_of([(n, n) for n in lengths], 2, 32, NARROW)
+    plan.fresh = lengths
+    query, key, value = (draw(len(plan.write_slots), h, 32, dtype=NARROW) for h in (4, 2, 2))
+    ops = FusedOps()
+    found = []
+    for _ in range(5):
+        with ops.computing(plan):
+            ops.store(key, value, plan, 0)
+            calls = [x for _, x in whole_prompts.attend_whole(query, plan, 0.3, None)]
+            found.append(torch.cat([x.flatten(0, 1) for x in calls]))
+        assert [len(x) for x in calls] == ([1, 2] if len(found) > 3 else [1, 1, 1])
+    assert error(found[-1], found[0]) < 8e-3
+    never_twice = [(n, n) for n in range(2000, 2400)]
+    equal = whole_prompts.EqualPrompts()
+    assert not any(equal.joined(whole) for whole in never_twice)
+    assert len(equal._steps) <= whole_prompts.MOST_GROUPS + 1, "bounded"
+
+
+def plans_of(plans: set[Any]) -> list[int]:
+    """Return the padded lengths."""
+    return [query[0][2] for query, _, _ in plans]
 
 
 @pytest.mark.parametrize("apart", [1, 1 << 20], ids=["apart", "together"])
