@@ -144,7 +144,7 @@ class Supervisor:
             self._group.start()
         self._publish()
         pending = self._governor.state.pending
-        if pending is not None and self._hold is None:
+        if pending is not None and self._hold is None and not self._config.missing:
             log.info("the supervisor ended during %s: sending it again", pending.verb)
             self._actuator.send(pending)
         due = time.monotonic()
@@ -366,10 +366,8 @@ class Supervisor:
         if time.monotonic() < self._config_at:
             return True
         self._config_at = time.monotonic() + CONFIG_CHECK_S
-        old, error = self._config.current, self._config.error
+        old = self._config.current
         changed = self._config.reread()
-        if self._config.error is not None and self._config.error != error:
-            log.error("%s; the previous configuration stays in force", self._config.error)
         self._metrics.config(self._config.error is None)
         if not changed:
             return True

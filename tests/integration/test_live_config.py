@@ -1,4 +1,4 @@
-"""A supervisor's process takes a new configuration without a restart."""
+"""A supervisor's process takes a new configuration without a restart, and watches without one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import time
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision import LogLevel, Mode, Supervision
-from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
+from plimsoll_api.supervisor_config import (
+    POD_ENGINE_ENV,
+    EngineEndpoint,
+    PodEngine,
+    ServiceRef,
+    SupervisorConfig,
+)
 from plimsoll_cli.local import ports
 
 NOBODY = "http://127.0.0.1:1"
@@ -56,6 +63,42 @@ def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> No
             newest = sampled_since(port, newest)
         assert said.stat().st_size == before
         assert process.poll() is None
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_a_supervisor_without_configuration_watches_and_its_pod_stays_ready(tmp_path: Path) -> None:
+    """As in a pod whose policy was deleted: through the launcher, which answers the kubelet."""
+    file, said = tmp_path / "supervisor.json", tmp_path / "log"
+    own = PodEngine(EngineEndpoint(EngineType.VLLM, NOBODY, NOBODY, container="server"))
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
+    environ |= {"POD_NAME": "chat-0", "POD_NAMESPACE": "team"}
+    environ |= {POD_ENGINE_ENV: msgspec.json.encode(own).decode()}
+    (port, probes) = ports.choose([None, None])
+    command = [sys.executable, "-m", "plimsoll_sidecar.launcher", "--config", str(file)]
+    command += ["--run-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")]
+    command += ["--host=127.0.0.1", f"--metrics-port={port}", f"--probe-port={probes}"]
+    with said.open("w") as log:
+        process = subprocess.Popen(command, stderr=log, env=environ)
+    try:
+        newest = sampled_since(port, 0.0)
+        for _ in range(3):
+            newest = sampled_since(port, newest)
+        base = f"http://127.0.0.1:{port}"
+        state = httpx.get(f"{base}/state").json()
+        assert (state["mode"], state["service"]) == ("Observe", "chat-0")
+        assert state["config_error"].startswith("no configuration, the supervisor only watches: ")
+        assert "plimsoll_supervisor_config_valid 0.0" in httpx.get(f"{base}/metrics").text
+        assert "no configuration" in httpx.get(base).text
+        assert httpx.get(f"http://127.0.0.1:{probes}/ready").status_code == 200
+        assert said.read_text().count("no configuration") == 1
+        assert "supervisor exited" not in said.read_text()
+        write(file, Mode.RECOVER, LogLevel.INFO)
+        wait_for(said, "the configuration names another engine or service: restarting")
+        sampled_since(port, time.time())
+        state = httpx.get(f"{base}/state").json()
+        assert (state["mode"], state["config_error"]) == ("Recover", None)
     finally:
         process.terminate()
         assert process.wait(20) == 0

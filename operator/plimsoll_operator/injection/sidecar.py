@@ -91,7 +91,9 @@ def _add(pod: Object, container: Object, config_map: str, options: Options) -> N
     # Last of all: it is up before the engine, and downloads are not its concern.
     pod["initContainers"] = [*others, container]
     volumes = {PREFIX + name: source for name, source in VOLUMES.items()}
-    volumes[CONFIG] = {"configMap": {"name": config_map}}
+    # The ConfigMap may be absent when a pod is created, and goes with its policy. The pod must
+    # start without it: then the supervisor only watches.
+    volumes[CONFIG] = {"configMap": {"name": config_map, "optional": True}}
     if options.token:
         volumes[TOKEN] = {"projected": {"sources": token_sources()}}
     kept = [v for v in pod.get("volumes") or [] if v.get("name") not in volumes]

@@ -145,7 +145,8 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "state", "emptyDir": {"sizeLimit": "256Mi"}},
         {"name": "cache", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
-        {"name": "config", "configMap": {"name": names.supervisor(name)}},
+        # Optional, as in other people's pods: the engine never waits for a configuration.
+        {"name": "config", "configMap": {"name": names.supervisor(name), "optional": True}},
         {"name": "token", "projected": {"sources": token_sources()}},
         *model.volumes(service),
         *api_keys.volumes(service),
@@ -158,7 +159,7 @@ def token_sources() -> list[dict[str, Any]]:
     ca = [{"key": "ca.crt", "path": "ca.crt"}]
     return [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_LIFETIME_S}},
-        {"configMap": {"name": "kube-root-ca.crt", "items": ca}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": ca, "optional": True}},
         {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": field}]}},
     ]
 

@@ -178,7 +178,7 @@ class Metrics:
         )
         self._config_ok = gauge(
             "supervisor_config_valid",
-            "0 while the supervisor does not use the newest configuration.",
+            "0 while the supervisor has no configuration, or does not use the newest one.",
         )
         self._out_of_service = gauge(
             "supervisor_out_of_service",
@@ -279,7 +279,7 @@ class Metrics:
         self._journal_damage.labels(part).inc()
 
     def config(self, valid: bool) -> None:
-        """Show whether the newest configuration file is in use; if not, an older one is."""
+        """Show whether the newest configuration file is in use."""
         self._config_ok.set(int(valid))
 
     def out_of_service(self, reasons: Collection[str]) -> None:

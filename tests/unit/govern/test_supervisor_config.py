@@ -54,10 +54,33 @@ def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None
     assert file.reread()
     assert file.error is None
     assert file.current.supervision.mode is Mode.RECOVER
+
+
+def test_without_its_file_a_supervisor_goes_on_watching_and_does_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kubelet empties the volume when somebody deletes the ConfigMap."""
+    path = tmp_path / "supervisor.json"
+    path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
+    file = ConfigFile(path)
+    path.unlink()
+    assert file.reread()
+    assert file.missing
+    assert file.error is not None
+    assert file.error.startswith("no configuration, the supervisor only watches: ")
+    assert file.current == config(Mode.OBSERVE)
+    assert not file.reread()
+    path.write_text("{")
+    assert not file.reread()
+    assert file.current.supervision.mode is Mode.OBSERVE
     path.unlink()
     assert not file.reread()
-    assert file.error is not None
-    assert file.current.supervision.mode is Mode.RECOVER
+    path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
+    assert file.reread()
+    assert file.error is None
+    assert not file.missing
+    assert file.current == config(Mode.RECOVER)
+    assert len(caplog.records) == 3, "each state is logged once"
 
 
 def test_a_pod_of_a_policy_has_an_engine_of_its_own(
@@ -83,6 +106,35 @@ def test_a_pod_of_a_policy_has_an_engine_of_its_own(
     assert POD_ENGINE_ENV in file.error
     assert "$.engine" in file.error
     assert file.current.engine == own
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_pod_that_starts_without_a_file_watches_the_engine_that_admission_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    path, url = tmp_path / "supervisor.json", "http://127.0.0.1:30000"
+    if text is not None:
+        path.write_text(text)
+    own = EngineEndpoint(type=EngineType.SGLANG, admin_url=url, serving_url=url, container="server")
+    monkeypatch.setenv("POD_NAME", "chat-0")
+    monkeypatch.setenv("POD_NAMESPACE", "team")
+    monkeypatch.setenv(POD_ENGINE_ENV, msgspec.json.encode(PodEngine(own)).decode())
+    file = ConfigFile(path)
+    assert file.missing
+    assert file.error is not None
+    assert "supervisor.json" in file.error
+    found = file.current
+    assert (found.engine, found.service) == (own, ServiceRef("chat-0", "team"))
+    assert found.supervision.mode is Mode.OBSERVE
+    assert (found.slots, found.memory.host, found.memory.device) == ((), None, None)
+
+    monkeypatch.setenv(POD_ENGINE_ENV, "garbage")
+    assert ConfigFile(path).current.engine.type is EngineType.CUSTOM
+    path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
+    assert file.reread()
+    assert file.error is None
+    assert not file.missing
+    assert file.current == config(Mode.RECOVER)
 
 
 def test_a_first_file_that_is_absent_is_named(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_an_engine_gets_its_supervisor_and_the_supervisor_its_engine() -> None:
     }
     assert made.pod["metadata"]["labels"][POLICY_LABEL] == "fuzz"
     volumes = {one["name"]: one for one in made.pod["spec"]["volumes"]}
-    assert volumes["plimsoll-config"]["configMap"] == {"name": "fuzz.policy"}
+    assert volumes["plimsoll-config"]["configMap"] == {"name": "fuzz.policy", "optional": True}
     mounts = {one["name"]: one["mountPath"] for one in supervisor(made)["volumeMounts"]}
     assert mounts["plimsoll-token"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     assert set(mounts) <= set(volumes)
