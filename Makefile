@@ -17,7 +17,7 @@ PYTEST := $(BIN)/pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-long test-next engines test-engines test-gpu check audit docs-check tour format generate lock lab cluster cluster-down clean
+.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu check audit docs-check tour format generate lock lab cluster cluster-down clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -43,8 +43,12 @@ lab: $(READY)
 
 # Four workers on two cores: tests of labs and engines wait for more than half of their time.
 test: $(READY) lab
-	$(PYTEST) -n 4 --dist loadscope --no-loadscope-reorder --durations 25 -m 'not long'
+	$(PYTEST) -n 4 --dist loadscope --no-loadscope-reorder --durations-file durations.json -m 'not long'
 	TRITON_INTERPRET=1 $(PYTEST) -n 3 tests/unit/engine/kernels
+
+# What the last `make test` cost against the record of tests/durations.json.
+durations: $(READY)
+	@$(BIN)/python -m tests.durations diff
 
 test-unit: $(READY)
 	$(PYTEST) tests/unit

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.durations import Durations
 from tests.lab.errors import MissingError
 
 if TYPE_CHECKING:
+    from tests.lab.definitions import Definitions
     from tests.lab.lab import ExistingCluster, Lab
 
 E2E = "PLIMSOLL_E2E_KUBECONFIG"
@@ -27,6 +29,17 @@ E2E = "PLIMSOLL_E2E_KUBECONFIG"
 # every test has a time limit of its own, and benchmarks hold the speed.
 settings.register_profile("plimsoll", deadline=None)
 settings.load_profile("plimsoll")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "write what each test file costs to this file (see tests/durations.py)"
+    parser.addoption("--durations-file", type=Path, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    target = None if hasattr(config, "workerinput") else config.option.durations_file
+    if target is not None or "PYTEST_XDIST_WORKER" in os.environ:
+        config.pluginmanager.register(Durations(target), "durations-file")
 
 
 def _missing(why: str) -> None:
@@ -102,6 +115,21 @@ def cluster() -> Iterator[Lab]:
         yield lab
     finally:
         lab.stop()
+
+
+@pytest.fixture(scope="session")
+def definitions() -> Iterator[Definitions]:
+    """Our resource definitions, as an API server applies them, without the server."""
+    from tests.lab import binaries
+    from tests.lab.definitions import Definitions
+    from tests.lab.lab import CRDS
+
+    try:
+        made = Definitions(binaries.kubelab(build=False), sorted(CRDS.glob("*.yaml")))
+    except MissingError as error:
+        _missing(str(error))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session", params=[3, 4], ids=["helm3", "helm4"])
