@@ -50,6 +50,7 @@ def setup() -> int:
         if packages or absent:
             install_packages(packages + absent)
         binaries.find(node=node.missing() is None)
+        binaries.kubelab()
         for major in binaries.HELM:
             binaries.helm(major)
         binaries.leader_worker_set()

@@ -62,6 +62,16 @@ def find(node: bool) -> Binaries:
     return Binaries(kubelab=_build("kubelab", "."), pause=pause)
 
 
+def kubelab(build: bool = True) -> Path:
+    """The one binary that also checks objects against resource definitions.
+
+    MissingError where it cannot be built, or is not yet there and ``build`` is False.
+    """
+    if not build and not _target("kubelab").exists():
+        raise MissingError("kubelab is not built yet: make lab builds it")
+    return _build("kubelab", ".")
+
+
 def helm(major: int) -> str:
     """Path of Helm 3 or 4; built once, in about 2 minutes. MissingError where it cannot be."""
     target = cache_dir() / f"helm{major}" / "helm"
@@ -133,10 +143,14 @@ def _go(go: str, module: Path, *arguments: str, failure: type[LabError] = LabErr
     return done.stdout
 
 
-def _build(name: str, package: str) -> Path:
+def _target(name: str) -> Path:
     sources = sorted(p for p in MODULE.rglob("*") if p.suffix in (".go", ".mod", ".sum"))
     digest = hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:12]
-    target = cache_dir() / f"{VERSION}-{digest}" / name
+    return cache_dir() / f"{VERSION}-{digest}" / name
+
+
+def _build(name: str, package: str) -> Path:
+    target = _target(name)
     if target.exists():
         return target
     go = shutil.which("go")

@@ -10,156 +10,16 @@ import pytest
 
 from tests.lab.objects import Refused
 from tests.pod_templates import SAFE
+from tests.unit.api.test_definitions import SERVICES, service
 
-GIB2 = {"host": {"growthBudget": "2Gi"}}
 
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"replicas": -1}, "spec.replicas"),
-        ({"supervison": {}}, 'unknown field "spec.supervison"'),
-        ({"memory": {"host": {"growthBudget": 0}}}, "growthBudget must be more than 0"),
-        ({"memory": {"host": {"growthBudget": "0Mi"}}}, "growthBudget must be more than 0"),
-        ({"memory": {"device": {"growthBudget": "-1Gi"}}}, "growthBudget must be more than 0"),
-        ({"memory": {"host": {"growthBudget": "64 Mi"}}}, "spec.memory.host.growthBudget"),
-        ({"memory": {"host": {}}}, "spec.memory.host.growthBudget: Required"),
-        (
-            {"memory": {"host": {"growthBudget": "2Gi", "limit": "1Gi"}}},
-            "growthBudget must not be larger than limit",
-        ),
-        (
-            {"memory": GIB2, "engine": {"resources": {"limits": {"memory": "1Gi"}}}},
-            "memory.host.growthBudget must not be larger than engine.resources.limits.memory",
-        ),
-        (
-            {"model": {"uri": "hf://organisation"}},
-            "model.uri must be file:///ABSOLUTE/PATH, pvc://",
-        ),
-        ({"model": {"uri": "file://relative"}}, "model.uri must be"),
-        ({"model": {"uri": "file:///a/../../etc"}}, "model.uri must be"),
-        ({"supervision": {"ladder": ["WorkerRestart", "Trim"]}}, "ladder must be in the order"),
-        ({"supervision": {"ladder": ["Trim", "Trim"]}}, "ladder must not name an action twice"),
-        ({"supervision": {"ladder": ["Reboot"]}}, "spec.supervision.ladder[0]"),
-        ({"supervision": {"stall": {"timeout": "soon"}}}, "spec.supervision.stall.timeout"),
-        ({"supervision": {"stall": {"timeout": "0s"}}}, "the duration must be more than 0"),
-        ({"supervision": {"maxUnavailable": 0}}, "spec.supervision.maxUnavailable"),
-        ({"engine": {"type": "magic"}}, "spec.engine.type"),
-        ({"engine": {"port": 8001}}, "engine.port must not be 8001"),
-        (
-            {"engine": {"type": "vllm", "image": "i", "apiKeySecretRef": {"name": "s"}}},
-            "engine.apiKeySecretRef is for engine.type plimsoll only",
-        ),
-        (
-            {"probe": {"enabled": True}},
-            "probe.enabled must be false for an engine that speaks the admin protocol",
-        ),
-        (
-            {
-                "probe": {"enabled": True},
-                "engine": {"type": "custom", "image": "i", "adminContract": "Plimsoll"},
-            },
-            "probe.enabled must be false for an engine that speaks the admin protocol",
-        ),
-        (
-            {
-                "probe": {"enabled": True},
-                "engine": {
-                    "type": "vllm",
-                    "image": "i",
-                    "env": [{"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}],
-                },
-            },
-            "with probe.enabled, PYTHONPATH must have a value, not valueFrom",
-        ),
-        ({"probe": {"enabled": True, "image": ""}}, "spec.probe.image"),
-        (
-            {"engine": {"args": ["--port", "9000"]}},
-            "engine.args must not have --port: set engine.port",
-        ),
-        (
-            {"engine": {"args": ["--dtype=auto", "--served-model-name=x"]}},
-            "engine.args must not have --served-model-name: set model.servedName",
-        ),
-        (
-            {"engine": {"type": "vllm", "image": "i", "args": ["--served_model_name=x"]}},
-            "engine.args must not have --served-model-name",
-        ),
-        (
-            {"engine": {"type": "sglang", "image": "i", "args": ["--model-path=/m"]}},
-            "engine.args must not have --model-path: set model.uri",
-        ),
-        (
-            {"engine": {"args": ["--api-key-file=/k"], "apiKeySecretRef": {"name": "s"}}},
-            "engine.args must not have --api-key-file: engine.apiKeySecretRef sets it",
-        ),
-        (
-            {"engine": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}},
-            "requests.cpu must not be above its limit",
-        ),
-        (
-            {
-                "supervisor": {
-                    "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1G"}}
-                }
-            },
-            "requests.memory must not be above its limit",
-        ),
-        (
-            {"engine": {"resources": {"requests": {"nvidia.com/gpu": 1}}}},
-            "requests.nvidia.com/gpu must be the same as its limit",
-        ),
-        (
-            {
-                "engine": {
-                    "resources": {
-                        "requests": {"nvidia.com/gpu": 1},
-                        "limits": {"nvidia.com/gpu": 2},
-                    }
-                }
-            },
-            "requests.nvidia.com/gpu must be the same as its limit",
-        ),
-        (
-            {"engine": {"resources": {"limits": {"nvidia.com/gpu": "500m"}}}},
-            "limits.nvidia.com/gpu must be a whole number of devices",
-        ),
-        (
-            {"engine": {"resources": {"limits": {"memory": "-1Gi"}}}},
-            "spec.engine.resources.limits.memory",
-        ),
-    ],
-)
-def test_refused_with_the_field(
-    admin: Any, manifest: dict[str, Any], change: dict[str, Any], message: str
+@pytest.mark.parametrize(("change", "message"), SERVICES[:: len(SERVICES) // 5])
+def test_the_server_refuses_what_the_definitions_refuse(
+    admin: Any, change: dict[str, Any], message: str
 ) -> None:
-    spec = {"model": manifest["spec"]["model"]} | change
     with pytest.raises(Refused, match=re.escape(message)):
-        admin.create(manifest | {"spec": spec})
+        admin.create(service(change))
     assert admin.get("plinf", "tiny") is None
-
-
-@pytest.mark.parametrize(
-    "engine",
-    [
-        {"args": ["--api-key-file=/k", "--portable", "port=1", "--max-model-len=9"]},
-        {"type": "custom", "image": "i", "args": ["--port=9000", "--model", "x"]},
-        {"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 2, "hugepages-2Mi": "4Mi"}}},
-        {"resources": {"requests": {"cpu": "0.5", "memory": 4096}, "limits": {"cpu": "500m"}}},
-        {"resources": {"requests": {"a.b/c": "2"}, "limits": {"a.b/c": 2}}},
-    ],
-)
-def test_what_only_looks_like_it_is_taken(
-    admin: Any, manifest: dict[str, Any], engine: dict[str, Any]
-) -> None:
-    spec = {"model": manifest["spec"]["model"], "engine": engine}
-    admin.create(manifest | {"spec": spec}, dry_run=True)
-
-
-@pytest.mark.parametrize("name", ["a" * 51, "1st", "a.b"])
-def test_a_name_that_no_service_can_have(admin: Any, manifest: dict[str, Any], name: str) -> None:
-    with pytest.raises(Refused, match=r"metadata\.name must be at most 50 lower-case letters"):
-        admin.create(manifest | {"metadata": {"name": name}})
 
 
 def test_the_least_manifest_gets_its_defaults(kubectl: Any, manifest: dict[str, Any]) -> None:

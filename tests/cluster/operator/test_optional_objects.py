@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import yaml
-
-from tests.lab.objects import Refused
 
 ASKED = {
     "networkPolicy": {"enabled": True},
@@ -97,32 +93,3 @@ def test_any_character_arrives(
     found = eventually(lambda: kubectl.get("deployment", "tiny"))
     command = found["spec"]["template"]["spec"]["containers"][0]["command"]
     assert command[-1] == argument
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"autoscaling": {"minReplicas": 3, "maxReplicas": 2, "target": {"cpuPercent": 1}}},
-            "autoscaling.minReplicas",
-        ),
-        ({"autoscaling": {"maxReplicas": 2, "target": {}}}, "needs one of cpuPercent and metric"),
-        ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
-        ({"rollout": {"onLeak": "Panic"}}, "spec.rollout.onLeak"),
-        ({"engine": {"type": "vllm"}}, "engine.image is needed"),
-        ({"engine": {"adminContract": "Plimsoll"}}, "engine.adminContract is for"),
-        ({"model": {"uri": "hf://one"}}, "model.uri must be"),
-        (
-            {"model": {"uri": "file:///m", "revision": "main"}},
-            "model.revision only goes with a model.uri of hf://",
-        ),
-        ({"disruption": {"maxUnavailable": "some"}}, "spec.disruption.maxUnavailable"),
-        ({"disruption": {"maxUnavailable": -1}}, "spec.disruption.maxUnavailable"),
-        ({"observability": {"podMonitor": {"interval": "0s"}}}, "must be more than 0"),
-    ],
-)
-def test_a_bad_option_is_refused_with_the_field(
-    admin: Any, manifest: dict[str, Any], change: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(Refused, match=re.escape(message)):
-        admin.create(manifest | {"spec": {**manifest["spec"], **change}})

@@ -1,6 +1,6 @@
 // kubelab is one binary that holds etcd, every component of a single-node
 // Kubernetes cluster, and kubectl of the same version. Run it as
-// `kubelab COMPONENT [flags]`.
+// `kubelab COMPONENT [flags]`; `kubelab definitions` checks objects without a server.
 package main
 
 import (
@@ -30,6 +30,7 @@ var components = map[string]func() *cobra.Command{
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 	"kube-proxy":              proxy.NewProxyCommand,
+	"definitions":             newDefinitionsCommand,
 	"kubectl":                 func() *cobra.Command { return kubectl.NewDefaultKubectlCommand() },
 }
 

@@ -1,0 +1,219 @@
+"""The rules of ``crds/*.yaml``: a bad manifest is refused with a message that names the field.
+
+The rules are those of the files that ``plimsoll_api/generate.py`` writes, applied by the API
+server's own code; ``tests/cluster/operator/test_bad_specs.py`` asks a server some of this.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.lab.objects import Refused
+
+if TYPE_CHECKING:
+    from tests.lab.definitions import Definitions
+
+ROOT = Path(__file__).parents[3]
+SERVICE: dict[str, Any] = yaml.safe_load((ROOT / "examples/tiny.yaml").read_text())
+POLICY: dict[str, Any] = {
+    "apiVersion": "plimsoll.dev/v1alpha1",
+    "kind": "SupervisionPolicy",
+    "metadata": {"name": "engines"},
+    "spec": {"selector": {"matchLabels": {"app": "vllm"}}},
+}
+GIB2 = {"host": {"growthBudget": "2Gi"}}
+
+SERVICES: list[tuple[dict[str, Any], str]] = [
+    ({"replicas": -1}, "spec.replicas"),
+    ({"supervison": {}}, 'unknown field "spec.supervison"'),
+    ({"memory": {"host": {"growthBudget": 0}}}, "growthBudget must be more than 0"),
+    ({"memory": {"host": {"growthBudget": "0Mi"}}}, "growthBudget must be more than 0"),
+    ({"memory": {"device": {"growthBudget": "-1Gi"}}}, "growthBudget must be more than 0"),
+    ({"memory": {"host": {"growthBudget": "64 Mi"}}}, "spec.memory.host.growthBudget"),
+    ({"memory": {"host": {}}}, "spec.memory.host.growthBudget: Required"),
+    (
+        {"memory": {"host": {"growthBudget": "2Gi", "limit": "1Gi"}}},
+        "growthBudget must not be larger than limit",
+    ),
+    (
+        {"memory": GIB2, "engine": {"resources": {"limits": {"memory": "1Gi"}}}},
+        "memory.host.growthBudget must not be larger than engine.resources.limits.memory",
+    ),
+    (
+        {"model": {"uri": "hf://organisation"}},
+        "model.uri must be file:///ABSOLUTE/PATH, pvc://",
+    ),
+    ({"model": {"uri": "file://relative"}}, "model.uri must be"),
+    ({"model": {"uri": "file:///a/../../etc"}}, "model.uri must be"),
+    ({"supervision": {"ladder": ["WorkerRestart", "Trim"]}}, "ladder must be in the order"),
+    ({"supervision": {"ladder": ["Trim", "Trim"]}}, "ladder must not name an action twice"),
+    ({"supervision": {"ladder": ["Reboot"]}}, "spec.supervision.ladder[0]"),
+    ({"supervision": {"stall": {"timeout": "soon"}}}, "spec.supervision.stall.timeout"),
+    ({"supervision": {"stall": {"timeout": "0s"}}}, "the duration must be more than 0"),
+    ({"supervision": {"maxUnavailable": 0}}, "spec.supervision.maxUnavailable"),
+    ({"engine": {"type": "magic"}}, "spec.engine.type"),
+    ({"engine": {"port": 8001}}, "engine.port must not be 8001"),
+    (
+        {"engine": {"type": "vllm", "image": "i", "apiKeySecretRef": {"name": "s"}}},
+        "engine.apiKeySecretRef is for engine.type plimsoll only",
+    ),
+    (
+        {"probe": {"enabled": True}},
+        "probe.enabled must be false for an engine that speaks the admin protocol",
+    ),
+    (
+        {
+            "probe": {"enabled": True},
+            "engine": {"type": "custom", "image": "i", "adminContract": "Plimsoll"},
+        },
+        "probe.enabled must be false for an engine that speaks the admin protocol",
+    ),
+    (
+        {
+            "probe": {"enabled": True},
+            "engine": {
+                "type": "vllm",
+                "image": "i",
+                "env": [{"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}],
+            },
+        },
+        "with probe.enabled, PYTHONPATH must have a value, not valueFrom",
+    ),
+    ({"probe": {"enabled": True, "image": ""}}, "spec.probe.image"),
+    (
+        {"engine": {"args": ["--port", "9000"]}},
+        "engine.args must not have --port: set engine.port",
+    ),
+    (
+        {"engine": {"args": ["--dtype=auto", "--served-model-name=x"]}},
+        "engine.args must not have --served-model-name: set model.servedName",
+    ),
+    (
+        {"engine": {"type": "vllm", "image": "i", "args": ["--served_model_name=x"]}},
+        "engine.args must not have --served-model-name",
+    ),
+    (
+        {"engine": {"type": "sglang", "image": "i", "args": ["--model-path=/m"]}},
+        "engine.args must not have --model-path: set model.uri",
+    ),
+    (
+        {"engine": {"args": ["--api-key-file=/k"], "apiKeySecretRef": {"name": "s"}}},
+        "engine.args must not have --api-key-file: engine.apiKeySecretRef sets it",
+    ),
+    (
+        {"engine": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}},
+        "requests.cpu must not be above its limit",
+    ),
+    (
+        {"supervisor": {"resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1G"}}}},
+        "requests.memory must not be above its limit",
+    ),
+    (
+        {"engine": {"resources": {"requests": {"nvidia.com/gpu": 1}}}},
+        "requests.nvidia.com/gpu must be the same as its limit",
+    ),
+    (
+        {
+            "engine": {
+                "resources": {
+                    "requests": {"nvidia.com/gpu": 1},
+                    "limits": {"nvidia.com/gpu": 2},
+                }
+            }
+        },
+        "requests.nvidia.com/gpu must be the same as its limit",
+    ),
+    (
+        {"engine": {"resources": {"limits": {"nvidia.com/gpu": "500m"}}}},
+        "limits.nvidia.com/gpu must be a whole number of devices",
+    ),
+    (
+        {"engine": {"resources": {"limits": {"memory": "-1Gi"}}}},
+        "spec.engine.resources.limits.memory",
+    ),
+    (
+        {"autoscaling": {"minReplicas": 3, "maxReplicas": 2, "target": {"cpuPercent": 1}}},
+        "autoscaling.minReplicas",
+    ),
+    ({"autoscaling": {"maxReplicas": 2, "target": {}}}, "needs one of cpuPercent and metric"),
+    ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
+    ({"rollout": {"onLeak": "Panic"}}, "spec.rollout.onLeak"),
+    ({"engine": {"type": "vllm"}}, "engine.image is needed"),
+    ({"engine": {"adminContract": "Plimsoll"}}, "engine.adminContract is for"),
+    ({"model": {"uri": "hf://one"}}, "model.uri must be"),
+    (
+        {"model": {"uri": "file:///m", "revision": "main"}},
+        "model.revision only goes with a model.uri of hf://",
+    ),
+    ({"disruption": {"maxUnavailable": "some"}}, "spec.disruption.maxUnavailable"),
+    ({"disruption": {"maxUnavailable": -1}}, "spec.disruption.maxUnavailable"),
+    ({"observability": {"podMonitor": {"interval": "0s"}}}, "must be more than 0"),
+]
+"""What is changed in the least spec, and what the message must say."""
+
+POLICIES: list[tuple[dict[str, Any], str]] = [
+    ({"selector": {}}, "selector must not be empty"),
+    ({"selector": None}, "spec.selector"),
+    ({"selector": {"matchLabels": {"a b": "c"}}}, "valid label keys"),
+    (
+        {"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
+        "values must name at least one value for In and NotIn",
+    ),
+    ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator"),
+    ({"engine": {"type": "plimsoll"}}, "spec.engine.type"),
+    ({"engine": {"port": 9464}}, "engine.port must not be 9464"),
+    ({"memory": {"host": {"growthBudget": "0"}}}, "growthBudget must be more than 0"),
+    (
+        {"memory": {"host": {"growthBudget": "2Gi", "limit": "1Gi"}}},
+        "growthBudget must not be larger than limit",
+    ),
+    ({"supervision": {"ladder": ["WorkerRestart", "Trim"]}}, "ladder must be in the order"),
+    ({"supervison": {}}, 'unknown field "spec.supervison"'),
+]
+"""The same for policies."""
+
+
+def service(change: dict[str, Any]) -> dict[str, Any]:
+    """The least service with ``change``."""
+    return SERVICE | {"spec": {"model": SERVICE["spec"]["model"]} | change}
+
+
+@pytest.mark.parametrize(("change", "message"), SERVICES)
+def test_a_bad_service_is_refused_with_the_field(
+    definitions: Definitions, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Refused, match=re.escape(message)):
+        definitions.create(service(change))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"args": ["--api-key-file=/k", "--portable", "port=1", "--max-model-len=9"]},
+        {"type": "custom", "image": "i", "args": ["--port=9000", "--model", "x"]},
+        {"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 2, "hugepages-2Mi": "4Mi"}}},
+        {"resources": {"requests": {"cpu": "0.5", "memory": 4096}, "limits": {"cpu": "500m"}}},
+        {"resources": {"requests": {"a.b/c": "2"}, "limits": {"a.b/c": 2}}},
+    ],
+)
+def test_what_only_looks_like_it_is_taken(definitions: Definitions, engine: dict[str, Any]) -> None:
+    definitions.create(service({"engine": engine}))
+
+
+@pytest.mark.parametrize("name", ["a" * 51, "1st", "a.b"])
+def test_a_name_that_no_service_can_have(definitions: Definitions, name: str) -> None:
+    with pytest.raises(Refused, match=r"metadata\.name must be at most 50 lower-case letters"):
+        definitions.create(service({}) | {"metadata": {"name": name}})
+
+
+@pytest.mark.parametrize(("spec", "message"), POLICIES)
+def test_a_bad_policy_is_refused_with_the_field(
+    definitions: Definitions, spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Refused, match=re.escape(message)):
+        definitions.create(POLICY | {"spec": POLICY["spec"] | spec})
