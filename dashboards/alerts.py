@@ -203,6 +203,18 @@ def _operator() -> list[dict[str, Any]]:
             " rollout.onLeak says.",
             dashboard="operator",
         ),
+        _alert(
+            "PlimsollPodsUnsupervised",
+            "sum by (supervisionpolicy) (max by (supervisionpolicy, state)\n"
+            '  (plimsoll_operator_policy_pods{state!="Supervised"})) > 0',
+            "warning",
+            "Pods that {{ $labels.supervisionpolicy }} selects run without a supervisor",
+            "{{ $value | humanize }} pods have waited for a restart, or were refused, for an hour."
+            " Nothing detects their leaks. The policy's status counts them by workload and gives"
+            " the reasons.",
+            wait="1h",
+            dashboard="operator",
+        ),
     ]
 
 

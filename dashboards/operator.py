@@ -51,6 +51,9 @@ def operator() -> Dashboard:
                           ("max(plimsoll_operator_slots_shut)", "closed"),
                           ("count(plimsoll_operator_suspect_revisions) or vector(0)",
                            "suspect revisions")))
+        .with_panel(lines("Pods of policies", COUNT, "Selected pods, by state.",
+                          ("sum by (state) (max by (supervisionpolicy, state)"
+                           " (plimsoll_operator_policy_pods))", "{{state}}")))
         .with_panel(lines("Missed events", COUNT, "Changes that no watch event reported.",
                           ("sum by (kind) (plimsoll_operator_watch_missed_total) or vector(0)",
                            "missed {{kind}}"),

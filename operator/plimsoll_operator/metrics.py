@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from plimsoll_operator.controllers.circuit_breaker import Breaker
+from plimsoll_operator.fleet.selected_pods import State
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -108,6 +109,7 @@ class OperatorCollector(Collector):
         breaker: Breaker,
         suspects: Collection[Key],
         suspect_workloads: Mapping[Key, Collection[str]],
+        policy_pods: Mapping[Key, Mapping[State, int]],
         canary_age_s: Callable[[], float],
         voting: Api | None,
         failures: Mapping[str, int],
@@ -117,7 +119,7 @@ class OperatorCollector(Collector):
         self._api, self._store, self._queue = api, store, queue
         self._watches, self._scraper = watches, scraper
         self._suspects, self._canary_age_s = suspects, canary_age_s
-        self._suspect_workloads = suspect_workloads
+        self._suspect_workloads, self._policy_pods = suspect_workloads, policy_pods
 
     def collect(self) -> Iterable[Metric]:
         """All of them, with their present values."""
@@ -160,6 +162,16 @@ class OperatorCollector(Collector):
             for workload in sorted(workloads):
                 found.add_metric(("", f"{key.namespace}/{key.name}", workload), 1.0)
         yield found
+        selected = GaugeMetricFamily(
+            f"{METRIC_PREFIX}policy_pods",
+            "Pods that a SupervisionPolicy selects, by state: `Supervised`, `Waiting` until they"
+            " are recreated, or `Refused`.",
+            labels=("supervisionpolicy", "state"),
+        )
+        for key, states in sorted(self._policy_pods.items()):
+            for state, count in states.items():
+                selected.add_metric((f"{key.namespace}/{key.name}", state.value), count)
+        yield selected
         yield _counter("reconciles", "Reconciles, including failed ones.", self._queue.handled)
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
         yield _counter("watch_events", "Events from all watches.", self._watches.events)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -27,11 +28,9 @@ from plimsoll_operator.controllers.writes import (
 )
 from plimsoll_operator.fleet.peers import Summaries, replicas_of_policy
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine, in_order, selecting
-from plimsoll_operator.fleet.suspects import suspects
-from plimsoll_operator.fleet.workloads import counting_slots, grouped, with_slots
+from plimsoll_operator.fleet.workloads import of_workloads
 from plimsoll_operator.kinds import (
     INCIDENT,
-    LEASE,
     OWNED,
     POD,
     POLICY,
@@ -39,18 +38,16 @@ from plimsoll_operator.kinds import (
     Key,
     Object,
     Ref,
-    owner_uid,
     read,
     ref,
 )
-from plimsoll_operator.plans.policy import MAX_ACCOUNTS, too_many_accounts, too_many_workloads
-from plimsoll_operator.plans.policy_objects import render
-from plimsoll_operator.plans.service import Failure, held_slots, old_incidents
+from plimsoll_operator.plans.policy import PolicyPlan, reconcile
+from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper, address_of
 from plimsoll_operator.status.notices import refused, restart_asked, suspected
-from plimsoll_operator.status.policy import of_workloads, status
+from plimsoll_operator.status.policy import status
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +95,8 @@ class PolicyController:
         self._listed: dict[Key, _Listed] = {}
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads of which a revision leaks in most replicas."""
+        self.pods: dict[Key, dict[State, int]] = {}
+        """How many pods of each policy are in each state; those that end are left out."""
 
     async def handle(self, key: Key) -> None:
         """Make the policy ``key`` what its spec says, and its status what it is."""
@@ -109,6 +108,7 @@ class PolicyController:
             self._listed.pop(key, None)
             self._restarts.forget(key)
             self.suspects.pop(key, None)
+            self.pods.pop(key, None)
             return
         if item["metadata"].get("deletionTimestamp"):
             return
@@ -120,15 +120,18 @@ class PolicyController:
         try:
             policy = read(SupervisionPolicy, item)
             pods = await self._pods(key, policy)
+            there = Counter(one.state for one in pods)
+            self.pods[key] = {state: there[state] for state in State if state is not State.LEAVING}
             again = self._list_s(len(pods))
-            failure = await self._carry_out(key, policy, pods)
+            plan = await self._carry_out(key, item, policy, pods)
+            failure = plan.failure
             due = await attend(
                 self._api, self._store, key, item, _brief(pods), self._incidents(key),
                 self._clock(), {one.name for one in pods if one.member.workload is None},
                 self._config.clocks,
             )  # fmt: skip
             again = min(again, due) if due is not None else again
-            said = await self._restart(key, item, policy, pods)
+            said = await self._restart(key, item, policy, plan)
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.judge(key, problem)
         else:
@@ -171,49 +174,31 @@ class PolicyController:
         return tuple(pods)
 
     async def _carry_out(
-        self, key: Key, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
-    ) -> Failure | None:
-        uid = policy.metadata.uid
-        owned = {ref(item): item for item in self._store.of(key, _OWNED)}
-        leases = {
-            where.name: item
-            for where, item in owned.items()
-            if where.kind == LEASE.kind and owner_uid(item) == uid
-        }
-        held = held_slots(leases.values(), {one.name for one in pods})
-        workloads = grouped(pods)
-        chosen = with_slots(key.name, workloads, leases)
-        accounts = sorted({one.account for one in pods if one.state is State.SUPERVISED})
-        incidents = self._incidents(key)
-        peers = self._peers.text(
-            key, replicas_of_policy(pods), incidents, self._scraper.latest(key)
+        self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
+    ) -> PolicyPlan:
+        incidents, latest = self._incidents(key), self._scraper.latest(key)
+        plan = reconcile(
+            policy,
+            {ref(one): one for one in self._store.of(key, _OWNED)},
+            pods,
+            incidents,
+            self._config.kept_incidents,
+            self._clock(),
+            item.get("status"),
+            self._peers.text(key, replicas_of_policy(pods), incidents, latest),
         )
-        desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, peers)
-        for one in desired:
-            await self._owned.apply(key, uid, one, 0)
-        wanted = {ref(one) for one in desired}
-        idle = [item for name, item in leases.items() if Ref(LEASE.kind, name) not in wanted]
-        window_s = policy.spec.supervision.restart_budget.window_s
-        kept = {*held, *counting_slots(idle, window_s, self._clock())}
-        surplus = [
-            item
-            for where, item in owned.items()
-            if where not in wanted
-            and owner_uid(item) == uid
-            and not (where.kind == LEASE.kind and where.name in kept)
-        ]
-        old = old_incidents(incidents, self._config.kept_incidents)
-        await self._owned.remove(key, surplus + old)
-        return too_many_accounts(accounts) or too_many_workloads(workloads, chosen)
+        for one in plan.desired:
+            await self._owned.apply(key, policy.metadata.uid, one, 0)
+        await self._owned.remove(key, plan.surplus)
+        return plan
 
     async def _restart(
-        self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
+        self, key: Key, item: Object, policy: SupervisionPolicy, plan: PolicyPlan
     ) -> dict[WorkloadRef | None, str]:
         """Ask for rolling restarts; what waiting pods wait for, by workload."""
-        workloads = grouped(pods)
-        known = of_workloads(item.get("status") or {})
-        found = suspects(workloads, self._incidents(key), known)
-        said, asked = await self._restarts.turn(key, policy, workloads, found, self._clock())
+        said, asked = await self._restarts.turn(
+            key, policy, plan.workloads, plan.suspects, self._clock()
+        )
         await self._recorder.write(item, [restart_asked(str(ref)) for ref in asked])
         return said
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 
 from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
@@ -26,12 +26,12 @@ OVER = ("Succeeded", "Failed")
 
 
 class State(Enum):
-    """Where a selected pod stands."""
+    """Where a selected pod stands, as metrics name it."""
 
-    SUPERVISED = auto()
-    WAITING = auto()
-    REFUSED = auto()
-    LEAVING = auto()
+    SUPERVISED = "Supervised"
+    WAITING = "Waiting"
+    REFUSED = "Refused"
+    LEAVING = "Leaving"
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,3 +126,9 @@ def counting_slots(leases: Iterable[Object], window_s: float, now: str) -> list[
         if age < window_s:
             found.append((age, meta["name"]))
     return [name for _, name in sorted(found)[:MAX_WORKLOADS]]
+
+
+def of_workloads(status: Object) -> dict[str, Object]:
+    """Return what a status says of each workload, by KIND/NAME."""
+    shown = status.get("workloads") or ()
+    return {f"{one.get('kind')}/{one.get('name', '')}": one for one in shown}

@@ -17,7 +17,7 @@ from plimsoll_operator.fleet.figures import Figures, memory, percent
 from plimsoll_operator.fleet.pods import clean
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.suspects import suspects
-from plimsoll_operator.fleet.workloads import Workload, grouped
+from plimsoll_operator.fleet.workloads import Workload, grouped, of_workloads
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.policy import name_of, named
 from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
@@ -106,12 +106,6 @@ def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[s
         if (pod := one["spec"]["pod"]) in supervised
         and (one.get("status") or {}).get("phase") not in ENDED
     )
-
-
-def of_workloads(status: Object) -> dict[str, Object]:
-    """Return what a status says of each workload, by KIND/NAME."""
-    shown = status.get("workloads") or ()
-    return {f"{one.get('kind')}/{one.get('name', '')}": one for one in shown}
 
 
 def _workloads(
@@ -207,6 +201,8 @@ def _ready(
         text += f"; restart them yourself: {named(yours)}" if yours else ""
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
+    if not counts["supervised"]:
+        return Verdict(kind, False, "NoPodSupervised", text)
     complete = counts["supervised"] == counts["selected"]
     return Verdict(kind, True, "Supervised" if complete else "PartlySupervised", text)
 

@@ -93,7 +93,7 @@ def test_a_deployment_is_adopted(
     assert "supervisionpolicy.plimsoll.dev/engines created" in shell(apply)
     eventually(lambda: counts(kubectl) == (2, 0, 2, 0), LISTED_S)
     row = shell("kubectl get plsp").splitlines()[1].split()
-    assert row[:6] == ["engines", "2", "0", "2", "0", "PartlySupervised"]
+    assert row[:6] == ["engines", "2", "0", "2", "0", "NoPodSupervised"]
     eventually(lambda: (kubectl.get("mutatingwebhookconfiguration", NAME) or {}).get("webhooks"))
 
     assert "deployment.apps/vllm restarted" in shell(rollout)

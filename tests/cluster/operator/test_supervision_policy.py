@@ -141,6 +141,9 @@ def test_the_whole_life_of_a_policy(
 
     kubectl("delete", "pod", "vllm-0", "--force", "--grace-period=0")
     eventually(lambda: counts(kubectl) == (2, 0, 1, 1), LISTED_S)
+    assert kubectl.conditions("engines", "plsp")["Ready"]["reason"] == "NoPodSupervised"
+    waiting = 'plimsoll_operator_policy_pods{state="Waiting",supervisionpolicy='
+    assert operator.metric(waiting) == 1
     # Nobody needs it any more.
     eventually(lambda: ("RoleBinding", "engines.policy") not in owned(kubectl), LISTED_S)
 
@@ -148,6 +151,27 @@ def test_the_whole_life_of_a_policy(
     # The garbage collector looks for new kinds every 30 s, and this one may be younger.
     eventually(lambda: owned(kubectl) == [], 75)
     assert kubectl.get("pod", "vllm-1"), "pods are not the policy's"
+
+
+def test_the_last_pod_of_an_account_keeps_its_rights_while_it_drains(
+    kubectl: Any, start: Callable[..., Any], eventually: Any
+) -> None:
+    """Its supervisor gives its slot back and closes its incident."""
+    start()
+    wait_for_account(kubectl, eventually)
+    one = pod("vllm-0", supervisor="engines")
+    one["spec"] |= {"nodeName": "a-node", "nodeSelector": {}}  # only a kubelet would end it
+    kubectl.apply(one, policy())
+    binding = ("RoleBinding", "engines.policy")
+    eventually(lambda: binding in owned(kubectl), LISTED_S)
+
+    kubectl("delete", "pod", "vllm-0", "--wait=false", "--grace-period=300")
+    eventually(lambda: counts(kubectl) == (0, 0, 0, 0), LISTED_S)
+    assert kubectl.get("pod", "vllm-0")["metadata"]["deletionTimestamp"]
+    assert binding in owned(kubectl)
+
+    kubectl("delete", "pod", "vllm-0", "--force", "--grace-period=0")
+    eventually(lambda: binding not in owned(kubectl), LISTED_S)
 
 
 def resource_version(kubectl: Any) -> str:

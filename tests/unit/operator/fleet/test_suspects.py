@@ -17,12 +17,12 @@ from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.fleet.figures import Figures, Slow
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.suspects import suspects
-from plimsoll_operator.fleet.workloads import grouped
+from plimsoll_operator.fleet.workloads import grouped, of_workloads
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy_objects import supervisor_config
 from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
 from plimsoll_operator.status.notices import suspected
-from plimsoll_operator.status.policy import of_workloads, status
+from plimsoll_operator.status.policy import status
 
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")
 BIG = WorkloadRef("LeaderWorkerSet", "big")

@@ -1,0 +1,152 @@
+"""What a policy should have, by what its pods, Leases and incidents are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll_api.names import SERVICE_RESTARTS
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.workloads import Membership, WorkloadRef
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.kinds import Object, Ref, read, ref
+from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, reconcile
+from plimsoll_operator.status.policy import status
+
+NOW = "2026-01-01T12:00:00Z"
+ITEM = {
+    "apiVersion": "plimsoll.dev/v1alpha1",
+    "kind": "SupervisionPolicy",
+    "metadata": {"name": "engines", "namespace": "ml", "uid": "u", "generation": 1},
+    "spec": {"selector": {"matchLabels": {"app": "vllm"}}},
+}
+POLICY = read(SupervisionPolicy, ITEM)
+VLLM = Membership(workload=WorkloadRef("Deployment", "vllm"), api_group="apps", revision="a")
+
+
+def pod(
+    name: str, state: State = State.SUPERVISED, account: str = "vllm", holds: bool | None = None
+) -> SelectedPod:
+    holds = state is State.SUPERVISED if holds is None else holds
+    return SelectedPod(name, account, state, member=VLLM, holds=holds)
+
+
+def plan(*pods: SelectedPod, owned: list[Object] | None = None, kept: int = 2, **more: Any) -> Any:
+    known = {ref(one): one for one in owned or []}
+    return reconcile(POLICY, known, pods, more.pop("incidents", []), kept, NOW, **more)
+
+
+def lease(name: str, holder: str = "", restarts: str = "", at: str = NOW, uid: str = "u") -> Object:
+    return {
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "ownerReferences": [{"controller": True, "uid": uid}],
+            "annotations": {SERVICE_RESTARTS: restarts} if restarts else {},
+        },
+        "spec": {"holderIdentity": holder, "renewTime": at},
+    }
+
+
+def subjects(found: PolicyPlan) -> list[str]:
+    (binding,) = [one for one in found.desired if one["kind"] == "RoleBinding"] or [{}]
+    return [one["name"] for one in binding.get("subjects", ())]
+
+
+@pytest.mark.parametrize(
+    ("pods", "accounts"),
+    [
+        ((), []),
+        ((pod("a", State.WAITING),), []),
+        ((pod("a", State.REFUSED),), []),
+        ((pod("a"),), ["vllm"]),
+        ((pod("a"), pod("b", account="other")), ["other", "vllm"]),
+        # The last pod of an account still gives its slot back and closes its incident.
+        ((pod("a", State.LEAVING, holds=True),), ["vllm"]),
+        ((pod("a", account="other"), pod("b", State.LEAVING, holds=True)), ["other", "vllm"]),
+        # Of one that has ended nothing runs any more.
+        ((pod("a", State.LEAVING, holds=False),), []),
+    ],
+)
+def test_accounts_have_rights_while_a_supervisor_runs(
+    pods: tuple[SelectedPod, ...], accounts: list[str]
+) -> None:
+    assert subjects(plan(*pods)) == accounts
+
+
+def test_more_accounts_than_a_binding_may_name_are_a_failure_that_says_so() -> None:
+    found = plan(*(pod(f"p-{n}", account=f"a-{n:03}") for n in range(MAX_ACCOUNTS + 1)))
+    assert len(subjects(found)) == MAX_ACCOUNTS
+    assert found.failure.reason == "TooManyServiceAccounts"
+    assert f"a-{MAX_ACCOUNTS:03}" in found.failure.message
+
+
+@pytest.mark.parametrize(
+    ("item", "goes"),
+    [
+        (lease("old-restart-0"), True),
+        (lease("old-restart-0", holder="a"), False),  # its holder still exists
+        (lease("old-restart-0", holder="gone"), True),
+        (lease("old-restart-0", restarts="3"), False),  # its restarts still count
+        (lease("old-restart-0", restarts="3", at="2025-01-01T00:00:00Z"), True),
+        (lease("old-restart-0", restarts="3", at="no time"), True),
+        (lease("old-restart-0", uid="somebody else's"), False),
+    ],
+)
+def test_a_lease_goes_once_nobody_holds_it_and_nothing_counts(item: Object, goes: bool) -> None:
+    found = plan(pod("a"), owned=[item])
+    assert [one["metadata"]["name"] for one in found.surplus] == (["old-restart-0"] if goes else [])
+
+
+def test_a_held_lease_stays_in_the_role() -> None:
+    found = plan(pod("a"), owned=[lease("old-restart-0", holder="a")])
+    (role,) = [one for one in found.desired if one["kind"] == "Role"]
+    (leases,) = [one for one in role["rules"] if one["resources"] == ["leases"]]
+    assert "old-restart-0" in leases["resourceNames"]
+
+
+def test_old_incidents_are_surplus() -> None:
+    incidents = [
+        {
+            "kind": "LeakIncident",
+            "metadata": {"name": f"i-{n}", "creationTimestamp": f"2026-01-01T0{n}:00:00Z"},
+            "spec": {"pod": "a", "kind": "HostGrowth", "openedAt": NOW},
+            "status": {"phase": "Resolved" if n else "Open"},
+        }
+        for n in range(4)
+    ]
+    found = plan(pod("a"), incidents=incidents, kept=1)
+    assert [one["metadata"]["name"] for one in found.surplus] == ["i-1", "i-2"]
+
+
+def test_the_same_observation_gives_the_same_plan() -> None:
+    pods = [pod("b"), pod("a", State.WAITING), pod("c", State.LEAVING, holds=True)]
+    first = plan(*pods)
+    owned = [
+        one
+        | {"metadata": one["metadata"] | {"ownerReferences": [{"controller": True, "uid": "u"}]}}
+        for one in first.desired
+    ]
+    again = plan(*reversed(pods), owned=owned)
+    assert again.desired == first.desired
+    assert again.surplus == []
+    assert Ref("ConfigMap", "engines.policy") in {ref(one) for one in again.desired}
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        ((), ("True", "NoPods")),
+        ((pod("a"),), ("True", "Supervised")),
+        ((pod("a"), pod("b", State.WAITING)), ("True", "PartlySupervised")),
+        (tuple(pod(f"p-{n}", State.WAITING) for n in range(50)), ("False", "NoPodSupervised")),
+        ((pod("a", State.REFUSED),), ("False", "NoPodSupervised")),
+    ],
+)
+def test_a_policy_is_ready_only_where_a_supervisor_runs(
+    pods: tuple[SelectedPod, ...], said: tuple[str, str]
+) -> None:
+    found = status(ITEM, pods, [], None, None, NOW)
+    (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == said
