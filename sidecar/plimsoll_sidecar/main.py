@@ -21,6 +21,7 @@ from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.restart_slots.budget_reset import pod_uid
 from plimsoll_sidecar.act.restart_slots.endpoints import Leaving, Unseen, endpoints_of_pod
 from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots, LocalSlots, Slots
+from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
 from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
@@ -35,9 +36,13 @@ from plimsoll_sidecar.record.server import StateServer
 from plimsoll_sidecar.signals.device.amd import AmdExporter
 from plimsoll_sidecar.signals.device.dcgm import Dcgm
 from plimsoll_sidecar.signals.device.exporter_page import Pod
-from plimsoll_sidecar.signals.group_leader import GroupLeader, leader_of
-from plimsoll_sidecar.signals.group_members import GroupMembers, workers_of
-from plimsoll_sidecar.signals.group_pages import GroupPages
+from plimsoll_sidecar.signals.group import (
+    GroupLeader,
+    GroupMembers,
+    GroupPages,
+    leader_of,
+    workers_of,
+)
 from plimsoll_sidecar.signals.peers_file import PeersFile
 from plimsoll_sidecar.signals.process.process_id import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
@@ -100,7 +105,7 @@ def build(
         )
         if member is not None and member.subdomain:
             others = leader_of(kind, pod) if member.worker else workers_of(kind, pod)
-            pages = GroupPages(kube, namespace, member.subdomain, others)
+            pages = GroupPages(EndpointSlices(kube, namespace), member.subdomain, others)
             if member.worker:
                 group_serves = GroupLeader(pages).serves
             else:

@@ -27,8 +27,9 @@ from plimsoll_operator.render import disruption, rbac
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
 from plimsoll_sidecar.act.restart_slots import budget_reset, lease_counts
-from plimsoll_sidecar.act.restart_slots.endpoints import Endpoints, ServicesOfPod
+from plimsoll_sidecar.act.restart_slots.endpoints import ServicesOfPod
 from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots
+from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import Refusal
@@ -142,7 +143,7 @@ def rig(cluster: Any, tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(cluster, tmp_path)
     _eventually(lambda: rig.slots("probe").release())  # the role is in force
     yield rig
-    rig.admin._call("DELETE", f"/api/v1/namespaces/{rig.namespace}", None, "", {})
+    rig.admin._call("DELETE", f"/api/v1/namespaces/{rig.namespace}")
 
 
 def story(name: str = "qwen-0-deadbeef") -> Incident:
@@ -454,7 +455,7 @@ def test_a_deleted_incident_is_made_anew(rig: Rig) -> None:
     publisher = Publisher(rig.kube, rig.service, "qwen-0")
     incident = story()
     publisher.publish(incident)
-    rig.admin._call("DELETE", path_of(rig.namespace, incident.name), None, "", {})
+    rig.admin._call("DELETE", path_of(rig.namespace, incident.name))
     with pytest.raises(KubeError):
         publisher.publish(incident)
     publisher.publish(incident)
@@ -478,14 +479,15 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
         ],
     }
     created = rig.admin.create(path, body)
-    first = Endpoints(rig.kube, rig.namespace, SERVICE, "qwen-1")
+    slices = EndpointSlices(rig.kube, rig.namespace)
+    first = ServicesOfPod(slices, "qwen-1", SERVICE)
     # A policy's supervisor does not know the Service: it finds those that route to its pod.
-    found = ServicesOfPod(rig.kube, rig.namespace, "qwen-1")
+    found = ServicesOfPod(slices, "qwen-1")
     assert found.services() == [{"qwen-1": True, "qwen-2": False}]
     assert found.is_last_ready()
     assert not found.wait_until_left(0.0)
-    assert ServicesOfPod(rig.kube, rig.namespace, "qwen-9").services() == []
-    assert first.ready() == {"qwen-1": True, "qwen-2": False}
+    assert ServicesOfPod(slices, "qwen-9").services() == []
+    assert first.services() == [{"qwen-1": True, "qwen-2": False}]
     assert first.is_last_ready()
     assert not first.wait_until_left(0.0)
     # A Service that publishes addresses that are not ready calls every pod ready.
@@ -530,10 +532,11 @@ def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: R
     rig.admin.put(rig.lease_path, lease)
     slots = rig.slots("vllm-0")
     assert slots.replicas() == [("vllm-0", "vllm-0-1"), ("vllm-1",)]
-    leaving = ServicesOfPod(rig.kube, rig.namespace, "vllm-0", slots.replicas)
+    slices = EndpointSlices(rig.kube, rig.namespace)
+    leaving = ServicesOfPod(slices, "vllm-0", replicas=slots.replicas)
     assert leaving.is_last_ready(), "its own group's other pod leaves with it"
-    assert not ServicesOfPod(rig.kube, rig.namespace, "vllm-0").is_last_ready()
-    assert not ServicesOfPod(rig.kube, rig.namespace, "llama-0", slots.replicas).is_last_ready()
+    assert not ServicesOfPod(slices, "vllm-0").is_last_ready()
+    assert not ServicesOfPod(slices, "llama-0", replicas=slots.replicas).is_last_ready()
     created["endpoints"][2]["conditions"]["ready"] = True
     rig.admin.put(f"{path}/router", created)
     assert not leaving.is_last_ready()

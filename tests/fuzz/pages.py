@@ -20,7 +20,7 @@ from plimsoll_operator.fleet import figures
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
-from plimsoll_sidecar.clients.http import HttpClient
+from plimsoll_sidecar.clients.http import MAX_BYTES, HttpClient
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.peers import weighed
 from plimsoll_sidecar.govern.command import EngineView
@@ -63,7 +63,12 @@ class Page(HttpClient):
         self.content = b""
 
     def call(
-        self, method: str, path: str, timeout_s: float, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        body: bytes | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> tuple[int, bytes]:
         return 200, self.content
 

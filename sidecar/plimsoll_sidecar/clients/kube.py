@@ -1,4 +1,4 @@
-"""A small client of the Kubernetes API: what a supervisor needs, with bounded waits.
+"""A small client of the Kubernetes API: what a supervisor needs, bounded in time and size.
 
 The projected token is read again for each request, since the kubelet renews it.
 """
@@ -7,25 +7,35 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
-import urllib3
 from urllib3.util.ssl_ import create_urllib3_context
 
 from plimsoll_api.decoding import Malformed, decode
+from plimsoll_sidecar.clients.http import Answer, NoAnswer, TooLong, pool, request
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 10.0
+"""For one request as a whole."""
 FIELD_MANAGER = "plimsoll-supervisor"
+PAGE = 64
+"""Objects asked for at once; fewer where so many do not fit into one answer."""
+MAX_PAGES = 1000
+MAX_RETRY_AFTER_S = 600.0
+"""A server that is away for longer is asked again all the same."""
+MAX_MESSAGE = 500
+"""Characters of the server's own message: admission webhooks write some of them."""
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 
 class KubeError(Exception):
-    """A request that failed. ``status`` is 0 where there was no answer at all.
+    """A request that failed. ``status`` is 0 where there was no answer that can be used.
 
     ``retry_after_s`` is the server's own wish (429 and 503), in seconds.
     """
@@ -41,6 +51,42 @@ class KubeError(Exception):
         return self.status in (0, 408, 429) or self.status >= 500
 
 
+class Forbidden(KubeError):
+    """The pod's account lacks the permission, or an admission policy refused the object."""
+
+
+class NotFound(KubeError):
+    """There is no such object, or its kind is not installed."""
+
+
+class Conflict(KubeError):
+    """The object exists already, or has changed since it was read."""
+
+
+class TooManyRequests(KubeError):
+    """The server asks its clients to wait."""
+
+
+class TooLarge(KubeError):
+    """The answer has more bytes than a client takes."""
+
+
+class UnexpectedAnswer(KubeError):
+    """A success without an object: something between the API server and us has answered."""
+
+
+_BY_STATUS = {403: Forbidden, 404: NotFound, 409: Conflict, 429: TooManyRequests}
+
+
+class _ListMeta(msgspec.Struct):
+    next: str | None = msgspec.field(default=None, name="continue")
+
+
+class _Page(msgspec.Struct, Generic[T]):
+    metadata: _ListMeta
+    items: list[T] | None = None
+
+
 class KubeClient:
     """``headers`` and certificates other than the pod's own are for use outside a cluster."""
 
@@ -54,9 +100,8 @@ class KubeClient:
     ) -> None:
         self._server = server.rstrip("/")
         self._token_file = token_file
-        self._http = urllib3.PoolManager(
+        self._http = pool(
             maxsize=4,
-            retries=False,
             ssl_context=_tls(own_ca=ca_file is not None),
             ca_certs=str(ca_file) if ca_file else None,
             cert_file=str(cert_file) if cert_file else None,
@@ -73,54 +118,81 @@ class KubeClient:
         host = f"[{host}]" if ":" in host else host
         return cls(f"https://{host}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")
 
-    def get(self, path: str, **query: str) -> Object:
-        """Read the object or list at ``path``. Raises KubeError, also with the status 404."""
-        return self._call("GET", path, None, "application/json", query)
+    def get(self, path: str) -> Object:
+        """Read the object at ``path``. Raises KubeError."""
+        return _object("GET", path, self._call("GET", path))
+
+    def items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
+        """Read the collection at ``path`` page by page, each object as a ``kind``.
+
+        Raises KubeError, also for a collection of more than :data:`MAX_PAGES` pages.
+        """
+        limit, following = PAGE, ""
+        for _ in range(MAX_PAGES):
+            asked = query | {"limit": str(limit)} | ({"continue": following} if following else {})
+            try:
+                answer = self._call("GET", path, query=asked)
+                found: _Page[T] = decode(answer.body, _Page[kind])  # type: ignore[valid-type]
+            except Malformed as error:
+                raise UnexpectedAnswer(0, f"GET {path}: not a list of its kind: {error}") from error
+            except TooLarge:
+                if limit == 1:
+                    raise
+                limit //= 4
+                continue
+            yield from found.items or ()
+            following = found.metadata.next or ""
+            if not following:
+                return
+        raise KubeError(0, f"GET {path}: more than {MAX_PAGES} pages of {limit} objects")
 
     def put(self, path: str, body: Object) -> Object:
-        """Replace an object; its ``resourceVersion`` makes this a compare-and-swap (409)."""
-        return self._call("PUT", path, body, "application/json", {})
+        """Replace an object; its ``resourceVersion`` makes this a compare-and-swap (Conflict)."""
+        return _object("PUT", path, self._call("PUT", path, body))
 
     def create(self, path: str, body: Object) -> Object:
         """POST ``body`` to the collection ``path``; return the object as stored.
 
-        Raises KubeError (409: it exists).
+        Raises KubeError (Conflict: it exists).
         """
-        return self._call("POST", path, body, "application/json", {})
+        return _object("POST", path, self._call("POST", path, body))
 
     def apply(self, path: str, body: Object) -> Object:
         """Server-side apply as the supervisor's field manager."""
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return self._call("PATCH", path, body, "application/apply-patch+yaml", query)
+        content = "application/apply-patch+yaml"
+        return _object("PATCH", path, self._call("PATCH", path, body, query, content))
 
     def _call(
-        self, method: str, path: str, body: Object | None, content: str, query: dict[str, str]
-    ) -> Object:
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: dict[str, str] | None = None,
+        content: str = "application/json",
+    ) -> Answer:
+        """Return a success. Raises KubeError."""
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
         if self._token_file is not None:
             try:
                 headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
-            except OSError as error:
-                message = f"service account token {self._token_file}: {error.strerror}"
+            except (OSError, UnicodeError) as error:
+                message = f"service account token {self._token_file}: {error}"
                 raise KubeError(0, message) from error
         data = None
         if body is not None:
             data, headers["Content-Type"] = msgspec.json.encode(body), content
         url = f"{self._server}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
-            response = self._http.request(
-                method, url, body=data, headers=headers, timeout=TIMEOUT_S
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise KubeError(0, f"{method} {path}: {error}") from error
-        answer = _decode(response.data)
-        if response.status < 300:
+            answer = request(self._http, method, url, TIMEOUT_S, data, headers)
+        except NoAnswer as error:
+            failed = TooLarge if isinstance(error, TooLong) else KubeError
+            raise failed(0, f"{method} {path}: {error}") from error
+        if answer.status < 300:
             return answer
-        message = answer.get("message") or f"HTTP {response.status}"
-        wait = response.headers.get("Retry-After", "")
-        raise KubeError(
-            response.status, f"{method} {path}: {message}", float(wait) if wait.isdigit() else None
-        )
+        message = f"{method} {path}: {_reason(answer)}"
+        kind = _BY_STATUS.get(answer.status, KubeError)
+        raise kind(answer.status, message, _retry_after_s(answer))
 
 
 def _tls(own_ca: bool) -> ssl.SSLContext:
@@ -136,8 +208,29 @@ def _tls(own_ca: bool) -> ssl.SSLContext:
     return context
 
 
-def _decode(data: bytes) -> Object:
+def _object(method: str, path: str, answer: Answer) -> Object:
     try:
-        return decode(data, Object)
+        found = decode(answer.body, Object)
+    except Malformed as error:
+        raise UnexpectedAnswer(0, f"{method} {path}: not an object: {error}") from error
+    if not isinstance(found.get("metadata"), dict):
+        raise UnexpectedAnswer(0, f"{method} {path}: not an object: it has no metadata")
+    return found
+
+
+class _Status(msgspec.Struct):
+    message: str | None = None
+
+
+def _reason(answer: Answer) -> str:
+    try:
+        message = decode(answer.body, _Status).message
     except Malformed:
-        return {}
+        message = None
+    return message[:MAX_MESSAGE] if message else f"HTTP {answer.status}"
+
+
+def _retry_after_s(answer: Answer) -> float | None:
+    """Return the header's seconds; None without one, or with a date."""
+    text = answer.headers.get("Retry-After", "")
+    return min(float(text), MAX_RETRY_AFTER_S) if text.isascii() and text.isdigit() else None

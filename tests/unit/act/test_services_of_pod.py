@@ -5,37 +5,30 @@ Tests ``act/restart_slots/endpoints.py``.
 
 from __future__ import annotations
 
-from typing import Any
-
-from plimsoll_sidecar.act.restart_slots.endpoints import SERVICE_NAME, ServicesOfPod
-from plimsoll_sidecar.clients.kube import KubeClient
+from plimsoll_sidecar.act.restart_slots.endpoints import ServicesOfPod
+from tests.unit.clients.api_server import ApiServer, endpoint
 
 HEAD = "llm-head"
 
 
-class Slices(KubeClient):
-    """The EndpointSlices of a namespace."""
-
-    def __init__(self, **services: dict[str, bool]) -> None:
-        self._services = services
-
-    def get(self, path: str, **query: str) -> dict[str, Any]:
-        return {"items": [_slice(name, pods) for name, pods in self._services.items()]}
-
-
-def _slice(service: str, pods: dict[str, bool]) -> dict[str, Any]:
-    return {
-        "metadata": {"labels": {SERVICE_NAME: service}},
-        "endpoints": [
-            {"targetRef": {"name": name}, "conditions": {"ready": True, "serving": serving}}
-            for name, serving in pods.items()
-        ],
-    }
-
-
-def test_a_service_without_clients_says_nothing_of_who_is_left() -> None:
-    kube = Slices(front={HEAD: True}, group={HEAD: True, "stranger": False})
-    assert ServicesOfPod(kube, "ns", HEAD).is_last_ready()
-    apart = ServicesOfPod(kube, "ns", HEAD, apart="group")
+def test_a_service_without_clients_says_nothing_of_who_is_left(api: ApiServer) -> None:
+    api.add("front", [endpoint(HEAD)])
+    api.add("group", [endpoint(HEAD), endpoint("stranger", serving=False)])
+    assert ServicesOfPod(api.endpoint_slices, HEAD).is_last_ready()
+    apart = ServicesOfPod(api.endpoint_slices, HEAD, apart="group")
     assert apart.services() == [{HEAD: True}]
     assert not apart.is_last_ready()
+
+
+def test_a_wait_reads_the_namespace_once_and_then_the_pods_services_alone(api: ApiServer) -> None:
+    """A large namespace's slices, read whole each half second, are more than the supervisor has."""
+    for number in range(300):
+        api.add(f"other-{number}", [endpoint(f"pod-{number}")])
+    api.add("front", [endpoint(HEAD)])
+    assert not ServicesOfPod(api.endpoint_slices, HEAD).wait_until_left(1.2)
+    whole = [query for query in api.queries if "labelSelector" not in query]
+    assert sum(int(query["limit"]) for query in whole) >= len(api.slices)
+    assert len(whole) < 10
+    assert all(int(query["limit"]) <= 64 for query in api.queries)
+    selected = {query["labelSelector"] for query in api.queries if query not in whole}
+    assert selected == {"kubernetes.io/service-name in (front)"}

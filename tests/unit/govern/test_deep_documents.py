@@ -1,6 +1,6 @@
 """A document nested deeper than Python's stack is refused like any other that cannot be read.
 
-Tests ``plimsoll_sidecar/config.py`` and ``clients/kube.py``.
+Tests ``plimsoll_sidecar/config.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.clients import kube
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 
 DEEP = b'{"unknown":' + b"[" * 100_000
@@ -21,7 +20,3 @@ def test_a_configuration(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"supervisor\.json"):
         ConfigFile(path)
-
-
-def test_an_answer_of_the_api_server() -> None:
-    assert kube._decode(DEEP) == {}

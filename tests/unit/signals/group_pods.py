@@ -7,25 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
-from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 
 WORKER, OTHER = "127.0.0.2", "127.0.0.3"
-
-
-class Slices(KubeClient):
-    """The EndpointSlices of one Service."""
-
-    def __init__(self, endpoints: list[dict[str, Any]]) -> None:
-        self.endpoints, self.queries = endpoints, list[dict[str, str]]()
-        self.error: KubeError | None = None
-
-    def get(self, path: str, **query: str) -> dict[str, Any]:
-        if self.error is not None:
-            raise self.error
-        self.queries.append({"path": path, **query})
-        return {"items": [{"endpoints": self.endpoints}]}
 
 
 class Clock:
@@ -33,10 +16,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def endpoint(name: str, address: str) -> dict[str, Any]:
-    return {"targetRef": {"name": name}, "addresses": [address]}
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""When the worker of a multi-node group may take its group for serving."""
+"""When the worker of a multi-node group may take its group for serving.
+
+Tests ``signals/group.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import EngineState
-from plimsoll_sidecar.clients.kube import KubeError
-from plimsoll_sidecar.signals.group_leader import ASKED_S, SURE_S, GroupLeader, leader_of
-from plimsoll_sidecar.signals.group_pages import GroupPages
+from plimsoll_sidecar.signals.group import ASKED_S, SURE_S, GroupLeader, GroupPages, leader_of
 from tests.lab.kube import eventually
-from tests.unit.signals.group_pods import OTHER, WORKER, Clock, Slices, endpoint, free_port, serving
+from tests.unit.clients.api_server import ApiServer, endpoint
+from tests.unit.signals.group_pods import OTHER, WORKER, Clock, free_port, serving
 
 LEADER = WORKER
 
@@ -22,11 +24,13 @@ def page(state: EngineState | None) -> bytes:
 class Group:
     """A leader, ``llm-0``, and another group's, as a worker of the first sees them."""
 
-    def __init__(self) -> None:
+    def __init__(self, api: ApiServer) -> None:
         self.port, self.clock = free_port(), Clock()
-        self.kube = Slices([endpoint("llm-0", LEADER), endpoint("llm-1", OTHER)])
+        self.api = api
+        api.add("llm", [endpoint("llm-0", LEADER), endpoint("llm-1", OTHER)])
         rule = leader_of("LeaderWorkerSet", "llm-0-1")
-        self.leader = GroupLeader(GroupPages(self.kube, "ns", "llm", rule, self.port), self.clock)
+        pages = GroupPages(api.endpoint_slices, "llm", rule, self.port)
+        self.leader = GroupLeader(pages, self.clock)
 
     def look(self, body: bytes) -> None:
         with serving(LEADER, self.port, body), serving(OTHER, self.port, page(EngineState.SERVING)):
@@ -37,8 +41,8 @@ class Group:
         return self.leader.ready_for() >= SURE_S
 
 
-def test_a_group_serves_once_its_leader_has_been_ready_for_a_while() -> None:
-    group = Group()
+def test_a_group_serves_once_its_leader_has_been_ready_for_a_while(api: ApiServer) -> None:
+    group = Group(api)
     group.look(page(EngineState.SERVING))
     assert not group.serves(), "the leader may not have seen yet that its group restarts"
     group.clock.now += SURE_S
@@ -51,26 +55,30 @@ def test_a_group_serves_once_its_leader_has_been_ready_for_a_while() -> None:
 @pytest.mark.parametrize(
     "body", [page(EngineState.STARTING), page(None), b"", b"{}", b"[" * 9999, b'{"engine_state":7}']
 )
-def test_a_leader_that_does_not_say_that_it_serves_is_not_ready(body: bytes) -> None:
-    group = Group()
+def test_a_leader_that_does_not_say_that_it_serves_is_not_ready(
+    api: ApiServer, body: bytes
+) -> None:
+    group = Group(api)
     for _ in range(3):
         group.look(body)
         group.clock.now += SURE_S
     assert not group.serves()
 
 
-def test_without_endpoints_nobody_knows() -> None:
-    group = Group()
+def test_without_endpoints_nobody_knows(api: ApiServer) -> None:
+    group = Group(api)
     group.look(page(EngineState.SERVING))
     group.clock.now += SURE_S
-    group.kube.error = KubeError(403, "forbidden")
+    group.api.answer = 403, {}, b"{}"
     group.look(page(EngineState.SERVING))
     assert not group.serves()
 
 
-def test_the_leader_is_asked_only_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plimsoll_sidecar.signals.group_leader.POLL_S", 0.01)
-    group = Group()
+def test_the_leader_is_asked_only_while_somebody_waits(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plimsoll_sidecar.signals.group.POLL_S", 0.01)
+    group = Group(api)
     with serving(LEADER, group.port, page(EngineState.SERVING)):
         assert not group.leader.serves(), "it never waits"
         eventually(lambda: group.leader.ready_for() == 0.0, "it was asked")
@@ -78,9 +86,9 @@ def test_the_leader_is_asked_only_while_somebody_waits(monkeypatch: pytest.Monke
         assert group.leader.serves()
         group.clock.now += ASKED_S + 1
         eventually(lambda: group.leader.ready_for() == float("-inf"), "nobody waits")
-        asked = len(group.kube.queries)
+        asked = len(group.api.queries)
         assert not group.leader.serves(), "what was known then is not known now"
-        eventually(lambda: len(group.kube.queries) > asked, "asked again")
+        eventually(lambda: len(group.api.queries) > asked, "asked again")
 
 
 @pytest.mark.parametrize(
@@ -100,9 +108,9 @@ def test_the_leader_is_known_by_its_name(
     assert not any(map(leads, [*others, worker]))
 
 
-def test_the_page_of_a_leader_of_a_later_version_is_read() -> None:
+def test_the_page_of_a_leader_of_a_later_version_is_read(api: ApiServer) -> None:
     """It is not ready as far as its worker can tell, and serves as soon as it says so."""
-    group = Group()
+    group = Group(api)
     group.look(b'{"engine_state":"hibernating","later":1}')
     group.look(b'{"engine_state":"serving","later":1}')
     group.clock.now += SURE_S

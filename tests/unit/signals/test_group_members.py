@@ -1,7 +1,13 @@
-"""What the leader of a multi-node group reads of its workers' supervisors."""
+"""What the leader of a multi-node group reads of its workers' supervisors.
+
+Tests ``signals/group.py``.
+"""
 
 from __future__ import annotations
 
+import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,16 +15,19 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.clients.kube import KubeError
-from plimsoll_sidecar.signals.group_members import (
+from plimsoll_sidecar.signals import group
+from plimsoll_sidecar.signals.group import (
+    ANSWER_S,
     MAX_EVIDENCE,
+    MAX_PODS,
     STALE_S,
     GroupMembers,
-    bounded,
+    GroupPages,
+    shortened,
     workers_of,
 )
-from plimsoll_sidecar.signals.group_pages import MAX_PODS, GroupPages
-from tests.unit.signals.group_pods import OTHER, WORKER, Clock, Slices, endpoint, free_port, serving
+from tests.unit.clients.api_server import ApiServer, endpoint
+from tests.unit.signals.group_pods import OTHER, WORKER, Clock, free_port, serving
 
 
 def state(**suspicion: Any) -> bytes:
@@ -32,13 +41,14 @@ def port() -> int:
     return free_port()
 
 
-def members(kube: Slices, port: int, clock: Clock | None = None) -> GroupMembers:
+def members(api: ApiServer, port: int, clock: Callable[[], float] | None = None) -> GroupMembers:
     rule = workers_of("LeaderWorkerSet", "llm-0")
-    return GroupMembers(GroupPages(kube, "ns", "llm", rule, port), clock or Clock())
+    return GroupMembers(GroupPages(api.endpoint_slices, "llm", rule, port), clock or Clock())
 
 
-def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(port: int) -> None:
-    kube = Slices(
+def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(api: ApiServer, port: int) -> None:
+    api.add(
+        "llm",
         [
             endpoint("llm-0", WORKER),
             endpoint("llm-0-1", WORKER),
@@ -46,53 +56,54 @@ def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(port: int) -> N
             endpoint("llm-0-x", WORKER),
             endpoint("llm-0-2", "example.com"),
             {"addresses": []},
-        ]
+        ],
     )
-    group = members(kube, port)
+    group = members(api, port)
     with serving(WORKER, port, state(bytes=7)):
         group.ask()
-    (query,) = kube.queries
-    assert query == {
-        "path": "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices",
-        "labelSelector": "kubernetes.io/service-name=llm",
-    }
+    (query,) = api.queries
+    assert query == {"labelSelector": "kubernetes.io/service-name in (llm)", "limit": "64"}
     found = group.assessments()
     assert list(found) == ["llm-0-1"]
     assert found["llm-0-1"] is not None
     assert found["llm-0-1"].suspicions[0].bytes == 7
 
 
-def test_the_workers_of_a_ray_cluster_are_all_other_pods_of_its_service(port: int) -> None:
+def test_the_workers_of_a_ray_cluster_are_all_other_pods_of_its_service(
+    api: ApiServer, port: int
+) -> None:
     listed = ["llm-head-x7k2p", "llm-gpu-worker-b2f9q", "llm-head-x7k2p-1", ""]
-    kube = Slices([*(endpoint(name, WORKER) for name in listed), {"addresses": [WORKER]}])
+    service = "plimsoll-llm-0a"
+    api.add(service, [*(endpoint(name, WORKER) for name in listed), {"addresses": [WORKER]}])
     rule = workers_of("RayCluster", "llm-head-x7k2p")
-    group = GroupMembers(GroupPages(kube, "ns", "plimsoll-llm-0a", rule, port), Clock())
+    group = GroupMembers(GroupPages(api.endpoint_slices, service, rule, port), Clock())
     with serving(WORKER, port, state(bytes=7)):
         group.ask()
     assert sorted(group.assessments()) == ["llm-gpu-worker-b2f9q", "llm-head-x7k2p-1"]
 
 
-def test_a_ray_cluster_has_no_more_members_than_another_group(port: int) -> None:
-    many = [endpoint(f"pod-{number}", WORKER) for number in range(4 * MAX_PODS)]
+def test_a_ray_cluster_has_no_more_members_than_another_group(api: ApiServer, port: int) -> None:
+    api.add("llm", [endpoint(f"pod-{number}", WORKER) for number in range(4 * MAX_PODS)])
     rule = workers_of("RayCluster", "h")
-    group = GroupMembers(GroupPages(Slices(many), "ns", "llm", rule, port), Clock())
+    group = GroupMembers(GroupPages(api.endpoint_slices, "llm", rule, port), Clock())
     with serving(WORKER, port, state()):
         group.ask()
     assert len(group.assessments()) == MAX_PODS
 
 
-def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(port: int) -> None:
-    kube, clock = Slices([endpoint("llm-0-1", WORKER), endpoint("llm-0-2", OTHER)]), Clock()
-    group = members(kube, port, clock)
+def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(api: ApiServer, port: int) -> None:
+    api.add("llm", [endpoint("llm-0-1", WORKER), endpoint("llm-0-2", OTHER)])
+    clock = Clock()
+    group = members(api, port, clock)
     with serving(WORKER, port, state()), serving(OTHER, port, state()):
         group.ask()
         assert None not in group.assessments().values()
-        del kube.endpoints[0]
+        del api.slices[0]["endpoints"][0]
         group.ask()
     assert group.assessments()["llm-0-1"] is None
     assert group.assessments()["llm-0-2"] is not None
     clock.now += STALE_S
-    kube.error = KubeError(503, "busy")
+    api.answer = 503, {}, b"{}"
     group.ask()
     assert set(group.assessments().values()) == {None}
 
@@ -109,23 +120,27 @@ def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(port: int) -> None:
         state(bytes=1 << 62),
     ],
 )
-def test_a_page_that_no_supervisor_writes_is_no_answer(port: int, body: bytes) -> None:
-    group = members(Slices([endpoint("llm-0-1", WORKER)]), port)
+def test_a_page_that_no_supervisor_writes_is_no_answer(
+    api: ApiServer, port: int, body: bytes
+) -> None:
+    api.add("llm", [endpoint("llm-0-1", WORKER)])
+    group = members(api, port)
     with serving(WORKER, port, body):
         group.ask()
     assert group.assessments() == {}
 
 
-def test_an_error_page_is_no_answer(port: int) -> None:
-    group = members(Slices([endpoint("llm-0-1", WORKER)]), port)
+def test_an_error_page_is_no_answer(api: ApiServer, port: int) -> None:
+    api.add("llm", [endpoint("llm-0-1", WORKER)])
+    group = members(api, port)
     with serving(WORKER, port, state(), status=500):
         group.ask()
     assert group.assessments() == {}
 
 
-def test_more_members_than_a_group_has_are_not_asked(port: int) -> None:
-    many = [endpoint(f"llm-0-{number}", WORKER) for number in range(1, 4 * MAX_PODS)]
-    group = members(Slices(many), port)
+def test_more_members_than_a_group_has_are_not_asked(api: ApiServer, port: int) -> None:
+    api.add("llm", [endpoint(f"llm-0-{number}", WORKER) for number in range(1, 4 * MAX_PODS)])
+    group = members(api, port)
     with serving(WORKER, port, state()):
         group.ask()
     assert len(group.assessments()) == MAX_PODS
@@ -138,8 +153,28 @@ def test_texts_are_cut() -> None:
     theirs = Assessment(
         t=1.0, epoch=1, warm=True, host=BudgetState(current=5), suspicions=[huge] * 99
     )
-    kept = bounded(theirs)
+    kept = shortened(theirs)
     assert len(kept.suspicions) <= MAX_EVIDENCE
     (one, *_) = kept.suspicions
     assert one.confidence == 1.0
     assert len(msgspec.json.encode(kept)) < 50_000
+
+
+def test_silent_pods_do_not_make_the_answers_of_others_old(
+    api: ApiServer, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked one after another, seven silent pods take longer than an answer stands for."""
+    monkeypatch.setattr(group, "ANSWER_S", 0.5)
+    silent = [endpoint(f"llm-0-{number}", OTHER) for number in range(2, MAX_PODS + 1)]
+    api.add("llm", [*silent, endpoint("llm-0-1", WORKER)])
+    found = members(api, port, time.monotonic)
+    with socket.create_server((OTHER, port), backlog=MAX_PODS), serving(WORKER, port, state()):
+        begin = time.monotonic()
+        found.ask()
+        took = time.monotonic() - begin
+    assert took < MAX_PODS * 0.5 / 3
+    assert found.assessments()["llm-0-1"] is not None
+
+
+def test_the_longest_round_is_shorter_than_an_answer_stands_for() -> None:
+    assert MAX_PODS / group.AT_ONCE * ANSWER_S + group.POLL_S < STALE_S

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import urllib3
 
 from plimsoll_api import admin
 from plimsoll_api.admin import (
@@ -22,8 +21,7 @@ from plimsoll_api.admin import (
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.owned_processes import OwnedEngine, sweep
-from plimsoll_sidecar.clients import http
-from plimsoll_sidecar.clients.http import EngineError
+from plimsoll_sidecar.clients.http import Answer, EngineError, HttpClient, NoAnswer, pool, request
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 
 ANSWER_S = 3.0
@@ -36,6 +34,8 @@ WORKER_START_S = 600.0
 """Longest start of a worker after the old one ended: it may have to load its weights again."""
 ENGINE_EXIT_S = 60.0
 DIAGNOSTIC_S = 15.0
+MAX_MESSAGE = 1000
+"""Characters of a result: it is written to the journal and shown."""
 _FINAL = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
 _T = TypeVar("_T")
@@ -54,9 +54,9 @@ class PlimsollEngine(OwnedEngine):
 
     def __init__(self, endpoint: EngineEndpoint, token_file: Path) -> None:
         self._url = endpoint.admin_url.rstrip("/") + admin.ADMIN_PREFIX
-        self._serving = http.HttpClient(endpoint.serving_url)
+        self._serving = HttpClient(endpoint.serving_url)
         self._token_file = token_file
-        self._http = urllib3.PoolManager(maxsize=4, retries=False)
+        self._http = pool(maxsize=4)
         super().__init__(endpoint)
 
     def status(self) -> Status:
@@ -194,23 +194,13 @@ class PlimsollEngine(OwnedEngine):
         if body is not None:
             data = msgspec.json.encode(body)
             headers["Content-Type"] = "application/json"
-        deadline = time.monotonic() + timeout_s
         try:
-            response = self._http.request(
-                method,
-                self._url + path,
-                body=data,
-                headers=headers,
-                timeout=timeout_s,
-                redirect=False,
-                preload_content=False,
-            )
-            answer = http.read(response, deadline)
-        except (urllib3.exceptions.HTTPError, OSError, http.Unusable) as error:
+            answer = request(self._http, method, self._url + path, timeout_s, data, headers)
+        except NoAnswer as error:
             raise EngineError(f"{method} {path}: {error}") from error
-        if response.status < 300:
-            return answer
-        raise Refused(response.status, f"{method} {path}: {_reason(response.status, answer)}")
+        if answer.status < 300:
+            return answer.body
+        raise Refused(answer.status, f"{method} {path}: {_reason(answer)}")
 
     def _token(self) -> str:
         try:
@@ -226,16 +216,16 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
         raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
 
 
-def _reason(status: int, data: bytes) -> str:
+def _reason(answer: Answer) -> str:
     try:
-        body = decode(data, ErrorBody)
+        body = decode(answer.body, ErrorBody)
     except Malformed:
-        return f"HTTP {status}"
-    return f"HTTP {status} {body.code}: {body.message}"
+        return f"HTTP {answer.status}"
+    return f"HTTP {answer.status} {body.code}: {body.message}"
 
 
 def _answer(command: Command, outcome: Outcome, message: str) -> Result:
-    return Result(operation_id=command.operation_id, outcome=outcome, message=message)
+    return Result(operation_id=command.operation_id, outcome=outcome, message=message[:MAX_MESSAGE])
 
 
 def _result(command: Command, operation: Operation) -> Result:

@@ -14,7 +14,7 @@ from typing import Any
 from plimsoll_api.decoding import decode
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar.act.restart_slots import lease_counts
-from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
+from plimsoll_sidecar.clients.kube import Conflict, KubeClient, Object
 
 TRIES = 5
 """Against a Lease that others write at the same time."""
@@ -73,8 +73,8 @@ def _update(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int
         count = change(lease)
         try:
             kube.put(path, lease)
-        except KubeError as error:
-            if error.status != 409 or last:
+        except Conflict:
+            if last:
                 raise
             time.sleep(PAUSE_S)
         else:

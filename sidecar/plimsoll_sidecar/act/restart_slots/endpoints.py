@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.workloads import RAY_KIND
-from plimsoll_sidecar.clients.kube import KubeClient, Object
+from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
+from plimsoll_sidecar.clients.kube import KubeClient
 
-SERVICE_NAME = "kubernetes.io/service-name"
 POLL_S = 0.5
 LEAVE_S = 30.0
 """Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
@@ -45,76 +45,48 @@ class Unseen:
         return True
 
 
-class Endpoints:
-    """Endpoints of ``service``; raises :class:`~plimsoll_sidecar.clients.kube.KubeError`."""
-
-    def __init__(self, kube: KubeClient, namespace: str, service: str, pod: str) -> None:
-        self._kube, self._pod = kube, pod
-        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        self._selector = f"{SERVICE_NAME}={service}"
-
-    def ready(self) -> dict[str, bool]:
-        """Pod name -> ready."""
-        slices = self._kube.get(self._path, labelSelector=self._selector)
-        pods: dict[str, bool] = {}
-        for piece in slices.get("items") or []:
-            for name, is_ready in _ready(piece):
-                pods[name] = pods.get(name, False) or is_ready
-        return pods
-
-    def is_last_ready(self) -> bool:
-        """Return True if others exist and none is ready: leaving now would lose the service.
-
-        The only replica of a service may leave: nobody can ever take over from it.
-        """
-        return _none_ready(self.ready(), {self._pod})
-
-    def wait_until_left(self, timeout_s: float) -> bool:
-        """Wait until this pod is no longer a ready endpoint; return False if it still is."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            if not self.ready().get(self._pod, False):
-                return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_S)
-
-
 class ServicesOfPod:
-    """Endpoints of every Service that routes to the pod, whatever its name.
+    """Endpoints of the Services that route to the pod.
 
-    A SupervisionPolicy does not know the Services in front of its pods. ``replicas`` gives the pods
-    of the pod's workload, by replica, as far as they are known. ``apart`` names a Service that
-    routes nobody, empty for none. Raises :class:`~plimsoll_sidecar.clients.kube.KubeError`.
+    ``service`` names the one that does; None is for a pod of a SupervisionPolicy, which does not
+    know the Services in front of its pods: they are looked for. ``replicas`` gives the pods of the
+    pod's workload, by replica, as far as they are known. ``apart`` names a Service that routes
+    nobody, empty for none. Raises :class:`~plimsoll_sidecar.clients.kube.KubeError`.
     """
 
     def __init__(
         self,
-        kube: KubeClient,
-        namespace: str,
+        slices: EndpointSlices,
         pod: str,
+        service: str | None = None,
         replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
         apart: str = "",
     ) -> None:
-        self._kube, self._pod, self._replicas, self._apart = kube, pod, replicas, apart
-        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        self._slices, self._pod, self._service = slices, pod, service
+        self._replicas, self._apart = replicas, apart
 
     def services(self) -> list[dict[str, bool]]:
         """Pod name -> ready, for each Service that routes to the pod."""
-        found: dict[str, dict[str, bool]] = {}
-        for piece in self._kube.get(self._path).get("items") or []:
-            labels = piece["metadata"].get("labels") or {}
-            of_service = found.setdefault(labels.get(SERVICE_NAME, ""), {})
-            for name, is_ready in _ready(piece):
-                of_service[name] = of_service.get(name, False) or is_ready
-        ignored = ("", self._apart)
-        return [pods for name, pods in found.items() if name not in ignored and self._pod in pods]
+        return self._ready(self._names())
+
+    def _names(self) -> set[str]:
+        if self._service is not None:
+            return {self._service}
+        return self._slices.services_of(self._pod) - {self._apart}
+
+    def _ready(self, names: set[str]) -> list[dict[str, bool]]:
+        found: dict[str, dict[str, bool]] = {name: {} for name in names}
+        for one in self._slices.of(names):
+            pods = found.setdefault(one.service, {})
+            pods[one.pod] = pods.get(one.pod, False) or one.ready
+        return list(found.values())
 
     def is_last_ready(self) -> bool:
         """Return True if a Service, or the pod's workload in it, has others and none is ready.
 
         The workload counts by itself because another one may serve another model. The pods of one
-        replica leave together: they do not stand in for one another.
+        replica leave together: they do not stand in for one another. The only replica of a service
+        may leave: nobody can ever take over from it.
         """
         replicas = self._replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
@@ -131,10 +103,11 @@ class ServicesOfPod:
         If no Service routes to the pod, its clients have its address from elsewhere: wait a fixed
         time.
         """
-        if not self.services():
+        names = self._names()
+        if not names:
             return Unseen().wait_until_left(timeout_s)
         deadline = time.monotonic() + timeout_s
-        while any(pods[self._pod] for pods in self.services()):
+        while any(pods.get(self._pod, False) for pods in self._ready(names)):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)
@@ -153,29 +126,17 @@ def endpoints_of_pod(
     """
     if kube is None or not service.uid:
         return Unseen()
+    slices = EndpointSlices(kube, service.namespace)
     if service.kind != POLICY_KIND:
-        return Endpoints(kube, service.namespace, service.name, pod)
+        return ServicesOfPod(slices, pod, service.name)
     member, workload = service.group, service.workload
     # The Service that the operator made for a RayCluster has no clients.
     of_ray = workload is not None and workload.kind == RAY_KIND
     apart = member.subdomain if member is not None and of_ray else ""
-    return ServicesOfPod(kube, service.namespace, pod, replicas, apart)
+    return ServicesOfPod(slices, pod, replicas=replicas, apart=apart)
 
 
 def _none_ready(pods: dict[str, bool], own: set[str]) -> bool:
     """Whether there are others than ``own`` and none of them is ready."""
     others = [ok for name, ok in pods.items() if name not in own]
     return bool(others) and not any(others)
-
-
-def _ready(piece: Object) -> Iterator[tuple[str, bool]]:
-    """Yield the pod name and readiness of each endpoint in an EndpointSlice.
-
-    A condition that is absent means ready (the API's own rule). A Service with
-    ``publishNotReadyAddresses`` calls every pod ready: the pod's own readiness is the condition
-    ``serving``.
-    """
-    for endpoint in piece.get("endpoints") or []:
-        name = (endpoint.get("targetRef") or {}).get("name", "")
-        conditions = endpoint.get("conditions") or {}
-        yield name, all(conditions.get(one) is not False for one in ("ready", "serving"))

@@ -22,14 +22,21 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_api.times import rfc3339_micro
 from plimsoll_api.workloads import replicas_in
 from plimsoll_sidecar.act.restart_slots import lease_counts
-from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
+from plimsoll_sidecar.clients.kube import (
+    Conflict,
+    Forbidden,
+    KubeClient,
+    KubeError,
+    NotFound,
+    Object,
+)
 from plimsoll_sidecar.govern.command import Refusal
 from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
 
 DURATION_S = 60
 """A holder that does not renew for this long is dead: its container restarts in seconds."""
 RENEW_S = 15.0
-NOT_YET = (403, 404)
+NOT_YET = (Forbidden, NotFound)
 """What the API server says of a slot that the operator has not made, or not for this pod."""
 
 
@@ -119,9 +126,7 @@ class LeaseSlots:
         with self._lock:
             try:
                 return self._take(incident, policy, at)
-            except KubeError as error:
-                if error.status not in NOT_YET:
-                    raise
+            except NOT_YET as error:
                 text = f"the operator has no restart slot for this pod yet: {error}"
                 return Refusal(WaitReason.NO_SLOT, text)
 
@@ -132,10 +137,8 @@ class LeaseSlots:
         """
         try:
             lease = self._kube.get(f"{self._path}/{self._names[0]}")
-        except KubeError as error:
-            if error.status in NOT_YET:
-                return []
-            raise
+        except NOT_YET:
+            return []
         return replicas_in((lease["metadata"].get("annotations") or {}).get(SLOT_REPLICAS, ""))
 
     def _take(self, incident: str, policy: RestartBudget, at: float | None) -> Refusal | None:
@@ -173,7 +176,7 @@ class LeaseSlots:
                     self._renewed = self._clock()
                     return True
             except KubeError as error:
-                if error.transient or error.status == 409:
+                if error.transient or isinstance(error, Conflict):
                     return age < DURATION_S
             self._mine = None
             return False
@@ -277,13 +280,11 @@ class LeaseSlots:
         lease_counts.keep_replica(lease, self._uid, mine, policy.window_s, now)
         try:
             self._kube.put(self._url(lease), lease)
-        except KubeError as error:
-            if error.status == 409:
-                return Refusal(
-                    WaitReason.SLOT_CONFLICT,
-                    f"another replica took {metadata['name']} at the same moment",
-                )
-            raise
+        except Conflict:
+            return Refusal(
+                WaitReason.SLOT_CONFLICT,
+                f"another replica took {metadata['name']} at the same moment",
+            )
         self._mine, self._renewed, self._kept = metadata["name"], self._clock(), None
         return None
 

@@ -1,0 +1,286 @@
+"""The other pods of a multi-node group, by the ``/state`` pages of their supervisors.
+
+The leader's supervisor reads each worker's newest assessment. A worker's own processes do not say
+when they have loaded their part of the model, which may take many minutes: its warm-up begins when
+the leader's engine is ready, by the leader's page.
+
+The group's headless Service lists its pods. Whatever runs in them can write such a page, so what is
+read of it is bounded. A false one can make the leader restart its own group, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from plimsoll_api.admin import EngineState
+from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
+from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.names import METRICS_PORT
+from plimsoll_api.workloads import RAY_KIND
+from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
+from plimsoll_sidecar.clients.http import EngineError, HttpClient
+from plimsoll_sidecar.clients.kube import KubeError
+from plimsoll_sidecar.signals.sampler import WORKING
+
+log = logging.getLogger(__name__)
+Page = TypeVar("Page", bound=msgspec.Struct)
+
+POLL_S = 5.0
+ANSWER_S = 2.0
+MAX_PODS = 64
+AT_ONCE = 16
+"""Pods asked at a time, so that a round ends within ``MAX_PODS / AT_ONCE * ANSWER_S`` seconds even
+if every pod is silent."""
+STALE_S = 20.0
+"""An answer older than this says nothing of now. A healthy pod's is renewed sooner, by the longest
+round and :data:`POLL_S`."""
+MAX_STATE_BYTES = 1 << 20
+MAX_TEXT = 200
+MAX_EVIDENCE = 8
+MAX_BYTES = 1 << 60
+"""More memory than a pod can have."""
+ASKED_S = 10.0
+"""Stop polling after this long without a call to ``serves``."""
+SURE_S = 10.0
+"""So long the leader must have been ready: it may not have seen yet that its group restarts."""
+_HEAD = re.compile(r".*-head(-.*)?")
+"""KubeRay's names of head pods: nothing else in a RayCluster's Service tells them apart."""
+
+
+def workers_of(kind: str, leader: str) -> Callable[[str], bool]:
+    """Return what says by a pod's name whether ``leader`` leads it.
+
+    ``kind`` is that of the workload. The headless Service of a LeaderWorkerSet lists the pods of
+    all groups, whose names tell them apart. That of a RayCluster lists its own pods, whose names
+    tell nothing.
+    """
+    if kind == RAY_KIND:
+        return lambda name: name not in ("", leader)
+    worker = re.compile(re.escape(leader) + r"-\d+")
+    return lambda name: worker.fullmatch(name) is not None
+
+
+def leader_of(kind: str, worker: str) -> Callable[[str], bool]:
+    """Return what says by a pod's name whether it leads ``worker``, in a workload of this kind."""
+    if kind == RAY_KIND:
+        return lambda name: _HEAD.fullmatch(name) is not None
+    leader, _, _ = worker.rpartition("-")
+    return lambda name: name == leader
+
+
+class GroupPages:
+    """The pods that the Service ``subdomain`` lists and whose names ``wanted`` accepts."""
+
+    def __init__(
+        self,
+        slices: EndpointSlices,
+        subdomain: str,
+        wanted: Callable[[str], bool],
+        port: int = METRICS_PORT,
+    ) -> None:
+        self._slices, self._subdomain, self._wanted = slices, subdomain, wanted
+        self._port = port
+        self._trouble: dict[str, str] = {}
+        self._asked: set[str] = set()
+
+    def pods(self) -> dict[str, str] | None:
+        """Name and address of each, at most :data:`MAX_PODS`; None, logged, if nobody can say."""
+        found: dict[str, str] = {}
+        try:
+            for one in self._slices.of([self._subdomain]):
+                if len(found) < MAX_PODS and self._wanted(one.pod) and _is_address(one.address):
+                    found.setdefault(one.pod, one.address)
+        except KubeError as error:
+            self.note("endpoints", str(error))
+            return None
+        self.note("endpoints", "")
+        return found
+
+    def pages(self, pods: Mapping[str, str], kind: type[Page]) -> dict[str, Page]:
+        """Return the pages of those that have one, by pod; the others are logged."""
+        self._trouble = {
+            what: one
+            for what, one in self._trouble.items()
+            if what not in self._asked or what in pods
+        }
+        self._asked = set(pods)
+        if not pods:
+            return {}
+        with ThreadPoolExecutor(min(AT_ONCE, len(pods)), "group-page") as asking:
+            found = asking.map(lambda pod: self._page(pod, pods[pod], kind), pods)
+            return {pod: page for pod, page in zip(pods, found, strict=True) if page is not None}
+
+    def _page(self, pod: str, address: str, kind: type[Page]) -> Page | None:
+        host = f"[{address}]" if ":" in address else address
+        server = HttpClient(f"http://{host}:{self._port}")
+        try:
+            status, body = server.call("GET", "/state", ANSWER_S, max_bytes=MAX_STATE_BYTES)
+            if status != 200:
+                raise EngineError(f"HTTP {status}")
+            found = decode(body, kind)
+        except (EngineError, Malformed) as error:
+            self.note(pod, str(error))
+            return None
+        self.note(pod, "")
+        return found
+
+    def note(self, what: str, trouble: str) -> None:
+        """Log trouble once, and its end."""
+        before = self._trouble.get(what, "")
+        self._trouble[what] = trouble
+        if trouble and not before:
+            log.warning("%s of the group cannot be read: %s", what, trouble[:MAX_TEXT])
+        elif before and not trouble:
+            log.info("%s of the group can be read again", what)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+class _MemberState(msgspec.Struct):
+    """The part of a worker's ``/state`` that is read."""
+
+    assessment: Assessment
+
+    def __post_init__(self) -> None:
+        sizes = [one.bytes for one in self.assessment.suspicions]
+        for budget in (self.assessment.host, self.assessment.device, self.assessment.reserved):
+            sizes += _sizes(budget)
+        if any(abs(size) > MAX_BYTES for size in sizes):
+            raise ValueError("a size is larger than any pod's memory")
+
+
+class GroupMembers:
+    """The pods of a group beside its leader, in a thread of their own."""
+
+    def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pages, self._clock = pages, clock
+        self._lock, self._ending = threading.Lock(), threading.Event()
+        self._newest: dict[str, tuple[float, Assessment | None]] = {}
+        self._thread = threading.Thread(target=self._run, name="group-members", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask, in a thread that ends with the process."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._ending.set()
+
+    def assessments(self) -> dict[str, Assessment | None]:
+        """Return the newest assessment of each pod that was seen; None if it says nothing now."""
+        now = self._clock()
+        with self._lock:
+            return {
+                pod: found if now - at < STALE_S else None
+                for pod, (at, found) in self._newest.items()
+            }
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self.ask()
+            self._ending.wait(POLL_S)
+
+    def ask(self) -> None:
+        """One round; never raises for what the API server or a pod answers."""
+        members = self._pages.pods()
+        if members is None:
+            return
+        found = self._pages.pages(members, _MemberState)
+        now = self._clock()
+        with self._lock:
+            for pod, state in found.items():
+                self._newest[pod] = (now, shortened(state.assessment))
+            for gone in set(self._newest) - set(members):
+                self._newest[gone] = (float("-inf"), None)
+            while len(self._newest) > MAX_PODS:
+                del self._newest[min(self._newest, key=lambda pod: self._newest[pod][0])]
+
+
+def shortened(theirs: Assessment) -> Assessment:
+    """``theirs``, cut to what a supervisor would say."""
+    kept = [_plain(one) for one in theirs.suspicions[:MAX_EVIDENCE]]
+    return msgspec.structs.replace(theirs, suspicions=kept, segments={})
+
+
+def _plain(suspicion: Suspicion) -> Suspicion:
+    return msgspec.structs.replace(
+        suspicion,
+        process=suspicion.process[:MAX_TEXT] if suspicion.process else None,
+        unconfirmed=suspicion.unconfirmed[:MAX_TEXT] if suspicion.unconfirmed else None,
+        confidence=min(1.0, max(0.0, suspicion.confidence)),
+        evidence=[text[:MAX_TEXT] for text in suspicion.evidence[:MAX_EVIDENCE]],
+        trigger=None,
+    )
+
+
+def _sizes(budget: BudgetState | None) -> list[int]:
+    if budget is None:
+        return []
+    found = (budget.current, budget.baseline, budget.explained, budget.unexplained)
+    return [size for size in found if size is not None]
+
+
+class _LeaderState(msgspec.Struct):
+    """The part of the leader's ``/state`` that is read."""
+
+    engine_state: EngineState | None = None
+
+
+class GroupLeader:
+    """The pod that leads a worker's group, asked in a thread while somebody wants to know."""
+
+    def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pages, self._clock = pages, clock
+        self._asked = threading.Event()
+        self._asked_at = float("-inf")
+        self._ready_since: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def serves(self) -> bool:
+        """Return whether the leader's engine has been ready for :data:`SURE_S`; never waits."""
+        self._asked_at = self._clock()
+        self._asked.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="group-leader", daemon=True)
+            self._thread.start()
+        return self.ready_for() >= SURE_S
+
+    def ready_for(self) -> float:
+        """Return for how many seconds each answer was that it is ready; less than 0 for none."""
+        since = self._ready_since
+        return float("-inf") if since is None else self._clock() - since
+
+    def _run(self) -> None:
+        while True:
+            self._asked.wait()
+            self.look()
+            if self._clock() - self._asked_at > ASKED_S:
+                self._ready_since = None
+                self._asked.clear()
+            time.sleep(POLL_S)
+
+    def look(self) -> None:
+        """Ask the leader once. One that cannot be asked is not known to be ready."""
+        leaders = self._pages.pods()
+        if leaders is not None:
+            self._pages.note("leader", "" if leaders else "it is not among the endpoints")
+        pages = self._pages.pages(leaders or {}, _LeaderState)
+        if not any(page.engine_state in WORKING for page in pages.values()):
+            self._ready_since = None
+        elif self._ready_since is None:
+            self._ready_since = self._clock()
