@@ -132,7 +132,11 @@ def definitions() -> Iterator[Definitions]:
     made.close()
 
 
-@pytest.fixture(scope="session", params=[3, 4], ids=["helm3", "helm4"])
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(3, marks=pytest.mark.long), 4],
+    ids=["helm3", "helm4"],
+)
 def helm(request: pytest.FixtureRequest) -> str:
     """Path of Helm, of both majors that are in use."""
     from tests.lab import binaries

@@ -61,7 +61,7 @@ def run_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("trouble", ["full", pytest.param("read-only", marks=pytest.mark.long)])
 def test_a_run_directory_that_takes_nothing_ends_no_stream_and_no_restart(
     tiny: Path, run_dir: Path, tmp_path: Path, trouble: str
 ) -> None:
@@ -179,7 +179,9 @@ def compile_kernel(at: Volume, environ: dict[str, str]) -> subprocess.CompletedP
     return done
 
 
-@pytest.mark.parametrize("trouble", ["read-only", "full in the middle"])
+@pytest.mark.parametrize(
+    "trouble", [pytest.param("read-only", marks=pytest.mark.long), "full in the middle"]
+)
 def test_a_triton_cache_that_takes_nothing_is_named_and_done_without(
     tmp_path: Path, trouble: str
 ) -> None:

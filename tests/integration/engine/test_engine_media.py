@@ -185,7 +185,7 @@ def transcribe(engine: Any, data: bytes, **fields: Any) -> Any:
     return engine.client.audio.transcriptions.create(model=MODEL, file=("sound", data), **fields)
 
 
-@pytest.mark.parametrize("kind", ["WAV", "FLAC", "MP3"])
+@pytest.mark.parametrize("kind", ["WAV", pytest.param("FLAC", marks=pytest.mark.long), "MP3"])
 def test_a_sound_has_a_text(hears: Any, kind: str) -> None:
     data = sound(0.8, 22_050, kind)
     text = transcribe(hears, data).text

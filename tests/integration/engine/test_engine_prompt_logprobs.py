@@ -146,8 +146,16 @@ def settled(engine: Any) -> int:
 
 @pytest.mark.parametrize(
     ("planned", "ranks"),
-    [(True, ()), (False, ()), (False, ("--tensor-parallel-size", "2"))],
-    ids=["planned", "crash", "crash of two ranks"],
+    [
+        pytest.param(True, (), id="planned"),
+        pytest.param(False, (), id="crash", marks=pytest.mark.long),
+        pytest.param(
+            False,
+            ("--tensor-parallel-size", "2"),
+            id="crash of two ranks",
+            marks=pytest.mark.long,
+        ),
+    ],
 )
 def test_they_are_whole_over_a_restart(
     start_engine: Any, exact: Any, planned: bool, ranks: tuple[str, ...]

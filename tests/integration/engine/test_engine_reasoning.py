@@ -89,7 +89,7 @@ def streamed(engine: Any, first: threading.Event | None = None, **fields: Any) -
     return reasoning, content
 
 
-@pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
+@pytest.mark.parametrize("parser", ["qwen3", pytest.param("deepseek_r1", marks=pytest.mark.long)])
 def test_reasoning_and_answer_come_apart(
     start_engine: Any, thinking: Thinking, parser: str
 ) -> None:

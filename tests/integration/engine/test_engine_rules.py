@@ -180,7 +180,7 @@ def test_usage_of_a_stream_is_of_what_was_sent(engine: Any, path: str) -> None:
     assert counts[:-1] == sorted(set(counts))
 
 
-@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("planned", [pytest.param(True, marks=pytest.mark.long), False])
 def test_rules_hold_over_a_restart(start_engine: Any, planned: bool) -> None:
     engine = start_engine().wait_ready()
     plain = completion(engine, max_tokens=400)["token_ids"]

@@ -28,7 +28,10 @@ def counted(engine: Any, name: str) -> float:
     return sum(float(line.removeprefix(series)) for line in lines if line.startswith(series))
 
 
-@pytest.mark.parametrize(("method", "kind"), [("ngram", 0), ("ngram", 1), ("draft_model", 2)])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [pytest.param("ngram", 0, marks=pytest.mark.long), ("ngram", 1), ("draft_model", 2)],
+)
 def test_texts_over_a_restart_are_those_without_drafts(
     method: str, kind: int, engine: Any, tiny: Path, start_engine: Any, tmp_path: Path
 ) -> None:

@@ -139,7 +139,9 @@ def test_restarts_and_crashes_before_the_standby_is_there(
     ends_clean(engine)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "draft_model", "fp8_pool"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("ngram", marks=pytest.mark.long), "draft_model", "fp8_pool"]
+)
 def test_it_takes_over_with_drafts_and_with_a_pool_in_fp8(
     start_engine: Any, tiny: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -249,6 +251,7 @@ def both(engine: Any, other_than: list[int]) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_a_standby_of_two_ranks_takes_over_as_a_whole(
     start_engine: Any, undisturbed: list[str]
 ) -> None:

@@ -99,7 +99,7 @@ def test_a_chat_names_its_prompt_once(engine: Any) -> None:
     assert found == choice["token_ids"]
 
 
-@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("planned", [pytest.param(True, marks=pytest.mark.long), False])
 def test_no_token_is_named_twice_over_a_restart(start_engine: Any, planned: bool) -> None:
     engine = start_engine().wait_ready()
     asked: dict[str, Any] = {

@@ -79,6 +79,7 @@ def test_weights_alone_leave_the_text_as_it_is(engine: Any, start_engine: Any, f
     assert texts(start_engine(model=fp8).wait_ready()) == texts(engine)
 
 
+@pytest.mark.long
 def test_experts_in_fp8_leave_the_text_as_it_is_over_a_restart_and_a_crash(
     start_engine: Any, experts: tuple[Path, Path]
 ) -> None:
@@ -117,7 +118,7 @@ def run(engine: EngineCore) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["dense", "experts"])
+@pytest.mark.parametrize("kind", [pytest.param("dense", marks=pytest.mark.long), "experts"])
 def test_two_ranks_make_the_tokens_of_one(
     fp8: Path, experts: tuple[Path, Path], tmp_path: Path, kind: str
 ) -> None:
