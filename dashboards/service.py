@@ -121,10 +121,14 @@ def service() -> Dashboard:
                           width=HALF))
         .with_panel(lines("Supervisor: memory", BYTES, "Memory of each supervisor.",
                           (f"plimsoll_supervisor_resident_memory_bytes{{{AT}}}",
-                           "{{pod}} {{process}}"), width=HALF))
+                           "{{pod}} {{process}}"), width=THIRD))
         .with_panel(lines("Supervisor: CPU", COUNT, "Cores that each supervisor uses.",
                           (f"rate(plimsoll_supervisor_cpu_seconds_total{{{AT}}}"
-                           "[$__rate_interval])", "{{pod}}"), width=HALF))
+                           "[$__rate_interval])", "{{pod}}"), width=THIRD))
+        .with_panel(lines("Supervisor: parts", COUNT,
+                          "Supervisors in which this part works, of those that have it.",
+                          (f"sum by (part) (plimsoll_supervisor_part_ok{{{AT}}})", "{{part}}"),
+                          width=THIRD))
         .annotation(remediations(AT))
     )  # fmt: skip
 

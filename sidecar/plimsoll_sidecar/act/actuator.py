@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, Leaving
 from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
 from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
+from plimsoll_sidecar.background import Part, once
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, Verb
@@ -29,6 +29,8 @@ from plimsoll_sidecar.signals.process.process_id import ProcessId
 
 log = logging.getLogger(__name__)
 
+LEASES = (KubeError, UnreadableError)
+"""What keeps a slot Lease from being used."""
 EVICTED_S = 120.0
 """Time in which an operator that is there evicts a pod which was left by its requests."""
 
@@ -59,26 +61,24 @@ class Actuator:
         self.recovers = False
         self._commands: queue.Queue[Command | None] = queue.Queue()
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="actuator", daemon=True)
-        self._renewer = threading.Thread(target=self._renew, name="slot-renewer", daemon=True)
-        self._ending, self._wake = threading.Event(), threading.Event()
+        self._commander = Part("actuator", self._next_command)
+        self._keeper = Part("slot", self._keep_slot, LEASES, longest_s=RENEW_S / 2)
         self._slot_for: str | None = None
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
         self._loaded = self._adopted = self._given_back = False
-        self._trouble = ""
 
     def start(self, slot_for: str | None = None) -> None:
         """``slot_for`` is the incident that held a slot before a restart of the supervisor."""
         self._slot_for = slot_for
-        self._thread.start()
-        self._renewer.start()
+        self._commander.start()
+        self._keeper.start()
 
     def stop(self) -> None:
         """Take no more commands; the one under way is found again in the journal."""
-        self._ending.set()
-        self.standby.stop()
-        self._wake.set()
+        self._commander.stop()
         self._commands.put(None)
+        self._keeper.stop()
+        self.standby.stop()
 
     def send(self, command: Command) -> None:
         """Queue a command that the journal already has; its result comes later, from the thread."""
@@ -100,45 +100,42 @@ class Actuator:
         self._adopted = True
         if known != self._slots.known:
             self._slots.known = known
-            self._wake.set()
+            self._keeper.wake()
 
-    def _run(self) -> None:
-        while (command := self._commands.get()) is not None:
-            if command.verb is Verb.TRIM:
-                # The governor gives it up when the engine hangs, and sends what ends the engine.
-                trim = threading.Thread(target=self._answer, args=(command,), daemon=True)
-                trim.start()
-            else:
-                self._answer(command)
+    def _next_command(self) -> float:
+        command = self._commands.get()
+        if command is None:
+            return 0.0
+        if command.verb is Verb.TRIM:
+            # The governor gives it up when the engine hangs, and sends what ends the engine.
+            once("trim", lambda: self._answer(command))
+        else:
+            self._answer(command)
+        return 0.0
 
     def _answer(self, command: Command) -> None:
         self._results.put(self.execute(command))
 
-    def _renew(self) -> None:
-        """Keep the slot while a restart takes its time, and the count of restarts beside it."""
-        while not self._ending.is_set():
-            found = [
-                self._tried(step)
-                for step in (self._renew_slot, self._load_stored, self._keep, self._give_back)
-            ]
-            self._sweep()
-            trouble = next((one for one in found if one), "")
-            if trouble and not self._trouble:
-                log.warning("the service's slot Leases cannot be used: %s", trouble)
-            elif self._trouble and not trouble:
-                log.info("the service's slot Leases can be used again")
-            self._trouble = trouble
-            self._wake.wait(RENEW_S / 2)
-            self._wake.clear()
+    def _keep_slot(self) -> float:
+        """Keep the slot while a restart takes its time, and the count of restarts beside it.
 
-    @staticmethod
-    def _tried(step: Callable[[], None]) -> str:
-        """Return what went wrong; one step that fails holds up no other."""
-        try:
-            step()
-        except (KubeError, UnreadableError) as error:
-            return str(error)
-        return ""
+        One step that fails holds up no other; the first error is raised after all of them.
+        """
+        failed: Exception | None = None
+        for step in (
+            self._renew_slot,
+            self._load_stored,
+            self._keep,
+            self._give_back,
+            self._sweep,
+        ):
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - it is raised below
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return RENEW_S / 2
 
     def _load_stored(self) -> None:
         if not self._loaded:

@@ -8,12 +8,12 @@ its sake after that.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 from plimsoll_api.admin import StandbyStatus
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.background import Part
 from plimsoll_sidecar.clients.http import EngineError
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ class StandbyLease:
         self._engine, self._clock = engine, clock
         self._followed = ("", False)
         """The engine's epoch, and whether a standby is wanted in it."""
-        self._changed, self._ending = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._part: Part | None = None
         self._leased: str | None = None
         """The epoch of a lease that was not given back."""
         self._until = 0.0
@@ -42,23 +41,22 @@ class StandbyLease:
         if (epoch, wanted) == self._followed:
             return
         self._followed = epoch, wanted
-        self._changed.set()
-        if wanted and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="standby-lease", daemon=True)
-            self._thread.start()
+        if self._part is not None:
+            self._part.wake()
+        elif wanted:
+            self._part = Part("standby", self._turn)
+            self._part.start()
 
     def stop(self) -> None:
         """Renew it no more. It is not given back: the next supervisor may go on with it."""
-        self._ending.set()
-        self._changed.set()
+        if self._part is not None:
+            self._part.stop()
 
-    def _run(self) -> None:
-        while not self._ending.is_set():
-            self._changed.clear()
-            self.renew()
-            _, wanted = self._followed
-            idle = not wanted and self._leased is None
-            self._changed.wait(None if idle else RENEWAL_S)
+    def _turn(self) -> float | None:
+        self.renew()
+        _, wanted = self._followed
+        idle = not wanted and self._leased is None
+        return None if idle else RENEWAL_S
 
     def renew(self) -> None:
         """Once: ask for what is wanted now, or give back what is not wanted any more."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from plimsoll_sidecar.background import Part, once
 from plimsoll_sidecar.paths import SOCKET
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class AskServer:
         self._path, self._handle = state_dir / SOCKET, handle
         self._free = threading.BoundedSemaphore(AT_ONCE)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._part = Part("ask-server", self._accept, expected=(OSError,))
 
     def start(self) -> None:
         """Listen from now on. Where it cannot, ``ask`` acts by itself, which takes longer."""
@@ -49,27 +51,30 @@ class AskServer:
             )
             self._listener.close()
             return
-        threading.Thread(target=self._accept, name="ask-server", daemon=True).start()
+        self._part.start()
 
     def stop(self) -> None:
         """Take no more actions and remove the socket."""
+        self._part.stop()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                line, _ = self._listener.accept()
-            except OSError:
-                return
-            if self._free.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(line,), daemon=True).start()
-            else:
-                with line, contextlib.suppress(OSError):
-                    line.sendall(BUSY)
+    def _accept(self) -> float:
+        try:
+            line, _ = self._listener.accept()
+        except OSError:
+            if self._part.stopping:
+                return 0.0
+            raise
+        if self._free.acquire(blocking=False):
+            once("manual action", lambda: self._serve(line))
+        else:
+            with line, contextlib.suppress(OSError):
+                line.sendall(BUSY)
+        return 0.0
 
     def _serve(self, line: socket.socket) -> None:
         try:

@@ -29,7 +29,7 @@ from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.ratchet import Ratchet, band_of
-from plimsoll_sidecar.record.sample_metrics import GroupMetrics, OpenFilesMetrics
+from plimsoll_sidecar.record.sample_metrics import GroupMetrics, OpenFilesMetrics, PartsMetrics
 from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.process.resident_memory import resident
 
@@ -60,6 +60,7 @@ class Metrics:
         registry.register(GroupMetrics(group))
         self._open_files = OpenFilesMetrics()
         registry.register(self._open_files)
+        registry.register(PartsMetrics())
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"plimsoll_{name}", text, labels, registry=registry)

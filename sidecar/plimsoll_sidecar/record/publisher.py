@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import queue
-import random
 import threading
 
 from plimsoll_api.incident_object import (
@@ -23,13 +22,12 @@ from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
 from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.background import Part
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.incident import Incident, budgeted
 
 log = logging.getLogger(__name__)
 
-BACK_OFF_S = 1.0
-BACK_OFF_MAX_S = 60.0
 WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 
 
@@ -43,27 +41,25 @@ class Publisher:
         self._latest: dict[str, tuple[int, Incident]] = {}
         self._known: set[str] = set()
         self._lock = threading.Lock()
-        self._work = threading.Event()
-        self._stopping = threading.Event()
         self._arrived: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._part = Part("publisher", self._turn, expected=(KubeError,))
         self.failures = 0
 
     def start(self) -> None:
         """Begin to publish, in a thread that ends with the process."""
-        self._thread.start()
+        self._part.start()
 
     def stop(self, timeout_s: float) -> None:
         """End the thread; what has not arrived stays in the journal."""
-        self._stopping.set()
-        self._work.set()
-        self._thread.join(timeout_s)
+        self._part.stop()
+        if self._part.is_alive():
+            self._part.join(timeout_s)
 
     def offer(self, revision: int, incident: Incident) -> None:
         """Take over a state; ``incident`` must not be changed afterwards."""
         with self._lock:
             self._latest[incident.name] = (revision, incident)
-        self._work.set()
+        self._part.wake()
 
     def acknowledged(self) -> list[tuple[str, int]]:
         """Names and revisions that have arrived since the last call."""
@@ -78,31 +74,20 @@ class Publisher:
         with self._lock:
             return len(self._latest)
 
-    def _run(self) -> None:
-        pause = BACK_OFF_S
-        while not self._stopping.is_set():
-            self._work.wait()
-            self._work.clear()
-            while not self._stopping.is_set() and (item := self._next()) is not None:
-                revision, incident = item
-                try:
-                    self.publish(incident)
-                except Exception as error:
-                    self.failures += 1
-                    expected = isinstance(error, KubeError)
-                    log.warning(
-                        "incident %s is not published yet: %s",
-                        incident.name, error, exc_info=not expected,
-                    )  # fmt: skip
-                    self._put_back(revision, incident)
-                    wished = error.retry_after_s if isinstance(error, KubeError) else None
-                    wait = wished or pause * random.uniform(0.5, 1.0)
-                    pause = min(2 * pause, BACK_OFF_MAX_S)
-                    if self._stopping.wait(wait):
-                        return
-                else:
-                    pause = BACK_OFF_S
-                    self._arrived.put((incident.name, revision))
+    def _turn(self) -> float | None:
+        """Publish one incident; None, wait for more, where there is none."""
+        item = self._next()
+        if item is None:
+            return None
+        revision, incident = item
+        try:
+            self.publish(incident)
+        except Exception:
+            self.failures += 1
+            self._put_back(revision, incident)
+            raise
+        self._arrived.put((incident.name, revision))
+        return 0.0
 
     def publish(self, incident: Incident) -> None:
         """Object, status, Event; each may be repeated. Raises KubeError."""

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from plimsoll_api.trace import OpenFiles
+from plimsoll_sidecar.background import parts_ok
 from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
 
 PREFIX = "plimsoll_cgroup_memory"
@@ -48,6 +49,21 @@ class GroupMetrics(Collector):
         _add(stalled, "some", group.stalled_some_s)
         _add(stalled, "full", group.stalled_full_s)
         yield stalled
+
+
+class PartsMetrics(Collector):
+    """Whether the supervisor's threads do their work."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one sample for each part that runs."""
+        family = GaugeMetricFamily(
+            "plimsoll_supervisor_part_ok",
+            "1 where the newest turn of this part of the supervisor succeeded, 0 where it failed.",
+            labels=("part",),
+        )
+        for part, ok in sorted(parts_ok().items()):
+            family.add_metric((part,), int(ok))
+        yield family
 
 
 class OpenFilesMetrics(Collector):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 
 from plimsoll_sidecar import web
+from plimsoll_sidecar.background import Part
 from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 
@@ -50,8 +50,7 @@ class StateServer:
             raise OSError(f"metrics port {host}:{port}: {error.strerror}") from error
         self._wake, self._wake_write = os.pipe()
         self._server.watch(self._wake)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="state-server", daemon=True)
+        self._part = Part("state-server", self._turn)
 
     @property
     def port(self) -> int:
@@ -60,20 +59,20 @@ class StateServer:
 
     def start(self) -> None:
         """Begin to serve, in a thread that ends with the process."""
-        self._thread.start()
+        self._part.start()
 
     def stop(self) -> None:
         """End the thread and close every connection."""
-        self._stopping.set()
+        self._part.stop()
         os.write(self._wake_write, b"x")
-        self._thread.join()
+        self._part.join()
         self._server.close()
         os.close(self._wake)
         os.close(self._wake_write)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._server.turn(IDLE_S)
+    def _turn(self) -> float:
+        self._server.turn(IDLE_S)
+        return 0.0
 
     def _answer(self, request: web.Request) -> web.Answer:
         refused = self._hosts.refused(request.host)

@@ -26,6 +26,7 @@ from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_api.workloads import RAY_KIND
+from plimsoll_sidecar.background import Part
 from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.clients.kube import KubeError
@@ -169,17 +170,17 @@ class GroupMembers:
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
-        self._lock, self._ending = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
         self._newest: dict[str, tuple[float, Assessment | None]] = {}
-        self._thread = threading.Thread(target=self._run, name="group-members", daemon=True)
+        self._part = Part("group-members", self._turn)
 
     def start(self) -> None:
         """Begin to ask, in a thread that ends with the process."""
-        self._thread.start()
+        self._part.start()
 
     def stop(self) -> None:
         """Ask no more."""
-        self._ending.set()
+        self._part.stop()
 
     def assessments(self) -> dict[str, Assessment | None]:
         """Return the newest assessment of each pod that was seen; None if it says nothing now."""
@@ -190,10 +191,9 @@ class GroupMembers:
                 for pod, (at, found) in self._newest.items()
             }
 
-    def _run(self) -> None:
-        while not self._ending.is_set():
-            self.ask()
-            self._ending.wait(POLL_S)
+    def _turn(self) -> float:
+        self.ask()
+        return POLL_S
 
     def ask(self) -> None:
         """One round; never raises for what the API server or a pod answers."""
@@ -246,18 +246,18 @@ class GroupLeader:
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
-        self._asked = threading.Event()
         self._asked_at = float("-inf")
         self._ready_since: float | None = None
-        self._thread: threading.Thread | None = None
+        self._part: Part | None = None
 
     def serves(self) -> bool:
         """Return whether the leader's engine has been ready for :data:`SURE_S`; never waits."""
-        self._asked_at = self._clock()
-        self._asked.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="group-leader", daemon=True)
-            self._thread.start()
+        idle, self._asked_at = self._idle, self._clock()
+        if self._part is None:
+            self._part = Part("group-leader", self._turn)
+            self._part.start()
+        elif idle:
+            self._part.wake()
         return self.ready_for() >= SURE_S
 
     def ready_for(self) -> float:
@@ -265,14 +265,16 @@ class GroupLeader:
         since = self._ready_since
         return float("-inf") if since is None else self._clock() - since
 
-    def _run(self) -> None:
-        while True:
-            self._asked.wait()
-            self.look()
-            if self._clock() - self._asked_at > ASKED_S:
-                self._ready_since = None
-                self._asked.clear()
-            time.sleep(POLL_S)
+    @property
+    def _idle(self) -> bool:
+        return self._clock() - self._asked_at > ASKED_S
+
+    def _turn(self) -> float | None:
+        if self._idle:
+            self._ready_since = None
+            return None
+        self.look()
+        return POLL_S
 
     def look(self) -> None:
         """Ask the leader once. One that cannot be asked is not known to be ready."""

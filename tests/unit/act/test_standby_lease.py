@@ -31,7 +31,7 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(StandbyLease, "_run", lambda self: None)  # the test turns it itself
+    monkeypatch.setattr(StandbyLease, "_turn", lambda self: None)  # the test turns it itself
     return Engine()
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervisor_config import ServiceRef
+from plimsoll_sidecar import background
 from plimsoll_sidecar.clients.kube import KubeClient
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record import publisher
 from plimsoll_sidecar.record.publisher import Publisher
 
 DEEP = b'{"metadata":' + b"[" * 100_000
@@ -51,8 +51,7 @@ def server() -> Iterator[tuple[str, list[bytes]]]:
 def test_a_token_that_is_no_text_and_answers_that_are_none_end_nothing(
     tmp_path: Path, server: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "BACK_OFF_S", 0.01)
-    monkeypatch.setattr(publisher, "BACK_OFF_MAX_S", 0.05)
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
     url, bad = server
     token = tmp_path / "token"
     token.write_bytes(b"\xff\xfe")

@@ -1,0 +1,122 @@
+"""The supervisor's threads: each is a :class:`Part` with a name, and none ends without a word.
+
+A part does its work in turns. A turn that raises is logged, once until a turn succeeds or fails in
+another way, and the next one comes after a pause that grows. Whether the newest turn succeeded is
+the metric ``plimsoll_supervisor_part_ok``. A turn may block for as long as it likes.
+
+=============  ===============================================  ==================================
+part           what it does                                     where
+=============  ===============================================  ==================================
+actuator       carries out commands, one at a time              ``act/actuator.py``
+slot           keeps the restart slot and the restart counts    ``act/actuator.py``
+standby        renews the lease on the engine's standby worker  ``act/standby.py``
+publisher      brings incidents to Kubernetes                   ``record/publisher.py``
+state-server   ``/metrics``, ``/state`` and the page            ``record/server.py``
+ask-server     takes manual actions                             ``manual/ask_server.py``
+group-members  asks the other pods of a multi-node group        ``signals/group.py``
+group-leader   asks the leader of a multi-node group            ``signals/group.py``
+=============  ===============================================  ==================================
+
+The main thread samples and decides. What lasts for one task only has a thread by :func:`once`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+LONGEST_WISH_S = 300.0
+"""Pause that an answer may ask for (``retry_after_s`` of its error): a day would be an outage."""
+
+
+class Part(threading.Thread):
+    """A thread that calls ``turn`` until it is stopped; it ends with the process at the latest.
+
+    ``turn`` returns the seconds until the next one, None for until :meth:`wake`. Errors of the
+    ``expected`` types are logged without a traceback. Pauses after failures grow to ``longest_s``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], float | None],
+        expected: tuple[type[Exception], ...] = (),
+        longest_s: float = LONGEST_PAUSE_S,
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._turn, self._expected, self._longest_s = turn, expected, longest_s
+        self._ending, self._woken = threading.Event(), threading.Event()
+        self._failures = 0
+        self._told: type[Exception] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the newest turn that has ended succeeded."""
+        return not self._failures
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no further turn will begin."""
+        return self._ending.is_set()
+
+    def wake(self) -> None:
+        """Begin the next turn now, or right after the present one."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Begin no further turn; the present one is not cut short."""
+        self._ending.set()
+        self._woken.set()
+
+    def run(self) -> None:
+        """Take turns; called by :meth:`start`."""
+        while not self._ending.is_set():
+            self._woken.clear()
+            try:
+                pause = self._turn()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next turn may succeed
+                self._ending.wait(self._failed(error))
+                continue
+            if self._failures:
+                log.info("%s works again", self.name)
+            self._failures, self._told = 0, None
+            if pause is None or pause > 0:
+                self._woken.wait(pause)
+
+    def _failed(self, error: Exception) -> float:
+        """Note a failure; return the pause after it, in seconds."""
+        if type(error) is not self._told:
+            # The text of an error differs from try to try: ports, addresses of objects.
+            known = isinstance(error, self._expected)
+            log.error("%s failed: %s", self.name, error, exc_info=None if known else error)
+            self._told = type(error)
+        wished: float | None = getattr(error, "retry_after_s", None)
+        pause = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 16), self._longest_s)
+        self._failures += 1
+        return pause * random.uniform(0.5, 1.0) if wished is None else min(wished, LONGEST_WISH_S)
+
+
+def once(name: str, task: Callable[[], object]) -> None:
+    """Run ``task`` in a thread of its own, which ends with it or with the process."""
+
+    def run() -> None:
+        try:
+            task()
+        except Exception:  # nobody waits for it: the log is the only place
+            log.exception("%s failed", name)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def parts_ok() -> dict[str, bool]:
+    """Return for each part that runs now whether its newest turn succeeded."""
+    found: dict[str, bool] = {}
+    for thread in threading.enumerate():
+        if isinstance(thread, Part):
+            found[thread.name] = thread.ok and found.get(thread.name, True)
+    return found

@@ -1,0 +1,152 @@
+"""The supervisor's threads: none ends without a word (``background.py``)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from plimsoll_api.supervision import RestartBudget
+from plimsoll_sidecar import background
+from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots
+from plimsoll_sidecar.background import Part, once, parts_ok
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from plimsoll_sidecar.record.metrics import Metrics
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Work:
+    """Turns that raise what they are told to."""
+
+    def __init__(self) -> None:
+        self.raises: Exception | None = None
+        self.turns = 0
+
+    def turn(self) -> float:
+        self.turns += 1
+        if self.raises is not None:
+            raise self.raises
+        return 0.01
+
+    def again(self) -> None:
+        """Wait for two more turns: the first may be under way."""
+        until = self.turns + 2
+        eventually(lambda: self.turns >= until)
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def part(work: Work, monkeypatch: pytest.MonkeyPatch) -> Iterator[Part]:
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
+    made = Part("tested", work.turn, expected=(KubeError,), longest_s=0.02)
+    made.start()
+    yield made
+    made.stop()
+    made.join(10)
+    assert not made.is_alive()
+
+
+def test_a_part_that_raises_goes_on_and_shows_it(
+    work: Work, part: Part, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    work.again()
+    assert parts_ok()["tested"]
+    work.raises = KeyError("metadata")
+    work.again()
+    assert not parts_ok()["tested"]
+    assert b'plimsoll_supervisor_part_ok{part="tested"} 0.0' in Metrics().text()
+    work.raises = None
+    work.again()
+    assert b'plimsoll_supervisor_part_ok{part="tested"} 1.0' in Metrics().text()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["tested failed: 'metadata'", "tested works again"], "each once"
+    assert caplog.records[0].exc_info
+
+
+def test_what_is_expected_has_no_traceback(
+    work: Work, part: Part, caplog: pytest.LogCaptureFixture
+) -> None:
+    work.raises = KubeError(503, "away")
+    work.again()
+    assert [record.exc_info for record in caplog.records] == [None]
+
+
+def test_a_wish_of_the_server_is_followed_within_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Part("tested", lambda: None)
+    assert part._failed(KubeError(429, "wait", retry_after_s=7.0)) == 7.0
+    assert part._failed(KubeError(429, "wait", retry_after_s=86_400.0)) <= 300.0
+    pauses = [part._failed(ValueError()) for _ in range(2000)]
+    assert max(pauses) <= background.LONGEST_PAUSE_S
+
+
+def test_a_part_sleeps_until_it_is_woken() -> None:
+    turns: list[int] = []
+    part = Part("tested", lambda: turns.append(1))
+    part.start()
+    try:
+        eventually(lambda: len(turns) == 1)
+        part.wake()
+        eventually(lambda: len(turns) == 2)
+    finally:
+        part.stop()
+        part.join(10)
+
+
+def test_a_task_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+
+    def task() -> None:
+        done.set()
+        raise ValueError("of the task")
+
+    once("task", task)
+    assert done.wait(10)
+    eventually(lambda: "of the task" in caplog.text)
+
+
+def test_an_answer_that_is_no_lease_does_not_end_the_renewal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 200 with ``{}`` in place of the Lease: as a proxy between may give it."""
+    answers: list[object] = [{}]
+
+    class Kube:
+        def get(self, path: str, **_: str) -> object:
+            return answers[-1]
+
+    class Engine:
+        def sweep(self) -> str:
+            return ""
+
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
+    slots = LeaseSlots(cast(KubeClient, Kube()), "n", ("slot-0",), "pod-0")
+    actuator = Actuator(
+        cast(EngineAdapter, Engine()), slots, None, lambda _: (), tmp_path, RestartBudget(),
+        lambda: None,
+    )  # fmt: skip
+    actuator.start()
+    try:
+        eventually(lambda: parts_ok().get("slot") is False)
+        answers.append({"metadata": {"name": "slot-0"}})
+        eventually(lambda: parts_ok()["slot"])
+        eventually(lambda: actuator.stored() is not None)
+    finally:
+        actuator.stop()
