@@ -17,7 +17,7 @@ from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.main import app
 from plimsoll_operator.injection.kserve_llm import SCHEME
 from plimsoll_operator.render.merge import merge
-from tests.lab.kube import Kube
+from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
 
 COUNT = 12
@@ -135,6 +135,54 @@ def test_a_namespace_that_does_not_exist_is_an_error(kube: Kube, command: list[s
     assert "namespace no-such-namespace does not exist" in str(done.exception)
     checks = json.loads(CliRunner().invoke(app, ["doctor", "-o", "json", *absent]).stdout)
     assert [one["ok"] for one in checks if one["name"] == "namespace"] == [False]
+
+
+def test_doctor_names_the_secret_of_the_webhook_and_the_other_inference_service(
+    kube: Kube,
+) -> None:
+    labels = {"app.kubernetes.io/name": "plimsoll"}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hook"}}
+    container = {"name": "operator", "image": "x", "args": [f"--webhook={kube.namespace}/hook"]}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    kserve = "serving.kserve.io"
+    other = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"inferenceservices.{kserve}"},
+        "spec": {
+            "group": kserve,
+            "scope": "Namespaced",
+            "names": {"kind": "InferenceService", "plural": "inferenceservices"},
+            "versions": [
+                {"name": "v1beta1", "served": True, "storage": True,
+                 "schema": {"openAPIV3Schema": {"type": "object"}}}
+            ],
+        },
+    }  # fmt: skip
+
+    def look() -> dict[str, dict[str, Any]]:
+        done = plimsoll(kube, "doctor", "-o", "json")
+        return {one["name"]: one for one in json.loads(done.stdout)}
+
+    assert "KServe" not in look()
+    kube.apply(
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "p", "labels": labels},
+         "spec": {"selector": {"matchLabels": labels}, "template": template}},
+        other,
+    )  # fmt: skip
+    try:
+        assert "hook does not exist" in look()["webhook secret"]["text"]
+        kube.apply(secret | {"stringData": {"tls.crt": "c", "tls.key": "k"}})
+        assert look()["webhook secret"]["ok"] is False
+        assert "has no ca.crt" in look()["webhook secret"]["text"]
+        kube.apply(secret | {"stringData": {"tls.crt": "c", "tls.key": "k", "ca.crt": "a"}})
+        eventually(lambda: "KServe" in look(), "the API server serves KServe's kind")
+        found = look()
+        assert found["webhook secret"]["ok"] is True
+        assert "write plinf or inferenceservices.plimsoll.dev" in found["KServe"]["text"]
+    finally:
+        kube("delete", "crd", f"inferenceservices.{kserve}")
+        kube("delete", "deployment", "p")
 
 
 def nobody(kube: Kube, folder: Path) -> Path:

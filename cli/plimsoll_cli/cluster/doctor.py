@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterator
-from typing import Any
 
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.names import API_GROUP, CRD_VERSION, POLICY_LABEL, SERVICE_LABEL
@@ -12,10 +12,10 @@ from plimsoll_api.names import INCIDENT_PLURAL as INCIDENTS
 from plimsoll_api.names import POLICY_PLURAL as POLICIES
 from plimsoll_api.names import SERVICE_PLURAL as SERVICES
 from plimsoll_api.units import format_bytes
-from plimsoll_cli.cluster import policy_checks, webhook_checks
-from plimsoll_cli.cluster.check import Check
-from plimsoll_cli.cluster.client import Cluster
-from plimsoll_cli.cluster.supervised import labelled, supervised
+from plimsoll_cli.cluster import checks
+from plimsoll_cli.cluster.checks import Check
+from plimsoll_cli.cluster.client import Cluster, Object
+from plimsoll_cli.cluster.supervised import CORE, labelled, over, supervised
 from plimsoll_cli.errors import RunError, UsageError
 
 LEAST_MINOR = 33
@@ -28,6 +28,9 @@ NEEDED = (
     ("create", "", "pods", "exec"),
 )
 """What this program asks of the API server: verb, group, resource, subresource."""
+KSERVE = "serving.kserve.io"
+OPERATOR_LABEL = "app.kubernetes.io/name=plimsoll"
+"""Of the chart's Deployment and of its pods."""
 MAX_TRIALS = 8
 """Policies for which the webhook is tried."""
 
@@ -47,8 +50,11 @@ def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[C
     crds = list(_crds(cluster))
     yield from crds
     yield from _permissions(cluster)
-    yield _operator(cluster)
+    yield from _kserve(cluster)
+    yield from _operator(cluster)
     if all(check.ok for check in crds):
+        if policy is None:
+            yield from _services(cluster, service)
         if service is None:
             yield from _policies(cluster, policy)
         yield from _replicas(cluster, service, policy)
@@ -106,34 +112,62 @@ def _permissions(cluster: Cluster) -> Iterator[Check]:
         yield Check(name, allowed, "yes" if allowed else f"no: {rule} verbs: [{verb}]}}")
 
 
-def _operator(cluster: Cluster) -> Check:
-    query = {"labelSelector": "app.kubernetes.io/name=plimsoll"}
+def _kserve(cluster: Cluster) -> Iterator[Check]:
+    """Say so if ``inferenceservices`` alone may mean the kind of KServe."""
+    with contextlib.suppress(RunError):
+        cluster.get(f"/apis/{KSERVE}")
+        yield Check(
+            "KServe",
+            True,
+            f"its kind InferenceService is here as well: write plinf or {SERVICES}.{API_GROUP},"
+            f" because kubectl may take {SERVICES} for {SERVICES}.{KSERVE}",
+        )
+
+
+def _operator(cluster: Cluster) -> Iterator[Check]:
+    query = {"labelSelector": OPERATOR_LABEL}
     try:
         found = cluster.get("/apis/apps/v1/deployments", **query)["items"]
     except RunError as error:
-        return Check("operator", None, str(error).splitlines()[0])
+        yield Check("operator", None, str(error).splitlines()[0])
+        return
     if not found:
-        return Check(
-            "operator", False, "no Deployment has the label app.kubernetes.io/name=plimsoll"
-        )
+        yield Check("operator", False, f"no Deployment has the label {OPERATOR_LABEL}")
+        return
     ready = sum(int(one.get("status", {}).get("readyReplicas") or 0) for one in found)
     images = {c["image"] for one in found for c in one["spec"]["template"]["spec"]["containers"]}
-    return Check("operator", ready > 0, f"{ready} ready, {', '.join(sorted(images))}")
+    text = f"{ready} ready, {', '.join(sorted(images))}"
+    if not ready:
+        for space in sorted({str(one["metadata"]["namespace"]) for one in found}):
+            for pod in cluster.listed(CORE, "pods", space, **query):
+                why = checks.first_cause(cluster, pod)
+                text += f"; {pod['metadata']['name']}: {why.message}" if why else ""
+    yield Check("operator", ready > 0, text)
+    yield from checks.secret(cluster, found)
+
+
+def _services(cluster: Cluster, name: str | None) -> Iterator[Check]:
+    """Check what the operator says of the services."""
+    try:
+        for one in checks.named(cluster, SERVICES, name):
+            yield checks.of_service(one)
+    except RunError as error:
+        yield Check(f"service {name or ''}".strip(), False, str(error).splitlines()[0])
 
 
 def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
     """Check the policies, and the webhook that carries them out."""
     try:
-        found = policy_checks.policies(cluster, name)
+        found = checks.named(cluster, POLICIES, name)
     except RunError as error:
         yield Check(f"policy {name or ''}".strip(), False, str(error).splitlines()[0])
         return
     for one in found:
-        yield from policy_checks.checks(cluster, one)
+        yield from checks.checks(cluster, one)
     if found:
-        yield webhook_checks.certificate(cluster, datetime.datetime.now(datetime.UTC))
+        yield checks.certificate(cluster, datetime.datetime.now(datetime.UTC))
     for one in found[:MAX_TRIALS]:
-        yield from webhook_checks.answers(cluster, one)
+        yield from checks.answers(cluster, one)
 
 
 def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
@@ -147,7 +181,9 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
         if any(name not in (None, found) for name, found in wanted):
             continue
         name = str(pod["metadata"]["name"])
-        trouble = _sidecar(pod)
+        if over(pod):
+            continue
+        trouble = _sidecar(cluster, pod)
         if trouble is not None:
             yield Check(name, False, trouble)
             continue
@@ -193,12 +229,14 @@ def shared_memory(name: str, seen: ActionAnswer) -> Iterator[Check]:
         yield Check(f"{name} /dev/shm", True, f"{size} that no process holds")
 
 
-def _sidecar(pod: dict[str, Any]) -> str | None:
+def _sidecar(cluster: Cluster, pod: Object) -> str | None:
     """Why the supervisor of this pod cannot see its engine; None where nothing is wrong."""
     if not supervised(pod):
         return "the pod has no supervisor: a SupervisionPolicy or plimsoll inject adds one"
     if not pod["spec"].get("shareProcessNamespace"):
         return "shareProcessNamespace is not true: the supervisor cannot see the engine's processes"
-    if pod.get("status", {}).get("phase") != "Running":
-        return f"the pod is {pod.get('status', {}).get('phase')}"
-    return None
+    phase = (pod.get("status") or {}).get("phase")
+    why = checks.first_cause(cluster, pod)
+    if phase != "Running":
+        return f"the pod is {phase}" + (f": {why.message}" if why else "")
+    return why.message if why is not None and why.blocking else None

@@ -76,7 +76,7 @@ def pods_of(cluster: Cluster, target: Target) -> list[str]:
         pods = [one for one in cluster.listed(CORE, "pods", labelSelector=label) if supervised(one)]
     else:
         pods = [one for one in labelled(cluster) if supervised(one) and _is_of(one, target)]
-    names = sorted(str(one["metadata"]["name"]) for one in pods if not _over(one))
+    names = sorted(str(one["metadata"]["name"]) for one in pods if not over(one))
     if not names:
         raise RunError(
             f"{target}: no pod in namespace {cluster.namespace or 'default'} belongs to it and has"
@@ -103,6 +103,7 @@ def _is_of(pod: Object, target: Target) -> bool:
     return (target.kind, target.name) in owners
 
 
-def _over(pod: Object) -> bool:
+def over(pod: Object) -> bool:
+    """Return whether the pod has ended, or is about to."""
     phase = (pod.get("status") or {}).get("phase")
     return bool(pod["metadata"].get("deletionTimestamp")) or phase in ("Succeeded", "Failed")

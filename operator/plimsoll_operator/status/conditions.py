@@ -39,6 +39,8 @@ from plimsoll_operator.status.causes import Cause, not_ready
 MAX_MESSAGE = 1024
 MAX_SLOW = 8
 """Slow leaks that a message names."""
+NOT_READY = "ContainersNotReady"
+"""Reason of ``EngineReady`` while nothing but time is missing."""
 NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
 """Reasons of ``SuspectRevision``."""
 
@@ -64,13 +66,15 @@ def failed(failure: Failure) -> list[Verdict]:
 
 
 def rollout(
-    deployment: Object | None, wanted: int, may_miss: int, trouble: str = ""
+    deployment: Object | None, wanted: int, may_miss: int, engines: Verdict | None = None
 ) -> list[Verdict]:
     """``Ready``, ``Progressing`` and ``Stalled`` by the Deployment's status.
 
     As a Deployment's ``Available``, ``Ready`` counts replicas of all revisions: it stays True
-    through a roll-out that keeps enough of them. ``trouble`` is what the pods' containers wait for.
+    through a roll-out that keeps enough of them. Where they are too few, it names the first cause
+    that ``engines``, the verdict on ``EngineReady``, has.
     """
+    trouble = engines if engines is not None and engines.status is False else None
     seen = (deployment or {}).get("status") or {}
     generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
     current = bool(deployment) and seen.get("observedGeneration", 0) >= generation
@@ -87,7 +91,9 @@ def rollout(
     elif ready >= max(1, wanted - may_miss):
         verdict = Verdict(Type.READY, True, "ReplicasReady", count)
     else:
-        verdict = Verdict(Type.READY, False, missing, count)
+        reason = trouble.reason if trouble and trouble.reason != NOT_READY else missing
+        text = f"{count}; {trouble.message}" if trouble else count
+        verdict = Verdict(Type.READY, False, reason, text[:MAX_MESSAGE])
     done = rolled_out and ready == wanted
     return [
         verdict,
@@ -101,7 +107,9 @@ def rollout(
             Type.STALLED,
             late and not done,
             "ProgressDeadlineExceeded" if late and not done else "AsExpected",
-            f"{count}; {trouble or 'the events of the pods say why'}"[:MAX_MESSAGE]
+            f"{count}; {trouble.message if trouble else 'the events of the pods say why'}"[
+                :MAX_MESSAGE
+            ]
             if late and not done
             else "",
         ),
@@ -162,7 +170,7 @@ def _container(type_: Type, pods: list[Object], causes: list[tuple[str, Cause]])
         return Verdict(type_, True, "ContainersReady", "")
     first = causes[0][1]
     text = "; ".join(f"{pod}: {why.message}" for pod, why in causes)
-    reason = first.reason if first.blocking else "ContainersNotReady"
+    reason = first.reason if first.blocking else NOT_READY
     return Verdict(type_, False, reason, text[:MAX_MESSAGE])
 
 

@@ -52,7 +52,7 @@ def status(
             deployment,
             _wanted(service, deployment),
             service.spec.supervision.max_unavailable,
-            verdicts[0].message if verdicts[0].status is False else "",
+            verdicts[0],
         )
         verdicts += conditions.completeness(service, missing)
     if plan is not None:

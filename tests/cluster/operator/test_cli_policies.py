@@ -78,7 +78,11 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
     assert "policy engines waiting" not in found
     pods = {pod["metadata"]["name"] for pod in kubectl.list("pods", "app=vllm")}
     assert {name for name in found if name in pods} == pods, "each supervisor is asked"
-    assert all(found[name]["text"] == "the pod is Pending" for name in pods)
+    assert all(found[name]["text"].startswith("the pod is Pending") for name in pods)
+    pull_fails = waits("supervisor", "ImagePullBackOff", "no such image")
+    one = sorted(pods)[0]
+    kubectl.patch("pod", one, {"status": {"initContainerStatuses": [pull_fails]}}, "status")
+    assert doctor(kubectl)[one]["text"].endswith(": supervisor: ImagePullBackOff (no such image)")
 
     kubectl.apply(policy("later"))
     found = eventually(lambda: conflicting(kubectl), LISTED_S)
@@ -94,6 +98,39 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
     assert "gets no supervisor (dry run)" in doctor(kubectl)[trial]["text"]
     kubectl("delete", "mutatingwebhookconfiguration", NAME)
     assert "webhook.enabled=true" in doctor(kubectl)["webhook certificate"]["text"]
+
+
+def waits(container: str, reason: str, message: str) -> dict[str, Any]:
+    """The status of a container that cannot start."""
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"name": container, "ready": False, "restartCount": 0, "image": "x", "imageID": "",
+            "state": state}  # fmt: skip
+
+
+def test_doctor_and_the_reason_column_name_the_first_cause_of_a_service(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    start()
+    kubectl.apply(manifest)
+    (pod,) = eventually(lambda: kubectl.list("pods", "plimsoll.dev/service=tiny"))
+    name = pod["metadata"]["name"]
+    running = {"ready": True, "started": True, "state": {"running": {}}}
+    found = {
+        "containerStatuses": [waits("engine", "ErrImagePull", "no such image")],
+        "initContainerStatuses": [waits("supervisor", "", "") | running],
+    }
+    kubectl.patch("pod", name, {"status": found}, "status")
+    eventually(lambda: kubectl.holds("tiny", Ready="ImagePullBackOff"))
+    header, row = kubectl("get", "plinf", "tiny").splitlines()
+    assert "REASON" in header
+    assert "ImagePullBackOff" in row
+    checks = doctor(kubectl)
+    assert checks["service tiny"]["ok"] is False
+    assert checks["service tiny"]["text"].startswith("ImagePullBackOff: 0 of 1 replicas are ready")
+    assert checks["service tiny"]["text"].count("no such image") == 1
+    assert checks[name]["text"] == "the pod is Pending: engine: ImagePullBackOff (no such image)"
+    absent = doctor(kubectl, "--service", "absent")["service absent"]
+    assert f"not in namespace {kubectl.namespace}" in absent["text"]
 
 
 def test_doctor_names_the_policy_that_is_not_there(kubectl: Any) -> None:

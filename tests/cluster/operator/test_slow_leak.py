@@ -15,7 +15,7 @@ from leaklab.cases import HOUR
 from leaklab.series import GIB, MIB, Series, steady
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.names import METRICS_PORT
-from plimsoll_cli.cluster.budget_rows import row_of
+from plimsoll_cli.cluster.top import row_of
 from plimsoll_operator.config import CLOCKS
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.record.metrics import Metrics

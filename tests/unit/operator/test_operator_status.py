@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.fleet.figures import Figures, memory, percent
 from plimsoll_operator.fleet.figures import parse as parse_figures
 from plimsoll_operator.kinds import InvalidSpec, Key, ref
@@ -16,7 +17,7 @@ from plimsoll_operator.plans.service import Failure, parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.conditions import rollout
+from plimsoll_operator.status.conditions import NOT_READY, Verdict, rollout
 from plimsoll_operator.status.service import status
 
 IMAGES = Images("engine:1", "supervisor:1")
@@ -71,6 +72,20 @@ def test_rollout(found: Any, wanted: int, ready: bool, progressing: bool, stalle
 
 def test_why_pods_cannot_be_made_is_said() -> None:
     assert "violates PodSecurity" in rollout(deployment(0, 0, 0, REFUSED), 1, 1)[0].message
+
+
+def test_ready_names_the_first_cause() -> None:
+    none = deployment(0, 1, 1)
+    pulls = Verdict(ConditionType.ENGINE_READY, False, "ImagePullBackOff", "a-0: no such image")
+    ready = rollout(none, 1, 1, pulls)[0]
+    assert (ready.status, ready.reason) == (False, "ImagePullBackOff")
+    assert ready.message == "0 of 1 replicas are ready; a-0: no such image"
+    waits = Verdict(ConditionType.ENGINE_READY, False, NOT_READY, "a-0: running, not ready")
+    ready = rollout(none, 1, 1, waits)[0]
+    assert ready.reason == "ReplicasNotReady"
+    assert ready.message.endswith("a-0: running, not ready")
+    fine = rollout(deployment(1, 1, 1), 1, 1, pulls)[0]
+    assert fine.reason == "ReplicasReady"
 
 
 def test_a_deployment_that_was_not_looked_at_yet_progresses_and_serves_on() -> None:

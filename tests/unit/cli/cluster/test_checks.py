@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from plimsoll_api.action_answer import ActionAnswer
-from plimsoll_cli.cluster import webhook_checks
-from plimsoll_cli.cluster.check import Check
+from plimsoll_cli.cluster import checks
+from plimsoll_cli.cluster.checks import Check, of_status
 from plimsoll_cli.cluster.doctor import shared_memory
-from plimsoll_cli.cluster.policy_checks import of_status
 from plimsoll_operator.admission.certificate import make
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -52,10 +51,10 @@ def test_a_certificate_that_was_not_renewed_is_an_error(
 ) -> None:
     older, newer = make("host", NOW - 60 * DAY), make("host", NOW)
     bundle = base64.b64encode(older.certificate + newer.certificate).decode()
-    check = webhook_checks.of_bundle(bundle, NOW + later)
+    check = checks.of_bundle(bundle, NOW + later)
     assert check.ok is ok
     assert text in check.text
-    assert webhook_checks.of_bundle("bm9uZQ==", NOW).ok is False
+    assert checks.of_bundle("bm9uZQ==", NOW).ok is False
 
 
 def policy(selector: dict[str, Any], **status: Any) -> dict[str, Any]:
@@ -73,12 +72,12 @@ def test_a_trial_has_the_labels_that_the_selector_asks_for() -> None:
         {"key": "canary", "operator": "DoesNotExist"},
     ]
     selector = {"matchLabels": {"app": "vllm"}, "matchExpressions": expressions}
-    pod = webhook_checks.trial(policy(selector))
+    pod = checks.trial(policy(selector))
     assert pod is not None
     assert pod["metadata"]["labels"] == {"app": "vllm", "tier": "a", "gpu": ""}
     assert pod["spec"]["containers"][0]["name"] == "server"
     selector["matchLabels"] = {"canary": "x"}
-    assert webhook_checks.trial(policy(selector)) is None, "nothing has and lacks one label"
+    assert checks.trial(policy(selector)) is None, "nothing has and lacks one label"
 
 
 def test_what_the_pod_of_a_trial_shows() -> None:
@@ -96,7 +95,7 @@ def test_what_the_pod_of_a_trial_shows() -> None:
         (made({}, False), False, "the webhook does not answer"),
         (made(ours, False), False, "the webhook does not answer"),
     ):
-        check = webhook_checks.of_trial("w", pod, "p")
+        check = checks.of_trial("w", pod, "p")
         assert (check.ok, text in check.text) == (ok, True), check
 
 

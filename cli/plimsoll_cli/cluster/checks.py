@@ -1,0 +1,319 @@
+"""What ``plimsoll doctor`` checks of services, policies and the webhook.
+
+Whether the webhook answers, only the API server can say: a pod is created in a dry run, which asks
+the webhook and stores nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import datetime
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cryptography import x509
+from pydantic import ValidationError
+
+from plimsoll_api.label_selector import LabelSelector, Operator
+from plimsoll_api.names import POLICY_LABEL, REFUSED
+from plimsoll_api.workloads import membership
+from plimsoll_cli.cluster.client import AbsentError, Cluster, Object
+from plimsoll_cli.cluster.supervised import CORE, of_policy, over, supervised
+from plimsoll_cli.errors import RunError
+from plimsoll_operator.fleet.pods import statuses
+from plimsoll_operator.status.causes import Cause, cause, creating
+
+MAX_NAMED = 4
+"""Workloads that one line names."""
+ROLLED_OUT = ("Deployment", "StatefulSet", "DaemonSet")
+"""What ``kubectl rollout restart`` takes."""
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+SUFFIX = ".pods.plimsoll.dev"
+"""Of the names of our webhooks."""
+SECRET_KEYS = "tls.crt", "tls.key", "ca.crt"
+WRONG = {
+    "Ready": "False", "EngineReady": "False", "SupervisorReady": "False", "Stalled": "True",
+    "CrashLooping": "True", "RestartBudgetExhausted": "True", "SuspectRevision": "True",
+    "ObjectsComplete": "False",
+}  # fmt: skip
+"""Conditions of an InferenceService that are worth a look, with the status that says so."""
+LEAST_LEFT = datetime.timedelta(days=20)
+"""The operator renews a certificate 30 days before it expires."""
+INSTALL = "install the chart with --set webhook.enabled=true"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the command. ``ok`` is None for what could not be found out."""
+
+    name: str
+    ok: bool | None
+    text: str
+
+
+def named(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
+    """List the object of that name, or all; raise RunError if there is none of that name."""
+    if name is None:
+        return list(cluster.pages(plural))
+    found = cluster.named(plural, name)
+    if found is None:
+        raise RunError(
+            f"not in namespace {cluster.namespace or 'default'}: check the name and -n; see:"
+            " plimsoll top -A"
+        )
+    return [found]
+
+
+def of_service(service: Object) -> Check:
+    """Check the conditions of an InferenceService: what is wrong, the first cause first."""
+    name = f"service {service['metadata']['name']}"
+    found, unread = _conditions(service)
+    if unread:
+        return Check(name, None, unread)
+    wrong: list[str] = []
+    for type_, bad in WRONG.items():
+        one = found.get(type_) or {}
+        text = f"{one.get('reason')}: {one.get('message')}"
+        if one.get("status") == bad and one.get("reason") != "ContainersNotReady":
+            # The message of Ready has that of EngineReady, and that of Stalled both.
+            wrong += [] if any(str(one.get("message")) in said for said in wrong) else [text]
+    ready = found["Ready"]
+    return Check(name, not wrong, "; ".join(wrong) or f"{ready.get('reason')}: {ready['message']}")
+
+
+def _conditions(item: Object) -> tuple[dict[str, Object], str]:
+    """Conditions by type, and what to say if they are not those of the present spec."""
+    meta, status = item["metadata"], item.get("status") or {}
+    found = {str(one["type"]): one for one in status.get("conditions") or ()}
+    if "Ready" in found and status.get("observedGeneration") == meta.get("generation"):
+        return found, ""
+    return found, "the operator has not read this version of it: check that the operator runs"
+
+
+def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
+    """Why a container of ``pod`` is not ready, with the container's name; None if all are.
+
+    What does not pass by itself comes first.
+    """
+    meta, spec, events = pod["metadata"], pod["spec"], list[Object]()
+    if creating(pod):
+        query = {"fieldSelector": f"involvedObject.name={meta['name']}"}
+        with contextlib.suppress(RunError):  # who may not read Events still sees the containers
+            events = list(cluster.listed(CORE, "events", str(meta["namespace"]), **query))
+    sidecars = [
+        one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"
+    ]
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    found = []
+    for one in [*sidecars, *spec["containers"]]:
+        why = cause(pod, one["name"], events, now)
+        if why is not None:
+            named = f"{one['name']}: " if statuses(pod) else ""  # else it is about the whole pod
+            found.append(Cause(why.reason, f"{named}{why.message}", why.blocking))
+    return min(found, key=lambda one: not one.blocking, default=None)
+
+
+def checks(cluster: Cluster, policy: Object) -> Iterator[Check]:
+    """Check the status of ``policy``, and say what to do about its pods."""
+    name = f"policy {policy['metadata']['name']}"
+    yield from of_status(policy)
+    try:
+        pods = of_policy(cluster, policy)
+    except RunError as error:
+        yield Check(name, None, str(error).splitlines()[0])
+        return
+    waiting = [one for one in pods if not supervised(one) and not _refusal(one) and not over(one)]
+    if waiting:
+        yield Check(f"{name} waiting", False, f"recreate {_by_workload(waiting)}")
+
+
+def of_status(policy: Object) -> Iterator[Check]:
+    """Conditions, counts and refusals, as the operator wrote them."""
+    name, status = f"policy {policy['metadata']['name']}", policy.get("status") or {}
+    found, unread = _conditions(policy)
+    if unread:
+        yield Check(name, None, unread)
+        return
+    ready = found["Ready"]
+    supervised_all = status.get("supervised") == status.get("selected") != 0
+    is_ready = ready.get("status") == "True"
+    text = f"{ready.get('reason')}: {ready.get('message')}"
+    if is_ready and status.get("selected") == 0:
+        text += ": compare spec.selector with the labels of the pods"
+    yield Check(name, is_ready and supervised_all, text)
+    for one in status.get("refusals") or ():
+        yield Check(f"{name} refused", False, f"pod {one['pod']}: {one['reason']}")
+    conflict = found.get("Conflicting") or {}
+    if conflict.get("status") == "True":
+        text = f"{conflict.get('message')}: narrow one of the selectors"
+        yield Check(f"{name} conflict", False, text)
+
+
+def _by_workload(pods: Sequence[Object]) -> str:
+    """Group the pods by what recreates them, with the command for it."""
+    held = defaultdict(list)
+    for pod in pods:
+        held[membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))
+    parts = []
+    for workload, names in held.items():
+        shown = ", ".join(sorted(names)[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+        if workload is None:
+            parts.append(f"{shown} (nothing recreates these pods)")
+        elif workload.kind in ROLLED_OUT:
+            command = f"kubectl rollout restart {workload.kind.lower()}/{workload.name}"
+            parts.append(f"{shown}: {command}")
+        else:
+            parts.append(f"{shown} of {workload.kind} {workload.name}")
+    more = len(parts) - MAX_NAMED
+    return "; ".join(parts[:MAX_NAMED]) + (f"; and {more} more workloads" if more > 0 else "")
+
+
+def _refusal(pod: Object) -> bool:
+    return REFUSED in (pod["metadata"].get("annotations") or {})
+
+
+def secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Check]:
+    """Check the Secret that the operator serves its webhook with."""
+    containers = [c for one in deployments for c in one["spec"]["template"]["spec"]["containers"]]
+    arguments = [argument for one in containers for argument in one.get("args") or ()]
+    for given in sorted({one for one in arguments if one.startswith("--webhook=")}):
+        namespace, _, name = given.partition("=")[2].partition("/")
+        where = f"Secret {namespace}/{name}"
+        try:
+            found = cluster.get(f"{CORE}/namespaces/{namespace}/secrets/{name}")
+        except AbsentError:
+            text = f"{where} does not exist, so new pods get no supervisor: run helm upgrade again"
+            yield Check("webhook secret", False, text)
+        except RunError as error:
+            yield Check("webhook secret", None, f"{where}: {str(error).splitlines()[0]}")
+        else:
+            missing = [key for key in SECRET_KEYS if not (found.get("data") or {}).get(key)]
+            text = f"{where} has {', '.join(SECRET_KEYS)}"
+            if missing:
+                text = (
+                    f"{where} has no {', '.join(missing)}, so new pods get no supervisor: an issuer"
+                    " of cert-manager must write ca.crt, which ACME issuers do not; without"
+                    " cert-manager, read the operator's log"
+                )
+            yield Check("webhook secret", not missing, text)
+
+
+def certificate(cluster: Cluster, now: datetime.datetime) -> Check:
+    """Check the newest certificate that the API server trusts for the webhook."""
+    name = "webhook certificate"
+    try:
+        found = cluster.get(CONFIGURATIONS)["items"]
+    except RunError as error:
+        return Check(name, None, str(error).splitlines()[0])
+    webhooks = [hook for one in found for hook in one.get("webhooks") or ()]
+    ours = [hook for hook in webhooks if str(hook.get("name", "")).endswith(SUFFIX)]
+    if not ours:
+        text = f"no webhook is configured, so new pods get no supervisor: {INSTALL}"
+        return Check(name, False, text)
+    bundle = (ours[0].get("clientConfig") or {}).get("caBundle", "")
+    return of_bundle(bundle, now)
+
+
+def of_bundle(bundle: str, now: datetime.datetime) -> Check:
+    """Check when the newest certificate in a webhook's ``caBundle`` expires."""
+    name = "webhook certificate"
+    try:
+        read = x509.load_pem_x509_certificates(base64.b64decode(bundle, validate=True))
+    except (ValueError, binascii.Error):
+        return Check(
+            name, False, "the webhook's caBundle holds no certificate: restart the operator"
+        )
+    newest = max(read, key=lambda one: one.not_valid_after_utc)
+    made, ends = newest.not_valid_before_utc, newest.not_valid_after_utc
+    left = ends - now
+    text = f"made {(now - made).days} days ago, expires {ends:%Y-%m-%d}"
+    if left <= datetime.timedelta():
+        return Check(name, False, f"{text}: expired, so new pods get no supervisor")
+    if left < LEAST_LEFT:
+        text += f", in {left.days} days: it should have been renewed; read the operator's log"
+        return Check(name, False, text)
+    return Check(name, True, text)
+
+
+def answers(cluster: Cluster, policy: Object) -> Iterator[Check]:
+    """Whether a new pod that ``policy`` selects would get a supervisor."""
+    meta = policy["metadata"]
+    name = f"webhook for policy {meta['name']}"
+    pod = trial(policy)
+    if pod is None:
+        yield Check(name, None, "no pod for a trial could be made from spec.selector")
+        return
+    path = f"/api/v1/namespaces/{meta['namespace']}/pods"
+    try:
+        made = cluster.create(path, pod, dryRun="All", fieldValidation="Ignore")
+    except RunError as error:
+        yield Check(name, None, f"no trial: {str(error).splitlines()[0]}")
+        return
+    yield of_trial(name, made, str(meta["name"]))
+
+
+def of_trial(name: str, made: Object, policy: str) -> Check:
+    """Check what admission did to the pod of the trial."""
+    meta = made["metadata"]
+    owner = (meta.get("labels") or {}).get(POLICY_LABEL)
+    refusal = (meta.get("annotations") or {}).get(REFUSED)
+    if supervised(made) and owner == policy:
+        return Check(name, True, "a new pod gets a supervisor (dry run)")
+    if supervised(made):
+        text = f"policy {owner}, which is older, supervises such pods: narrow one of the selectors"
+        return Check(name, False, text)
+    if refusal is not None:
+        return Check(name, True, f"it answers, and refuses the pod of the trial: {refusal}")
+    text = (
+        "a new pod gets no supervisor (dry run): the webhook does not answer, or does not know the"
+        " policy yet: check that the operator runs with its webhook, and that the API server"
+        " reaches its Service"
+    )
+    return Check(name, False, text)
+
+
+def trial(policy: Object) -> Object | None:
+    """Make a pod that ``policy`` selects and can supervise; None if the selector leaves it open.
+
+    It meets the restricted pod security standard.
+    """
+    spec = policy.get("spec") or {}
+    try:
+        selector = LabelSelector.model_validate(spec.get("selector"))
+    except ValidationError:
+        return None
+    labels = dict(selector.match_labels)
+    for one in selector.match_expressions:
+        if one.operator is Operator.IN:
+            labels.setdefault(one.key, one.values[0])
+        elif one.operator is Operator.EXISTS:
+            labels.setdefault(one.key, "")
+    if not selector.matches(labels):
+        return None
+    engine = spec.get("engine") or {}
+    container = {
+        "name": engine.get("container") or "engine",
+        "image": "vllm/vllm-openai",
+        "args": ["serve", "trial"],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"plimsoll-doctor-{secrets.token_hex(4)}", "labels": labels},
+        "spec": {
+            "containers": [container],
+            "securityContext": {
+                "runAsUser": 65_534,
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+        },
+    }
