@@ -104,7 +104,11 @@ def next_step(incident: IncidentView) -> str:
         known = BY_KIND[spec.kind]
     elif status.waiting_reason is not None:
         known = WAITS.get(status.waiting_reason, known)
-    slots = (SERVICE_LABEL, spec.service) if spec.policy is None else (POLICY_LABEL, spec.policy)
+    slots = (
+        (POLICY_LABEL, spec.policy_ref.name)
+        if spec.policy_ref
+        else (SERVICE_LABEL, spec.workload_ref.name)
+    )
     return known.format(
         pod=spec.pod, target=target(incident), container=spec.container, slots="=".join(slots)
     )
@@ -153,13 +157,12 @@ def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[T
 def _whose(incident: IncidentView) -> str:
     """``Service ml/qwen``, or a policy's workload: ``Deployment ml/vllm (SupervisionPolicy x)``."""
     spec, space = incident.spec, f"{incident.namespace}/" if incident.namespace else ""
-    if spec.policy is None:
-        return f"Service {space}{spec.service}"
-    policy = f"SupervisionPolicy {spec.policy}"
-    if spec.target is None:
-        return f"{policy} in {incident.namespace}"
-    group = f", group {spec.target.group}" if spec.target.group is not None else ""
-    return f"{spec.target.kind} {space}{spec.target.name}{group} ({policy})"
+    workload = spec.workload_ref
+    if spec.policy_ref is None:
+        return f"Service {space}{workload.name}"
+    group = f", group {spec.pod_group}" if spec.pod_group is not None else ""
+    policy = f"SupervisionPolicy {spec.policy_ref.name}"
+    return f"{workload.kind} {space}{workload.name}{group} ({policy})"
 
 
 def show(incident: IncidentView, out: Console, plain: bool) -> None:
@@ -194,7 +197,7 @@ def _seen(incident: IncidentView) -> Iterator[Text]:
         rate += f", {format_bytes(each)} a request" if each else ""
         yield Text(f"\nGrew: {format_bytes(seen.bytes)}{where}{rate}.", style="bold")
         spent = incident.status.consumed_percent or 0
-        yield Text(f"Leak budget spent: {spent} %. Confidence: {seen.confidence or 0:.0%}.")
+        yield Text(f"Leak budget spent: {spent} %. Confidence: {seen.confidence_percent or 0} %.")
     for sentence in seen.evidence:
         yield Text(f"Evidence: {sentence}")
 

@@ -72,24 +72,22 @@ def of_journal(incident: IncidentRecord) -> IncidentView:
 
 def target(incident: IncidentView) -> str:
     """Name what the incident is about, as other commands take it: a service, or KIND/NAME."""
-    found = incident.spec.target
-    return incident.spec.service if found is None else f"{found.kind.lower()}/{found.name}"
+    found = incident.spec.workload_ref
+    return found.name if found.kind == SERVICE_KIND else f"{found.kind.lower()}/{found.name}"
 
 
 def is_of(incident: IncidentView, name: str) -> bool:
     """Whether ``name`` is the incident's service, workload or policy, or its KIND/NAME."""
     spec = incident.spec
+    policy = spec.policy_ref.name if spec.policy_ref else None
     if "/" not in name:
-        return name in (spec.service, spec.policy)
+        return name in (spec.workload_ref.name, policy)
     wanted = parse(name)
     if wanted.kind == POLICY_KIND:
-        return wanted.name == spec.policy
+        return wanted.name == policy
     if wanted.is_pod:
         return wanted.name == spec.pod
-    found = (SERVICE_KIND, spec.service) if spec.policy is None else None
-    if spec.target is not None:
-        found = (spec.target.kind, spec.target.name)
-    return found == (wanted.kind, wanted.name)
+    return (spec.workload_ref.kind, spec.workload_ref.name) == (wanted.kind, wanted.name)
 
 
 def seconds(text: str | None) -> float | None:

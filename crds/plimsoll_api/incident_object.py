@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
 
 from plimsoll_api.assessment import Trigger
 from plimsoll_api.incident_record import IncidentRecord, StepRecord
+from plimsoll_api.incidents import ENDED, IncidentPhase
 from plimsoll_api.leakincident import (
+    MAX_OF_POD,
     MAX_SENTENCES,
+    MAX_TEXT,
+    MAX_TEXTS,
+    MAX_TIMELINE,
     IncidentAttribution,
+    IncidentCondition,
     IncidentStep,
-    IncidentTarget,
     IncidentTrigger,
+    IncidentWorkload,
     LeakIncidentSpec,
     LeakIncidentStatus,
+    PolicyReference,
 )
 from plimsoll_api.names import (
+    API_GROUP,
     API_VERSION,
     INCIDENT_KIND,
     INCIDENT_PLURAL,
     POLICY_KIND,
     POLICY_LABEL,
+    SERVICE_KIND,
     SERVICE_LABEL,
 )
 from plimsoll_api.supervisor_config import ServiceRef
@@ -30,38 +40,92 @@ from plimsoll_api.times import rfc3339
 
 Object = dict[str, Any]
 
-MAX_SENTENCE = 1024
-"""Characters kept of one sentence."""
+MAX_POD = 250
+"""Characters of a pod's name in the name of an incident, which may have 253."""
+
+
+def names_of(incident: IncidentRecord, pod: str) -> list[str]:
+    """Return the names that the incident's object may have, the preferred one first.
+
+    The names of a pod's incidents are few, so that their number is bounded, and are used again.
+    """
+    first = int(hashlib.sha256(incident.name.encode()).hexdigest()[:8], 16)
+    return [f"{pod[:MAX_POD]}-{(first + n) % MAX_OF_POD}" for n in range(MAX_OF_POD)]
 
 
 def spec_of(
     incident: IncidentRecord, service: ServiceRef, pod: str, container: str
 ) -> LeakIncidentSpec:
     """Return the identity of the incident, as the object has it."""
-    of_policy, workload = service.kind == POLICY_KIND, service.workload
+    group = service.group
     return LeakIncidentSpec(
-        service=workload.name if workload else service.name,
+        id=incident.name,
+        workload_ref=_workload(service, pod),
         pod=pod,
         container=container,
         epoch=incident.epoch,
         opened_at=rfc3339(incident.opened_at),
         kind=incident.kind,
-        policy=service.name if of_policy else None,
-        target=_target(service),
+        policy_ref=PolicyReference(service.name) if service.kind == POLICY_KIND else None,
+        pod_group=group.index if group else None,
     )
 
 
-def _target(service: ServiceRef) -> IncidentTarget | None:
-    workload, group = service.workload, service.group
-    if workload is None:
-        return None
-    return IncidentTarget(workload.kind, workload.name, group.index if group else None)
+def _workload(service: ServiceRef, pod: str) -> IncidentWorkload:
+    if service.kind != POLICY_KIND:
+        return IncidentWorkload(SERVICE_KIND, service.name, API_GROUP)
+    found = service.workload
+    if found is None:
+        return IncidentWorkload("Pod", pod)
+    return IncidentWorkload(found.kind, found.name, found.api_group)
 
 
-def status_of(incident: IncidentRecord) -> LeakIncidentStatus:
-    """Return progress and result, with texts and lists cut to what the CRD allows."""
-    seen = incident.attribution
+def conditions_of(
+    phase: str, outcome: str | None, opened_at: str, ended_at: str | None, generation: int = 1
+) -> list[IncidentCondition]:
+    """Return the conditions that say the same as ``phase`` to tools that know no phases.
+
+    Each changes at most once, when the incident ends.
+    """
+    ended, resolved = phase in ENDED, phase == IncidentPhase.RESOLVED
+    end, reason = ended_at or opened_at, (outcome or phase) if ended else phase
+    return [
+        IncidentCondition(
+            type_,
+            "True" if true else "False",
+            reason,
+            end if changed else opened_at,
+            "",
+            generation,
+        )
+        for type_, true, changed in (
+            ("Reconciling", not ended, ended),
+            ("Resolved", resolved, resolved),
+        )
+    ]
+
+
+def status_of(
+    incident: IncidentRecord, revision: int | None = None, generation: int = 1
+) -> LeakIncidentStatus:
+    """Return progress and result, with texts and lists cut to what the CRD allows.
+
+    ``revision`` counts the writes, and ``generation`` is that of the object's spec.
+    """
+    seen, texts = incident.attribution, _Texts()
+    ended_at = rfc3339(incident.ended_at) if incident.ended_at else None
+    outcome = incident.reason.value if incident.reason else None
+    # In this order: what is cut first when they are too many comes last.
+    message = texts.take(incident.message)
+    evidence = [texts.take(text) for text in seen.evidence[:MAX_SENTENCES]]
+    diagnostics = [texts.take(path) for path in incident.diagnostics[:MAX_SENTENCES]]
+    timeline = [_step(step, texts) for step in reversed(incident.timeline[-MAX_TIMELINE:])]
     return LeakIncidentStatus(
+        observed_generation=generation,
+        conditions=conditions_of(
+            incident.phase, outcome, rfc3339(incident.opened_at), ended_at, generation
+        ),
+        revision=revision,
         phase=incident.phase,
         attribution=IncidentAttribution(
             segment=seen.segment,
@@ -71,52 +135,55 @@ def status_of(incident: IncidentRecord) -> LeakIncidentStatus:
             bytes_per_hour=_whole(seen.bytes_per_s, 3600),
             bytes_per_request=_whole(seen.bytes_per_request),
             trigger=_trigger(seen.trigger),
-            confidence=round(seen.confidence, 3),
-            evidence=[text[:MAX_SENTENCE] for text in seen.evidence[:MAX_SENTENCES]],
+            confidence_percent=_percent(seen.confidence),
+            evidence=[text for text in evidence if text],
         ),
-        timeline=[_step(step) for step in incident.timeline],
+        timeline=timeline[::-1],
         waiting_reason=incident.waits.value if incident.waits else None,
-        outcome=incident.reason.value if incident.reason else None,
-        message=incident.message[:MAX_SENTENCE] or None,
+        outcome=outcome,
+        message=message or None,
         returned_bytes=incident.returned_bytes,
         consumed_percent=round(100 * incident.consumed_ratio),
-        diagnostics=incident.diagnostics[:MAX_SENTENCES],
+        diagnostics=[path for path in diagnostics if path],
         confirmed_at=rfc3339(incident.confirmed_at) if incident.confirmed_at else None,
-        ended_at=rfc3339(incident.ended_at) if incident.ended_at else None,
+        ended_at=ended_at,
     )
 
 
 def path_of(namespace: str, name: str, subresource: str = "") -> str:
-    """Return the path of a LeakIncident on the API server, or of its subresource."""
-    return f"/apis/{API_VERSION}/namespaces/{namespace}/{INCIDENT_PLURAL}/{name}" + (
-        f"/{subresource}" if subresource else ""
-    )
+    """Return the path of a LeakIncident, of its subresource, or without a name of all of them."""
+    parts = ["/apis", API_VERSION, "namespaces", namespace, INCIDENT_PLURAL, name, subresource]
+    return "/".join(filter(None, parts))
 
 
-def object_of(incident: IncidentRecord, service: ServiceRef, pod: str, container: str) -> Object:
-    """Build the LeakIncident for server-side apply, without its status (a subresource)."""
-    return _base(incident, service) | {
+def object_of(
+    incident: IncidentRecord, name: str, service: ServiceRef, pod: str, container: str
+) -> Object:
+    """Build the LeakIncident ``name`` as it is created, without its status (a subresource)."""
+    return _base(name, service) | {
         "spec": msgspec.to_builtins(spec_of(incident, service, pod, container)),
     }
 
 
-def status_object_of(incident: IncidentRecord, service: ServiceRef) -> Object:
-    """Build what the supervisor applies to the status subresource."""
+def status_object_of(
+    incident: IncidentRecord, name: str, service: ServiceRef, revision: int, generation: int = 1
+) -> Object:
+    """Build what the supervisor applies to the status subresource of the object ``name``."""
     body: Object = {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
-        "metadata": {"name": incident.name, "namespace": service.namespace},
-        "status": msgspec.to_builtins(status_of(incident)),
+        "metadata": {"name": name, "namespace": service.namespace},
+        "status": msgspec.to_builtins(status_of(incident, revision, generation)),
     }
     return body
 
 
-def _base(incident: IncidentRecord, service: ServiceRef) -> Object:
+def _base(name: str, service: ServiceRef) -> Object:
     return {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
         "metadata": {
-            "name": incident.name,
+            "name": name,
             "namespace": service.namespace,
             "labels": _labels(service),
             "ownerReferences": [
@@ -137,21 +204,39 @@ def _labels(service: ServiceRef) -> dict[str, str]:
     return labels | ({POLICY_LABEL: service.name} if service.kind == POLICY_KIND else {})
 
 
-def _step(step: StepRecord) -> IncidentStep:
+class _Texts:
+    """Cuts texts to what a status may hold of one, and of all together."""
+
+    def __init__(self) -> None:
+        self._left = MAX_TEXTS
+
+    def take(self, text: str) -> str:
+        """Return as much of ``text`` as has room; its end shows that it is cut."""
+        room = min(MAX_TEXT, self._left)
+        kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
+        self._left -= len(kept)
+        return kept
+
+
+def _step(step: StepRecord, texts: _Texts) -> IncidentStep:
     return IncidentStep(
         time=rfc3339(step.time),
-        step=step.step,
+        step=step.step[:63],
         outcome=step.outcome.value,
         before_bytes=step.before_bytes,
         after_bytes=step.after_bytes,
-        message=step.message[:MAX_SENTENCE] or None,
+        message=texts.take(step.message) or None,
     )
 
 
 def _trigger(trigger: Trigger | None) -> IncidentTrigger | None:
     if trigger is None:
         return None
-    return IncidentTrigger(trigger.counter, round(trigger.bytes_each), round(trigger.confidence, 3))
+    return IncidentTrigger(trigger.counter, round(trigger.bytes_each), _percent(trigger.confidence))
+
+
+def _percent(share: float) -> int:
+    return min(100, max(0, round(100 * share)))
 
 
 def _whole(value: float | None, factor: int = 1) -> int | None:

@@ -2,11 +2,16 @@
 
 Times are RFC 3339, sizes are bytes. The supervisor writes these structs, the command line reads
 them, and the CRD is generated from them.
+
+Whoever has the token of a supervised pod may write them, so names, texts, lists, the whole object
+and the number of writes are bounded: by the schema, and by ``config/admission-policy.yaml``. At
+most :data:`MAX_OF_POD` incidents of a pod exist, each is written at most 1 + :data:`MAX_WRITES`
+times, and takes about 16 KiB.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -14,42 +19,66 @@ from plimsoll_api.cel import Rule, rule
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.manifest import written
 
-MAX_STATUS_TEXT = 4096
-MAX_SENTENCES = 32
-MAX_TIMELINE = 128
+MAX_OF_POD = 20
+"""Incidents of one pod that exist at a time: their names end in a number below this."""
+MAX_WRITES = 100
+"""Times that a supervisor may write the status of one incident."""
+MAX_TEXT = 400
+MAX_SENTENCES = 12
+MAX_TIMELINE = 24
+MAX_TEXTS = 4096
+"""Characters of all texts of one status together: what fills a screen."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
-_Text = Annotated[str, msgspec.Meta(max_length=MAX_STATUS_TEXT)]
+_Word = Annotated[str, msgspec.Meta(max_length=63)]
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Texts = Annotated[list[_Text], msgspec.Meta(max_length=MAX_SENTENCES)]
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_TIME: dict[str, Any] = {"format": "date-time"}
+_Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
+_Writes = Annotated[int, msgspec.Meta(ge=1, le=MAX_WRITES)]
+_TIME: dict[str, Any] = {"format": "date-time", "maxLength": 64}
 _INT64: dict[str, Any] = {"format": "int64"}
+ATOMIC_MAP: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
+_LIST_MAP: dict[str, Any] = {
+    "x-kubernetes-list-type": "map",
+    "x-kubernetes-list-map-keys": ["type"],
+}
+MAX_CONDITIONS = 4
 
 
-class IncidentTarget(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The workload that a supervised pod belongs to."""
+class IncidentWorkload(msgspec.Struct, rename="camel", omit_defaults=True):
+    """The object whose replica the pod is."""
 
     kind: Annotated[
-        str, msgspec.Meta(max_length=63), written("Kind of the workload, for example `Deployment`.")
+        _Word, written("Kind of the object, for example `InferenceService` or `Deployment`.")
     ]
-    name: Annotated[_Name, written("Name of the workload.")]
-    group: Annotated[
-        _Name | None,
-        written(
-            "Multi-node group that the pod belongs to, for example the index of a group of a "
-            "LeaderWorkerSet. The incident concerns the whole group, and so does a restart."
-        ),
-    ] = None
+    name: Annotated[_Name, written("Name of the object.")]
+    api_group: Annotated[
+        _Name, written("API group of the object. Empty or absent for the core group.")
+    ] = ""
+
+
+class PolicyReference(msgspec.Struct, rename="camel"):
+    """A SupervisionPolicy in the same namespace."""
+
+    name: Annotated[_Name, written("Name of the SupervisionPolicy.")]
 
 
 class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
     """The identity of an incident; it never changes."""
 
-    service: Annotated[
+    id: Annotated[
         _Name,
         written(
-            "Name of the InferenceService. For a pod of a SupervisionPolicy, name of the workload "
-            "or, if unknown, of the policy."
+            "Name of the incident in the supervisor's journal, page and log. Unlike the object's "
+            "name, it is never used again."
+        ),
+    ]
+    workload_ref: Annotated[
+        IncidentWorkload,
+        written(
+            "Object whose replica the pod is: its InferenceService, or the workload that owns it. "
+            "For a pod that no workload owns, the pod itself.",
+            schema=ATOMIC_MAP,
         ),
     ]
     pod: Annotated[_Name, written("Name of the replica's pod.")]
@@ -59,15 +88,18 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
     ]
     opened_at: Annotated[str, written("Time at which the incident began.", schema=_TIME)]
     kind: Annotated[IncidentKind, written("What went wrong.")]
-    policy: Annotated[
-        _Name | None,
-        written("Name of the SupervisionPolicy that supervises the pod, if it is one that does."),
-    ] = None
-    target: Annotated[
-        IncidentTarget | None,
+    policy_ref: Annotated[
+        PolicyReference | None,
         written(
-            "Workload that the pod belongs to. Absent for a pod of an InferenceService, which "
-            "`service` names."
+            "SupervisionPolicy that supervises the pod. Absent for a pod of an InferenceService.",
+            schema=ATOMIC_MAP,
+        ),
+    ] = None
+    pod_group: Annotated[
+        _Name | None,
+        written(
+            "Multi-node group that the pod belongs to, for example the index of a group of a "
+            "LeaderWorkerSet. The incident concerns the whole group, and so does a restart."
         ),
     ] = None
 
@@ -93,7 +125,7 @@ class IncidentTrigger(msgspec.Struct, rename="camel"):
             schema=_INT64,
         ),
     ]
-    confidence: Annotated[_Share, written("Confidence in the trigger, from 0 to 1.")]
+    confidence_percent: Annotated[_Percent, written("Confidence in the trigger, in percent.")]
 
 
 class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -121,21 +153,46 @@ class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
     trigger: Annotated[
         IncidentTrigger | None, written("What the growth seems to follow. This is a hypothesis.")
     ] = None
-    confidence: Annotated[
-        _Share | None,
-        written("Confidence from 0 to 1. For growth, the probability that it is a leak."),
+    confidence_percent: Annotated[
+        _Percent | None,
+        written("Confidence, in percent. For growth, the probability that it is a leak."),
     ] = None
     evidence: Annotated[
         _Texts, written("Observations that support the attribution, one sentence each.")
     ] = []
 
 
+class IncidentCondition(msgspec.Struct, rename="camel", omit_defaults=True):
+    """One condition, as in the Kubernetes API conventions."""
+
+    type: Annotated[_Word, written("Type of the condition, in CamelCase.")]
+    status: Annotated[
+        Literal["True", "False", "Unknown"],
+        written("Status of the condition: True, False or Unknown."),
+    ]
+    reason: Annotated[_Word, written("Reason for the status, as one CamelCase word.")]
+    last_transition_time: Annotated[
+        str, written("Time at which `status` last changed.", schema=_TIME)
+    ]
+    message: Annotated[_Text, written("Human-readable details.")] = ""
+    observed_generation: Annotated[
+        int | None,
+        written("Generation of the spec for which the condition was set.", schema=_INT64),
+    ] = None
+
+
+def _characters(texts: str, of: str = "") -> str:
+    """CEL for the number of characters in a list of texts, or in that field of its items."""
+    one = f"has(x.{of}) ? size(x.{of}) : 0" if of else "size(x)"
+    return f"(has({texts}) ? {texts}.map(x, {one}).sum() : 0)"
+
+
 class IncidentStep(msgspec.Struct, rename="camel", omit_defaults=True):
     """One action that was taken, or would have been."""
 
     time: Annotated[str, written("Time at which the step began.", schema=_TIME)]
-    step: Annotated[_Name, written("Action that was taken.")]
-    outcome: Annotated[_Name, written("Result of the step, as one CamelCase word.")]
+    step: Annotated[_Word, written("Action that was taken.")]
+    outcome: Annotated[_Word, written("Result of the step, as one CamelCase word.")]
     before_bytes: Annotated[
         int | None, written("Memory of the replica before the step, in bytes.", schema=_INT64)
     ] = None
@@ -148,18 +205,38 @@ class IncidentStep(msgspec.Struct, rename="camel", omit_defaults=True):
 class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
     """Progress and result of an incident."""
 
+    observed_generation: Annotated[
+        int | None,
+        written("Generation of the spec that this status describes.", schema=_INT64),
+    ] = None
+    conditions: Annotated[
+        list[IncidentCondition],
+        msgspec.Meta(max_length=MAX_CONDITIONS),
+        written(
+            "`Resolved` says whether the incident ended well. `Reconciling` is True while it is "
+            "open, so that kstatus calls it InProgress.",
+            schema=_LIST_MAP,
+        ),
+    ] = []
+    revision: Annotated[
+        _Writes | None,
+        written(
+            "How often the supervisor has written this status. Each write must count on, up to "
+            f"{MAX_WRITES}: the last one is kept for the end."
+        ),
+    ] = None
     phase: Annotated[IncidentPhase | None, written("Current phase of the incident.")] = None
     attribution: Annotated[IncidentAttribution | None, written("Which memory grew.")] = None
     timeline: Annotated[
         list[IncidentStep],
         msgspec.Meta(max_length=MAX_TIMELINE),
-        written("Steps taken so far, oldest first."),
+        written("Newest steps, oldest first."),
     ] = []
     waiting_reason: Annotated[
-        _Name | None,
+        _Word | None,
         written("Why a restart is waiting, or why it waited too long, as one CamelCase word."),
     ] = None
-    outcome: Annotated[_Name | None, written("How the incident ended, as one CamelCase word.")] = (
+    outcome: Annotated[_Word | None, written("How the incident ended, as one CamelCase word.")] = (
         None
     )
     message: Annotated[
@@ -182,6 +259,22 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
     diagnostics: Annotated[
         _Texts, written("Paths of saved diagnostics in the supervisor's container.")
     ] = []
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        rule(
+            " + ".join(
+                (
+                    "(has(self.message) ? size(self.message) : 0)",
+                    _characters("self.timeline", "message"),
+                    _characters("self.conditions", "message"),
+                    _characters("self.diagnostics"),
+                    f"(has(self.attribution) ? {_characters('self.attribution.evidence')} : 0)",
+                )
+            )
+            + f" <= {MAX_TEXTS}",
+            f"all texts of a status together must have at most {MAX_TEXTS} characters",
+        ),
+    )
 
 
 class LeakIncident(msgspec.Struct):

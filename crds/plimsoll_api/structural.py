@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -61,6 +61,8 @@ def _type(type_: Any, limits: msgspec.Meta) -> dict[str, Any]:
         return structural(type_)
     if isinstance(type_, type) and issubclass(type_, Enum):
         return {"type": "string", "enum": [member.value for member in type_]}
+    if get_origin(type_) is Literal:
+        return {"type": "string", "enum": list(get_args(type_))}
     if get_origin(type_) in (list, tuple):
         item, metas = unwrap(get_args(type_)[0])
         items = _type(item, metas[-1] if metas else msgspec.Meta())

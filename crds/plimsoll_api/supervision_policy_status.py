@@ -36,6 +36,10 @@ class RefusedPod(ResourceModel):
 class PolicyWorkload(ResourceModel):
     """One workload that owns selected pods."""
 
+    api_group: Annotated[str, StringConstraints(max_length=253)] | None = Field(
+        default=None,
+        description="API group of the workload, for example `apps`. Absent for the core group.",
+    )
     kind: Annotated[str, StringConstraints(max_length=63)] = Field(
         description="Kind of the workload, for example `Deployment`. `Pod` for all pods that no "
         "workload owns."

@@ -32,6 +32,17 @@ RAY_HEAD, RAY_WORKER = "head", "worker"
 """Values of that label."""
 
 _MAX_KIND, _MAX_NAME = 63, 253
+_USUAL_GROUPS = {
+    "Deployment": APPS,
+    "StatefulSet": APPS,
+    "DaemonSet": APPS,
+    "ReplicaSet": APPS,
+    "Job": "batch",
+    "Rollout": "argoproj.io",
+    LWS_KIND: LWS_API,
+    RAY_KIND: RAY_API,
+}
+"""API group of a kind that is named without one."""
 _BEHIND_REPLICA_SETS = (
     (TEMPLATE_HASH, APPS, "Deployment"),
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),
@@ -39,14 +50,32 @@ _BEHIND_REPLICA_SETS = (
 """Label of a pod, and group and kind of what makes ReplicaSets named NAME-LABEL for it."""
 
 
-class WorkloadRef(msgspec.Struct, frozen=True):
-    """The workload that owns a pod, such as a Deployment."""
+class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The workload that owns a pod, such as a Deployment.
+
+    Written as ``KIND/NAME``, or ``KIND.GROUP/NAME`` where the API group is not the usual one of the
+    kind. Without an ``api_group`` it is the usual one.
+    """
 
     kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND)]
     name: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
+    api_group: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)] = ""
+
+    def __post_init__(self) -> None:
+        if not self.api_group:
+            usual = _USUAL_GROUPS.get(self.kind, "")
+            msgspec.structs.force_setattr(self, "api_group", usual)
 
     def __str__(self) -> str:
-        return f"{self.kind}/{self.name}"
+        usual = self.api_group in ("", _USUAL_GROUPS.get(self.kind))
+        return f"{self.kind}/{self.name}" if usual else f"{self.kind}.{self.api_group}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> WorkloadRef | None:
+        """Read what ``str`` writes; None of an empty text."""
+        kind, _, name = text.partition("/")
+        kind, _, api_group = kind.partition(".")
+        return cls(kind, name, api_group) if kind else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +117,21 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
     revision = str(labels.get(CONTROLLER_HASH, ""))
     if labels.get(LWS_NAME) and kind == "StatefulSet":
         return Membership(
-            _ref(LWS_KIND, str(labels[LWS_NAME])),
+            _ref(LWS_API, LWS_KIND, str(labels[LWS_NAME])),
             LWS_API,
             str(labels.get(LWS_GROUP, "")),
             str(labels.get(LWS_HASH, "")),
         )
     if labels.get(RAY_CLUSTER) and kind == RAY_KIND:
         cluster = str(labels[RAY_CLUSTER])
-        return Membership(_ref(RAY_KIND, cluster), RAY_API, cluster)
+        return Membership(_ref(RAY_API, RAY_KIND, cluster), RAY_API, cluster)
     if kind == "ReplicaSet":
         for label, owner_group, owner_kind in _BEHIND_REPLICA_SETS:
             found = str(labels.get(label, ""))
             if found and name.endswith(f"-{found}"):
-                made_by = _ref(owner_kind, name.removesuffix(f"-{found}"))
+                made_by = _ref(owner_group, owner_kind, name.removesuffix(f"-{found}"))
                 return Membership(made_by, owner_group, revision=found)
-    return Membership(_ref(kind, name), api_group, revision=revision)
+    return Membership(_ref(api_group, kind, name), api_group, revision=revision)
 
 
 def slots_of(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:
@@ -147,5 +176,5 @@ def replicas_in(text: str) -> list[tuple[str, ...]]:
     return [tuple(one.split(",")) for one in text.split()]
 
 
-def _ref(kind: str, name: str) -> WorkloadRef:
-    return WorkloadRef(kind[:_MAX_KIND], name[:_MAX_NAME])
+def _ref(api_group: str, kind: str, name: str) -> WorkloadRef:
+    return WorkloadRef(kind[:_MAX_KIND], name[:_MAX_NAME], api_group[:_MAX_NAME])

@@ -132,10 +132,11 @@ def key_of(item: Object) -> Key | None:
     if item["kind"] in (SERVICE.kind, POLICY.kind):
         return Key(namespace, meta["name"], item["kind"])
     if item["kind"] == INCIDENT.kind:
-        policy = item["spec"].get("policy")
+        policy, workload = item["spec"].get("policyRef"), item["spec"].get("workloadRef")
         if policy:
-            return Key(namespace, policy, POLICY.kind)
-        return Key(namespace, item["spec"]["service"])
+            return Key(namespace, policy["name"], POLICY.kind)
+        if workload and workload["kind"] == SERVICE.kind:
+            return Key(namespace, workload["name"])
     for owner in meta.get("ownerReferences") or ():
         if owner.get("kind") in (SERVICE.kind, POLICY.kind):
             return Key(namespace, owner["name"], owner["kind"])

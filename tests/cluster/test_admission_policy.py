@@ -26,6 +26,9 @@ from tests.lab.lab import Lab, namespace
 
 POLICY = Path(__file__).parents[2] / "config" / "admission-policy.yaml"
 Write = Callable[..., subprocess.CompletedProcess[str]]
+NOW = "2026-01-01T00:00:00Z"
+MAX_BYTES = 32 << 10
+"""Of a LeakIncident as etcd has it."""
 DRY_RUN = "--dry-run=server"
 """Until the policy is in force, what it is to refuse would be stored."""
 
@@ -70,13 +73,14 @@ def pod(service: str) -> dict[str, Any]:
     }
 
 
-def incident(pod: str, service: str = "qwen", name: str = "incident") -> dict[str, Any]:
+def incident(pod: str, service: str = "qwen", name: str = "") -> dict[str, Any]:
     return {
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "LeakIncident",
-        "metadata": {"name": name},
+        "metadata": {"name": name or f"{pod}-0"},
         "spec": {
-            "service": service,
+            "id": "an-incident",
+            "workloadRef": workload(service, "InferenceService", "plimsoll.dev"),
             "pod": pod,
             "container": "engine",
             "epoch": "b:1",
@@ -84,6 +88,10 @@ def incident(pod: str, service: str = "qwen", name: str = "incident") -> dict[st
             "kind": "HostGrowth",
         },
     }
+
+
+def workload(name: str, kind: str, api_group: str = "apps") -> dict[str, Any]:
+    return {"apiGroup": api_group, "kind": kind, "name": name}
 
 
 def slot(kube: Kube, service: str, **spec: Any) -> dict[str, Any]:
@@ -200,27 +208,114 @@ def test_only_incidents_of_the_own_pod(kube: Kube, tmp_path: Path) -> None:
     own, unbound = writer(kube, tmp_path, "qwen-0"), writer(kube, tmp_path)
 
     # A policy is in force a moment after it was made.
-    other = incident("llama-0", name="other")
+    other = incident("llama-0")
     eventually(
         lambda: refused(own(other, DRY_RUN), "llama-0 is not the pod of this token"), "in force"
     )
     assert refused(own(other), "(qwen-0)")
-    assert refused(own(incident("qwen-0", "llama", "x")), "spec.service llama is not the service")
-    assert refused(unbound(incident("qwen-0", name="y")), "it is bound to none")
+    foreign = "spec.workloadRef InferenceService/llama is not the InferenceService of"
+    assert refused(own(incident("qwen-0", "llama")), foreign)
+    assert refused(unbound(incident("qwen-0")), "it is bound to none")
     assert kube.list("leakincidents") == []
 
     done = own(incident("qwen-0"))
     assert done.returncode == 0, done.stderr
-    status = {**incident("qwen-0"), "status": {"phase": "Open"}}
+    status = {**incident("qwen-0"), "status": {"phase": "Open", "revision": 1}}
     del status["spec"]
     done = own(status, "--subresource=status")
     assert done.returncode == 0, done.stderr
-    assert (kube.get("leakincident", "incident") or {})["status"]["phase"] == "Open"
+    assert (kube.get("leakincident", "qwen-0-0") or {})["status"]["phase"] == "Open"
     # What somebody else may write about another pod, this token may not touch either.
     kube.apply(incident("llama-0", "llama", "theirs"))
     theirs = {**incident("llama-0", "llama", "theirs"), "status": {"phase": "Resolved"}}
     del theirs["spec"]
     assert refused(own(theirs, "--subresource=status"), "is not the pod of this token")
+
+
+def test_a_hostile_pod_writes_few_and_small_incidents(kube: Kube, tmp_path: Path) -> None:
+    """Names, metadata, sizes and the number of writes are bounded, so what one pod may make etcd
+    keep is known: 20 objects of at most MAX_BYTES, each written at most 101 times."""
+    own = writer(kube, tmp_path, "qwen-0")
+    bad_name = "must be qwen-0-N with N from 0 to 19"
+    eventually(lambda: refused(own(incident("qwen-0", name="x"), DRY_RUN), bad_name), "in force")
+    for name in ("qwen-0", "qwen-0-20", "qwen-0-07", "qwen-0--1", "qwen-0-1a2b3c4d", "qwen-1-1"):
+        assert refused(own(incident("qwen-0", name=name)), bad_name), name
+
+    def with_metadata(**more: Any) -> dict[str, Any]:
+        made = incident("qwen-0")
+        made["metadata"] |= more
+        return made
+
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u" * 64}
+    for more in (
+        {"annotations": {"a": "x" * 200_000}},
+        {"finalizers": ["example.com/stays"]},
+        {"labels": {f"l{n}": "x" for n in range(5)}},
+        {"ownerReferences": [owner]},
+        {"ownerReferences": [owner | {"uid": str(n)} for n in range(2)]},
+    ):
+        assert refused(own(with_metadata(**more)), "a supervisor creates a LeakIncident with"), more
+    for n in range(20):
+        done = own(incident("qwen-0", name=f"qwen-0-{n}"))
+        assert done.returncode == 0, done.stderr
+
+    # What is there already is changed in its status alone.
+    for more in ({"annotations": {"a": "x"}}, {"labels": {"a": "b"}}):
+        assert refused(own(with_metadata(**more)), "changes only the status")
+    again = own(incident("qwen-0"), "--field-manager=another")
+    assert refused(again, "changes only the status"), "it would grow managedFields"
+
+    def told(revision: int, manager: str = "m", **more: Any) -> subprocess.CompletedProcess[str]:
+        made = {**incident("qwen-0"), "status": {"phase": "Open", "revision": revision} | more}
+        del made["spec"]
+        return own(made, "--subresource=status", f"--field-manager={manager}", "--force-conflicts")
+
+    counts_on = "a supervisor may write the status of a LeakIncident 100 times"
+    for revision in (1, 2, 50, 100):
+        assert told(revision).returncode == 0
+    assert told(100).returncode == 0, "the same again is no write"
+    assert refused(told(100, message="changed"), counts_on)
+    assert refused(told(7, message="changed"), counts_on)
+    assert refused(told(101), "status.revision")
+    assert refused(told(100, manager="another"), counts_on)
+
+
+def test_a_status_is_no_larger_than_a_screen(kube: Kube) -> None:
+    """The schema holds for everybody; the longest status that it lets through is known."""
+    kube.apply(incident("qwen-0"))
+
+    def told(**status: Any) -> subprocess.CompletedProcess[str]:
+        text = json.dumps({"status": {"phase": "Open", "conditions": None, **status}})
+        name = ("leakincident", "qwen-0-0", "--subresource=status", "--type=merge", "-p", text)
+        return kube.run("patch", *name)
+
+    step = {"time": NOW, "step": "s" * 63, "outcome": "o" * 63}
+    for status, said in (
+        ({"message": "x" * 401}, "status.message"),
+        ({"outcome": "x" * 64}, "status.outcome"),
+        ({"endedAt": "2026-01-01T00:00:00." + "0" * 100 + "Z"}, "status.endedAt"),
+        ({"timeline": [step] * 25}, "status.timeline"),
+        ({"timeline": [step | {"message": "x" * 401}]}, "status.timeline[0].message"),
+        ({"attribution": {"evidence": ["x"] * 13}}, "status.attribution.evidence"),
+        ({"attribution": {"confidencePercent": 101}}, "confidencePercent"),
+        ({"diagnostics": ["x"] * 13}, "status.diagnostics"),
+        ({"timeline": [step | {"message": "x" * 400}] * 11}, "at most 4096 characters"),
+        ({"attribution": {"evidence": ["x" * 400] * 11}}, "at most 4096 characters"),
+        ({"diagnostics": ["x" * 350] * 12}, "at most 4096 characters"),
+    ):
+        assert refused(told(**status), said), status
+    condition = {"type": "T" * 63, "status": "True", "reason": "R" * 63, "lastTransitionTime": NOW}
+    largest = {
+        "conditions": [condition | {"type": f"T{n}" + "t" * 61} for n in range(4)],
+        "timeline": [step] * 14 + [step | {"message": "\u4e2d" * 400}] * 10,
+        "message": "x" * 96,
+        "attribution": dict.fromkeys(("segment", "process", "pod"), "y" * 253),
+    }
+    done = told(**largest)
+    assert done.returncode == 0, done.stderr
+    stored = kube("get", "leakincident", "qwen-0-0", "-o", "json", "--show-managed-fields")
+    whole = json.dumps(json.loads(stored), ensure_ascii=False, separators=(",", ":"))
+    assert len(whole.encode()) < MAX_BYTES, len(whole.encode())
 
 
 def of_policy(kube: Kube, name: str, *accounts: str, **workloads: str) -> list[dict[str, Any]]:
@@ -270,29 +365,31 @@ def test_a_hostile_engine_of_a_policy_forges_no_more_than_its_own_pod(
     unbound = writer(kube, tmp_path, account="engine")
 
     def told(pod: str, policy: str, name: str) -> dict[str, Any]:
-        made = incident(pod, "vllm", name)
-        made["spec"] |= {"policy": policy, "target": {"kind": "Deployment", "name": "vllm"}}
+        made = incident(pod, name=f"{pod}-{name}")
+        ref = workload("vllm", "Deployment")
+        made["spec"] |= {"policyRef": {"name": policy}, "workloadRef": ref}
         return made
 
     # A policy is in force a moment after it was made.
-    foreign = told("other-0", "engines", "a")
+    foreign = told("other-0", "engines", "0")
     eventually(
         lambda: refused(own(foreign, DRY_RUN), "other-0 is not the pod of this token"), "in force"
     )
-    assert refused(own(told("engine-0", "foreign", "b")), "foreign supervises no pod of")
-    assert refused(own(incident("engine-0", "qwen", "c")), "spec.service qwen is not the service")
-    assert refused(unbound(told("engine-0", "engines", "d")), "it is bound to none")
+    assert refused(own(told("engine-0", "foreign", "0")), "foreign supervises no pod of")
+    foreign_service = "spec.workloadRef InferenceService/qwen is not the InferenceService of"
+    assert refused(own(incident("engine-0", "qwen")), foreign_service)
+    assert refused(unbound(told("engine-0", "engines", "0")), "it is bound to none")
     assert kube.list("leakincidents") == []
 
-    done = own(told("engine-0", "engines", "own"))
+    done = own(told("engine-0", "engines", "0"))
     assert done.returncode == 0, done.stderr
-    status = {**told("engine-0", "engines", "own"), "status": {"phase": "Open"}}
+    status = {**told("engine-0", "engines", "0"), "status": {"phase": "Open", "revision": 1}}
     del status["spec"]
     done = own(status, "--subresource=status")
     assert done.returncode == 0, done.stderr
     # An incident of another pod stays as it is, and so do policies, their configuration, and pods.
-    kube.apply(told("other-0", "foreign", "theirs"))
-    theirs = {**told("other-0", "foreign", "theirs"), "status": {"phase": "Resolved"}}
+    kube.apply(told("other-0", "foreign", "0"))
+    theirs = {**told("other-0", "foreign", "0"), "status": {"phase": "Resolved"}}
     del theirs["spec"]
     assert refused(own(theirs, "--subresource=status"), "is not the pod of this token")
     can = f"--as=system:serviceaccount:{kube.namespace}:engine"

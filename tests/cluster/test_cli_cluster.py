@@ -54,7 +54,8 @@ def incident(index: int) -> dict[str, Any]:
         "kind": "LeakIncident",
         "metadata": {"name": f"leaky-{index:02d}", "labels": {"plimsoll.dev/service": "leaky"}},
         "spec": {
-            "service": "leaky",
+            "id": f"leaky-0-{index:08x}",
+            "workloadRef": {"kind": "InferenceService", "name": "leaky"},
             "pod": "leaky-0",
             "container": "engine",
             "epoch": f"ab:{index}",

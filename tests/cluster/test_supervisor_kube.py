@@ -14,7 +14,7 @@ import yaml
 
 from plimsoll_api.admin import Status
 from plimsoll_api.engines import EngineType
-from plimsoll_api.incident_object import path_of
+from plimsoll_api.incident_object import names_of, object_of, path_of
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.inferenceservice import InferenceService
@@ -417,8 +417,8 @@ def test_each_phase_of_an_incident_has_one_event(rig: Rig) -> None:
         if phase is IncidentPhase.RESOLVED:
             incident.reason, incident.returned_bytes = Reason.TRIM, 5_000
         publisher.publish(incident)
-    found = rig.admin.get(path_of(rig.namespace, incident.name))
-    assert found["spec"]["pod"] == "qwen-0"
+    found = rig.admin.get(path_of(rig.namespace, names_of(incident, "qwen-0")[0]))
+    assert (found["spec"]["pod"], found["spec"]["id"]) == ("qwen-0", incident.name)
     assert found["status"]["phase"] == "Resolved"
     assert found["status"]["returnedBytes"] == 5_000
     assert found["metadata"]["ownerReferences"][0]["uid"] == rig.uid
@@ -447,7 +447,8 @@ def test_an_api_server_that_is_away_loses_nothing(rig: Rig) -> None:
 
     _eventually(acknowledged)
     assert arrived == [(incident.name, 1)]
-    assert rig.admin.get(path_of(rig.namespace, incident.name))["status"]["phase"] == "Open"
+    found = rig.admin.get(path_of(rig.namespace, names_of(incident, "qwen-0")[0]))
+    assert found["status"]["phase"] == "Open"
     publisher.stop(5.0)
 
 
@@ -455,11 +456,34 @@ def test_a_deleted_incident_is_made_anew(rig: Rig) -> None:
     publisher = Publisher(rig.kube, rig.service, "qwen-0")
     incident = story()
     publisher.publish(incident)
-    rig.admin._call("DELETE", path_of(rig.namespace, incident.name))
+    path = path_of(rig.namespace, names_of(incident, "qwen-0")[0])
+    rig.admin._call("DELETE", path)
     with pytest.raises(KubeError):
         publisher.publish(incident)
     publisher.publish(incident)
-    assert rig.admin.get(path_of(rig.namespace, incident.name))["status"]["phase"] == "Open"
+    assert rig.admin.get(path)["status"]["phase"] == "Open"
+
+
+def test_a_name_is_free_again_and_none_is_taken_from_another_incident(rig: Rig) -> None:
+    """The names of a pod are few. An incident of an earlier pod of this name keeps its own, and a
+    supervisor that was restarted finds the object that it made."""
+    incident = story()
+    names = names_of(incident, "qwen-0")
+    older = object_of(story(), names[0], rig.service, "qwen-0", "engine")
+    older["spec"]["id"] = "of-an-earlier-pod"
+    rig.admin.create(path_of(rig.namespace, ""), older)
+    for revision in (1, 2):
+        Publisher(rig.kube, rig.service, "qwen-0").publish(incident)
+        found = rig.admin.get(path_of(rig.namespace, names[1]))
+        assert (found["spec"]["id"], found["status"]["revision"]) == (incident.name, revision)
+    assert "status" not in rig.admin.get(path_of(rig.namespace, names[0]))
+    for name in names[2:]:
+        older["metadata"]["name"] = name
+        rig.admin.create(path_of(rig.namespace, ""), older)
+    other = story()
+    other.name = "qwen-0-another"
+    with pytest.raises(KubeError, match="as many as it may have"):
+        Publisher(rig.kube, rig.service, "qwen-0").publish(other)
 
 
 def test_the_last_ready_replica_stays(rig: Rig) -> None:

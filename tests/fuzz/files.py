@@ -135,8 +135,8 @@ def _use(path: Path) -> None:
     try:
         journal.load()
         for incident in journal.recent(20):
-            object_of(incident, SERVICE, "pod-0", "engine")
-            status_object_of(incident, SERVICE)
+            object_of(incident, "pod-0-1", SERVICE, "pod-0", "engine")
+            status_object_of(incident, "pod-0-1", SERVICE, 1)
         for revision, incident in journal.unpublished():
             journal.published(incident.name, revision)
         journal.write(GovernorState())

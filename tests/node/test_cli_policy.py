@@ -58,7 +58,7 @@ def test_a_person_restarts_a_workload_pod_by_pod_while_its_service_answers(
     assert resumed.stdout.count("from the slot Leases") == 2
 
     recorded = eventually(lambda: by_hand(kube), "each action has its record")
-    assert {one["spec"]["target"]["name"] for one in recorded} == {owner.workload}
+    assert {one["spec"]["workloadRef"]["name"] for one in recorded} == {owner.workload}
 
 
 def by_hand(kube: Kube) -> list[dict[str, dict[str, dict[str, str]]]]:

@@ -201,8 +201,10 @@ def test_a_leak_in_a_worker_restarts_its_group_while_the_other_serves(
 
 def the_incident_is_the_groups(incident: dict[str, Any], outcome: str) -> None:
     spec, found = incident["spec"], incident["status"]
-    assert spec["target"] == {"kind": "LeaderWorkerSet", "name": NAME, "group": "0"}
-    assert (spec["kind"], spec["pod"], spec["policy"]) == ("HostGrowth", LEADER, POLICY)
+    workload = spec["workloadRef"]
+    assert (workload["kind"], workload["name"]) == ("LeaderWorkerSet", NAME)
+    assert (spec["podGroup"], spec["policyRef"]) == ("0", {"name": POLICY})
+    assert (spec["kind"], spec["pod"]) == ("HostGrowth", LEADER)
     assert found["attribution"]["pod"] == WORKER
     assert (found["phase"], found["outcome"]) == ("Resolved", outcome)
     names = [one["step"] for one in found["timeline"]]

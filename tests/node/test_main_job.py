@@ -112,7 +112,7 @@ def the_story_is_whole(
     print(f"{streams.finished} requests, longest silence {max(streams.pauses):.2f} s")
     assert status["phase"] == "Resolved", status
     assert spec["kind"] == kind
-    assert spec["service"] == SERVICE
+    assert spec["workloadRef"]["name"] == SERVICE
     assert spec["pod"] == the_pod(kube)["metadata"]["name"]
     steps = [entry["step"] for entry in status["timeline"]]
     assert step in steps

@@ -142,8 +142,9 @@ def test_a_leak_in_a_ray_worker_restarts_the_engine_of_the_head(
     assert incident is not None
     spec, found = incident["spec"], incident["status"]
     print(f"confirmed after {unix(found['confirmedAt']) - since:.0f} s")
-    assert spec["target"] == {"kind": "RayCluster", "name": NAME, "group": NAME}
-    assert (spec["kind"], spec["pod"], spec["policy"]) == ("HostGrowth", HEAD, POLICY)
+    assert spec["workloadRef"] == {"apiGroup": "ray.io", "kind": "RayCluster", "name": NAME}
+    assert (spec["podGroup"], spec["policyRef"]) == (NAME, {"name": POLICY})
+    assert (spec["kind"], spec["pod"]) == ("HostGrowth", HEAD)
     assert found["attribution"]["pod"] == WORKER
     assert (found["phase"], found["outcome"]) == ("Resolved", "EngineRestart")
     assert len(kube.list("leakincidents")) == 1, "one for the group"

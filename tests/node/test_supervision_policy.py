@@ -165,9 +165,9 @@ def the_story_is_whole(incident: dict[str, Any], pod: str, owner: Owner) -> None
     spec, found = incident["spec"], incident["status"]
     assert (found["phase"], found["outcome"]) == ("Resolved", "EngineRestart")
     assert (spec["kind"], spec["pod"], spec["container"]) == ("HostGrowth", pod, owner.container)
-    assert spec["policy"] == POLICY
-    assert spec["target"] == {"kind": owner.kind, "name": owner.workload}
-    assert spec["service"] == owner.workload
+    assert spec["policyRef"] == {"name": POLICY}
+    workload = spec["workloadRef"]
+    assert (workload["kind"], workload["name"]) == (owner.kind, owner.workload)
     of_incident = incident["metadata"]["ownerReferences"][0]
     assert (of_incident["kind"], of_incident["name"]) == ("SupervisionPolicy", POLICY)
     steps = [one["step"] for one in found["timeline"]]

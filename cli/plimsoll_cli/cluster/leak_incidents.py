@@ -44,8 +44,13 @@ def queries(target: str | None) -> list[dict[str, str]]:
 
 
 def one(cluster: Cluster, name: str) -> IncidentView:
-    """Read the incident of that name. Raises UsageError and RunError."""
-    item = cluster.named(PLURAL, name)
+    """Read the incident of that name, or with that name in its supervisor's page and log.
+
+    Raises UsageError and RunError.
+    """
+    item = cluster.named(PLURAL, name) or next(
+        (one for one in cluster.pages(PLURAL) if (one.get("spec") or {}).get("id") == name), None
+    )
     if item is None:
         space = cluster.namespace or "default"
         raise UsageError(f"incident {name}: not in namespace {space}; see: plimsoll incidents -A")

@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from plimsoll_api.incident_object import conditions_of
 from plimsoll_api.incidents import ENDED
-from plimsoll_api.names import API_VERSION, INCIDENT_KIND
+from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND
 from plimsoll_api.times import unix_seconds
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
@@ -168,7 +171,7 @@ def _restarted_group(incident: Object) -> bool:
     """Whether a multi-node group was restarted for it: all processes of the group are new."""
     steps = (incident.get("status") or {}).get("timeline") or ()
     done = any(one.get("step") == ENGINE_RESTART and one.get("outcome") in BEGUN for one in steps)
-    return done and bool((incident["spec"].get("target") or {}).get("group"))
+    return done and bool(incident["spec"].get("podGroup"))
 
 
 def _reported(pod: str, container: str, at: str, incidents: list[Object]) -> bool:
@@ -198,14 +201,19 @@ def _incident(
             "ownerReferences": [owner | {"name": meta["name"], "uid": meta["uid"]}],
         },
         "spec": {
-            "service": meta["name"],
+            "id": name,
+            "workloadRef": {
+                "apiGroup": API_GROUP,
+                "kind": service["kind"],
+                "name": meta["name"],
+            },
             "pod": pod,
             "container": container["name"],
             "epoch": f"container:{container.get('restartCount', 0)}",
             "openedAt": at,
             "kind": kind,
         },
-        "status": status,
+        "status": _with_conditions(status, at),
     }
 
 
@@ -213,7 +221,14 @@ def _end(incident: Object, phase: str, outcome: str, message: str, now: str) -> 
     about = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     status = {"phase": phase, "outcome": outcome, "message": message, "endedAt": now}
-    return about | {"metadata": name, "status": status}
+    opened_at = incident["spec"].get("openedAt") or now
+    return about | {"metadata": name, "status": _with_conditions(status, opened_at)}
+
+
+def _with_conditions(status: Object, opened_at: str) -> Object:
+    """Return the status with its conditions, of the only generation that an incident has."""
+    found = conditions_of(status["phase"], status.get("outcome"), opened_at, status.get("endedAt"))
+    return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(found)}
 
 
 def _statuses(pod: Object) -> list[Object]:

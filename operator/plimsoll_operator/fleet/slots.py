@@ -195,8 +195,8 @@ def _is_slot(lease: Object) -> bool:
         return name in key.slots(MAX_SLOTS)
     if not holder(lease) and not _annotation(lease, SLOT_REPLICAS):
         return False
-    kind, _, workload = _annotation(lease, SLOT_WORKLOAD).partition("/")
-    return name in slots_of(key.name, WorkloadRef(kind, workload) if kind else None, MAX_SLOTS)
+    workload = WorkloadRef.parse(_annotation(lease, SLOT_WORKLOAD))
+    return name in slots_of(key.name, workload, MAX_SLOTS)
 
 
 def _annotation(lease: Object, name: str) -> str:

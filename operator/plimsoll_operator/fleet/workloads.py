@@ -129,6 +129,9 @@ def counting_slots(leases: Iterable[Object], window_s: float, now: str) -> list[
 
 
 def of_workloads(status: Object) -> dict[str, Object]:
-    """Return what a status says of each workload, by KIND/NAME."""
+    """Return what a status says of each workload, by its :class:`WorkloadRef` as text."""
     shown = status.get("workloads") or ()
-    return {f"{one.get('kind')}/{one.get('name', '')}": one for one in shown}
+    return {
+        str(WorkloadRef(one.get("kind", ""), one.get("name", ""), one.get("apiGroup", ""))): one
+        for one in shown
+    }

@@ -151,10 +151,11 @@ def _workloads(
 
 
 def _named(ref: WorkloadRef | None) -> Object:
-    """Kind and name, of which whoever creates a pod may write any text."""
+    """Group, kind and name, of which whoever creates a pod may write any text."""
     if ref is None:
         return {"kind": "Pod"}
-    return {"kind": clean(ref.kind, 63), "name": clean(ref.name, 253)}
+    group = {"apiGroup": clean(ref.api_group, 253)} if ref.api_group else {}
+    return group | {"kind": clean(ref.kind, 63), "name": clean(ref.name, 253)}
 
 
 def _consumed(

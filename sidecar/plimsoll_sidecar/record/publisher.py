@@ -3,6 +3,10 @@
 A thread of its own: the API server may be away for hours without holding up anything. Only the
 newest state of each incident is kept here, the journal keeps what has not arrived, so nothing is
 lost by a restart either.
+
+The cluster bounds what a pod may write (``plimsoll_api.leakincident``): the objects of a pod have
+few names, which are used again, and each status may be written only so often. So changes within a
+phase are brought at growing intervals.
 """
 
 from __future__ import annotations
@@ -11,13 +15,12 @@ import hashlib
 import logging
 import queue
 import threading
+import time
+from typing import NamedTuple
 
-from plimsoll_api.incident_object import (
-    object_of,
-    path_of,
-    status_object_of,
-)
+from plimsoll_api.incident_object import names_of, object_of, path_of, status_object_of
 from plimsoll_api.incidents import IncidentPhase
+from plimsoll_api.leakincident import MAX_OF_POD, MAX_WRITES
 from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
@@ -29,6 +32,34 @@ from plimsoll_sidecar.govern.incident import Incident, budgeted
 log = logging.getLogger(__name__)
 
 WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
+PROMPT = 60
+"""So many writes of an incident are made at once where its phase changes."""
+NEVER = float("inf")
+
+
+class Written(NamedTuple):
+    """The object of an incident. ``at`` is the monotonic time of the last write, 0 if unknown."""
+
+    name: str
+    uid: str
+    generation: int
+    revision: int = 0
+    phase: str | None = None
+    at: float = 0.0
+
+
+def wait_s(incident: Incident, written: Written | None, now: float) -> float:
+    """Return the seconds until ``incident`` may be written; NEVER if only its end may be.
+
+    The n-th write waits n²/5 s after the one before: all but the last take half a day.
+    """
+    if written is None or incident.ended:
+        return 0.0
+    if written.revision >= MAX_WRITES - 1:
+        return NEVER
+    if incident.phase.value != written.phase and written.revision < PROMPT:
+        return 0.0
+    return max(0.0, written.at + written.revision**2 / 5 - now) if written.at else 0.0
 
 
 class Publisher:
@@ -39,7 +70,7 @@ class Publisher:
     ) -> None:
         self._kube, self._service, self._pod, self._container = kube, service, pod, container
         self._latest: dict[str, tuple[int, Incident]] = {}
-        self._known: set[str] = set()
+        self._written: dict[str, Written] = {}
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._part = Part("publisher", self._turn, expected=(KubeError,))
@@ -75,10 +106,10 @@ class Publisher:
             return len(self._latest)
 
     def _turn(self) -> float | None:
-        """Publish one incident; None, wait for more, where there is none."""
-        item = self._next()
+        """Publish one incident; return the seconds until one may be, None for until there is."""
+        item, due_s = self._next()
         if item is None:
-            return None
+            return None if due_s == NEVER else due_s
         revision, incident = item
         try:
             self.publish(incident)
@@ -92,20 +123,47 @@ class Publisher:
     def publish(self, incident: Incident) -> None:
         """Object, status, Event; each may be repeated. Raises KubeError."""
         namespace = self._service.namespace
-        if incident.name not in self._known:
-            body = object_of(incident, self._service, self._pod, self._container)
-            self._kube.apply(path_of(namespace, incident.name), body)
-            self._known.add(incident.name)
-        status = status_object_of(incident, self._service)
+        known = self._written.get(incident.name) or self._find(incident)
+        self._written[incident.name] = known
+        revision = known.revision + 1
+        status = status_object_of(incident, known.name, self._service, revision, known.generation)
         try:
-            applied = self._kube.apply(path_of(namespace, incident.name, "status"), status)
-        except KubeError as error:
-            if error.status == 404:
-                self._known.discard(incident.name)  # it was deleted: made anew by the next try
+            self._kube.apply(path_of(namespace, known.name, "status"), status)
+        except KubeError:
+            # It was deleted, or written by an attempt whose answer was lost: look again.
+            del self._written[incident.name]
             raise
-        self._event(incident, applied.get("metadata", {}).get("uid", ""))
+        self._event(incident, known)
+        phase = incident.phase.value
+        known = known._replace(revision=revision, phase=phase, at=time.monotonic())
+        self._written[incident.name] = known
+        if incident.ended:
+            del self._written[incident.name]
 
-    def _event(self, incident: Incident, uid: str) -> None:
+    def _find(self, incident: Incident) -> Written:
+        """Return the object of the incident; make it under a free name if there is none."""
+        namespace = self._service.namespace
+        for name in names_of(incident, self._pod):
+            try:
+                found = self._kube.get(path_of(namespace, name))
+            except KubeError as error:
+                if error.status != 404:
+                    raise
+                body = object_of(incident, name, self._service, self._pod, self._container)
+                found = self._kube.create(path_of(namespace, ""), body)
+            if found["spec"].get("id") == incident.name:
+                status, meta = found.get("status") or {}, found["metadata"]
+                return Written(
+                    name, meta["uid"], meta.get("generation", 1),
+                    status.get("revision", 0), status.get("phase"),
+                )  # fmt: skip
+        raise KubeError(
+            409,
+            f"pod {self._pod} has {MAX_OF_POD} LeakIncidents, which is as many as it may have: the "
+            "operator deletes the oldest ones; check that it runs",
+        )
+
+    def _event(self, incident: Incident, written: Written) -> None:
         """One Event a phase: its name is made from both, so that a repetition finds it there."""
         digest = hashlib.sha256(f"{incident.name}/{incident.phase}".encode()).hexdigest()[:16]
         at = rfc3339(incident.phase_since)
@@ -118,8 +176,8 @@ class Publisher:
                 "apiVersion": API_VERSION,
                 "kind": INCIDENT_KIND,
                 "namespace": namespace,
-                "name": incident.name,
-                "uid": uid,
+                "name": written.name,
+                "uid": written.uid,
             },
             "reason": incident.phase.value,
             "message": describe(incident)[:1024],
@@ -137,11 +195,21 @@ class Publisher:
             elif error.status != 409:  # 409: it is there already
                 raise
 
-    def _next(self) -> tuple[int, Incident] | None:
+    def _next(self) -> tuple[tuple[int, Incident] | None, float]:
+        """Take the first that may be written; else say in how many seconds one may."""
+        due_s, now = NEVER, time.monotonic()
         with self._lock:
-            if not self._latest:
-                return None
-            return self._latest.pop(next(iter(self._latest)))
+            for name, (revision, incident) in list(self._latest.items()):
+                wait = wait_s(incident, self._written.get(name), now)
+                if wait == 0.0:
+                    return self._latest.pop(name), 0.0
+                if wait == NEVER:
+                    log.warning("incident %s: only its end will be published, after %d changes",
+                                name, MAX_WRITES - 1)  # fmt: skip
+                    del self._latest[name]
+                    self._arrived.put((name, revision))
+                due_s = min(due_s, wait)
+        return None, due_s
 
     def _put_back(self, revision: int, incident: Incident) -> None:
         with self._lock:

@@ -20,7 +20,8 @@ def incident(name: str, pod: str, service: str = "tiny") -> dict[str, Any]:
         "kind": "LeakIncident",
         "metadata": {"name": name},
         "spec": {
-            "service": service,
+            "id": name,
+            "workloadRef": {"kind": "InferenceService", "name": service},
             "pod": pod,
             "container": "engine",
             "epoch": "b:1",

@@ -39,13 +39,12 @@ def test_the_whole_life_of_a_service(
         lambda: kubectl.holds("tiny", EngineReady="True", SupervisorReady="True", Stalled="False")
     )
     columns = kubectl("get", "plinf", "tiny").splitlines()[0].split()
-    assert columns[:5] == ["NAME", "URL", "READY", "DESIRED", "REASON"]
-    assert columns[5:] == ["HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "AGE"]
+    assert columns == ["NAME", "READY", "DESIRED", "REASON", "INCIDENTS", "AGE"]
 
     def row() -> list[str]:
         return list(kubectl("get", "plinf", "tiny", "--no-headers").split())
 
-    eventually(lambda: row()[2:5] == ["1", "1", "ReplicasReady"])
+    eventually(lambda: row()[1:4] == ["1", "1", "ReplicasReady"])
 
     kubectl("scale", "plinf", "tiny", "--replicas=3")
     eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 3)
@@ -196,7 +195,8 @@ def test_incidents_show_in_the_status(
         "kind": "LeakIncident",
         "metadata": {"name": "tiny-1"},
         "spec": {
-            "service": "tiny",
+            "id": "tiny-1",
+            "workloadRef": {"kind": "InferenceService", "name": "tiny"},
             "pod": "tiny-x",
             "container": "engine",
             "epoch": "b:1",

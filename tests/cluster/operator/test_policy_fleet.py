@@ -64,7 +64,8 @@ def holder(kubectl: Any, lease: str) -> str:
 
 def leaking(kubectl: Any, pod: str, of: str, phase: str = "Confirmed", **more: Any) -> None:
     made = incident(f"leak-{pod}", pod, of)
-    made["spec"] |= {"policy": "engines", "target": {"kind": "Deployment", "name": of}}
+    ref = {"apiGroup": "apps", "kind": "Deployment", "name": of}
+    made["spec"] |= {"policyRef": {"name": "engines"}, "workloadRef": ref}
     kubectl.apply(made)
     status = {"phase": phase, "attribution": {"segment": "anonymous"}} | more
     kubectl.patch("leakincident", f"leak-{pod}", {"status": status}, "status")

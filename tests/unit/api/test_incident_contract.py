@@ -37,20 +37,23 @@ def test_what_is_written_can_be_read() -> None:
 def test_an_incident_of_a_policy_names_its_workload() -> None:
     incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
     service = ServiceRef("engines", "ml", "u", POLICY_KIND, WorkloadRef("Deployment", "vllm"))
-    made = written.object_of(incident, service, "vllm-0", "server")
-    assert made["spec"]["service"] == "vllm"
-    assert made["spec"]["policy"] == "engines"
-    assert made["spec"]["target"] == {"kind": "Deployment", "name": "vllm"}
+    made = written.object_of(incident, "vllm-0-1", service, "vllm-0", "server")
+    assert made["spec"]["policyRef"] == {"name": "engines"}
+    ref = {"apiGroup": "apps", "kind": "Deployment", "name": "vllm"}
+    assert made["spec"]["workloadRef"] == ref
     assert made["metadata"]["labels"] == {SERVICE_LABEL: "vllm", POLICY_LABEL: "engines"}
     (owner,) = made["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == (POLICY_KIND, "engines", "u")
 
 
-def test_an_incident_of_a_service_is_written_as_before() -> None:
-    """Its spec is immutable: a newer supervisor that applies it again may add nothing."""
+def test_an_incident_of_a_service_names_it_with_its_group() -> None:
     incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
-    made = written.object_of(incident, ServiceRef("qwen", "ml", "u"), "qwen-0", "engine")
-    assert sorted(made["spec"]) == ["container", "epoch", "kind", "openedAt", "pod", "service"]
+    made = written.object_of(
+        incident, "qwen-0-1", ServiceRef("qwen", "ml", "u"), "qwen-0", "engine"
+    )
+    ref = {"apiGroup": "plimsoll.dev", "kind": "InferenceService", "name": "qwen"}
+    assert made["spec"]["workloadRef"] == ref
+    assert "policyRef" not in made["spec"]
     assert made["metadata"]["labels"] == {SERVICE_LABEL: "qwen"}
     assert made["metadata"]["ownerReferences"][0]["kind"] == "InferenceService"
 

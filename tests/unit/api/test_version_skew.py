@@ -41,17 +41,19 @@ REQUIRED = {
     "EngineEndpoint": "admin_url serving_url type",
     "ErrorBody": "code message",
     "GroupMember": "index",
+    "IncidentCondition": "lastTransitionTime reason status type",
     "IncidentRecord": "epoch kind name opened_at",
     "IncidentStep": "outcome step time",
-    "IncidentTarget": "kind name",
-    "IncidentTrigger": "bytesEach confidence counter",
-    "LeakIncidentSpec": "container epoch kind openedAt pod service",
+    "IncidentTrigger": "bytesEach confidencePercent counter",
+    "IncidentWorkload": "kind name",
+    "LeakIncidentSpec": "container epoch id kind openedAt pod workloadRef",
     "LedgerEntry": "bytes kind owner",
     "MaintenanceWindow": "start_s",
     "MemoryBudget": "growth_bytes",
     "Operation": "epoch_before id kind started_at state",
     "OperationStep": "duration_s name",
     "PodEngine": "engine",
+    "PolicyReference": "name",
     "ProcessMemory": "pid role",
     "RestartRequest": "expected_epoch operation_id",
     "ResumeRequest": "expected_epoch",
@@ -176,8 +178,9 @@ def test_the_page_of_a_later_supervisor_is_read() -> None:
 
 def test_the_object_of_a_later_supervisor_is_shown_with_its_own_words() -> None:
     spec = {
-        "service": "a", "pod": "a-0", "container": "engine", "epoch": "a:1",
-        "openedAt": "2026-01-01T00:00:00Z", "kind": "FileGrowth", "later": 1,
+        "id": "i", "workloadRef": {"kind": "Deployment", "name": "a"}, "pod": "a-0",
+        "container": "engine", "epoch": "a:1", "openedAt": "2026-01-01T00:00:00Z",
+        "kind": "FileGrowth", "later": 1,
     }  # fmt: skip
     status = {"phase": "Cooling", "outcome": "Migrated", "waitingReason": "PowerBudget"}
     view = of_object({"metadata": {"name": "i"}, "spec": spec, "status": status})

@@ -45,7 +45,7 @@ def metadata(kind: str, name: str, api: str = "apps/v1", **labels: str) -> dict[
         ),
         (
             metadata("StatefulSet", "llama", "apps.kruise.io/v1beta1"),
-            Membership(WorkloadRef("StatefulSet", "llama"), "apps.kruise.io"),
+            Membership(WorkloadRef("StatefulSet", "llama", "apps.kruise.io"), "apps.kruise.io"),
         ),
         (
             metadata("Job", "batch-29", "batch/v1"),
@@ -90,6 +90,20 @@ def test_an_owner_that_is_not_the_controller_counts_for_nothing() -> None:
     meta = metadata("StatefulSet", "llama")
     meta["ownerReferences"][0]["controller"] = False
     assert membership(meta) == Membership()
+
+
+def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
+    """Supervisors of before knew no group: what they call a workload keeps its slots."""
+    usual, other = (
+        WorkloadRef("StatefulSet", "a"),
+        WorkloadRef("StatefulSet", "a", "apps.kruise.io"),
+    )
+    assert usual == WorkloadRef("StatefulSet", "a", "apps") != other
+    assert (str(usual), str(other)) == ("StatefulSet/a", "StatefulSet.apps.kruise.io/a")
+    assert slots_of("p", usual, 1) != slots_of("p", other, 1)
+    for one in (usual, other, WorkloadRef("ReplicationController", "old")):
+        assert WorkloadRef.parse(str(one)) == one
+    assert WorkloadRef.parse("") is None
 
 
 @given(kind=st.text(min_size=1, max_size=63), name=st.text(min_size=1, max_size=253))

@@ -33,7 +33,8 @@ MIB = 1 << 20
 INCIDENT: dict[str, Any] = {
     "metadata": {"name": "leaky-0-1a2b3c4d", "namespace": "default"},
     "spec": {
-        "service": "leaky", "pod": "leaky-0", "container": "engine", "epoch": "ab:1",
+        "id": "leaky-0-1a2b3c4d", "workloadRef": {"kind": "InferenceService", "name": "leaky"},
+        "pod": "leaky-0", "container": "engine", "epoch": "ab:1",
         "openedAt": "2026-01-01T00:00:00Z", "kind": "HostGrowth",
     },
     "status": {
@@ -41,7 +42,7 @@ INCIDENT: dict[str, Any] = {
         "returnedBytes": 60 * MIB, "endedAt": "2026-01-01T00:00:28Z",
         "attribution": {
             "segment": "python_objects", "process": "worker", "bytes": 66 * MIB,
-            "bytesPerHour": 1 << 30, "bytesPerRequest": 2 * MIB, "confidence": 0.97,
+            "bytesPerHour": 1 << 30, "bytesPerRequest": 2 * MIB, "confidencePercent": 97,
             "evidence": ["66.0 MiB in 30 s at comparable load"],
         },
         "diagnostics": ["diagnostics/x/stacks.txt", "diagnostics/x/gc.txt"],
@@ -90,7 +91,7 @@ def test_an_incident_without_status_is_shown_as_open() -> None:
 
 def test_an_object_of_another_shape_is_named() -> None:
     with pytest.raises(UnreadableError, match="LeakIncident x"):
-        of_object({"metadata": {"name": "x"}, "spec": {"service": 3}})
+        of_object({"metadata": {"name": "x"}, "spec": {"pod": 3}})
 
 
 def test_every_ending_wait_and_kind_says_what_to_do() -> None:
@@ -167,9 +168,9 @@ def test_filters_and_order() -> None:
 OF_POLICY: dict[str, Any] = {
     "metadata": {"name": "vllm-0-99", "namespace": "ml"},
     "spec": {
-        "service": "vllm", "pod": "vllm-0", "container": "server", "epoch": "ab:1",
-        "openedAt": "2026-01-01T00:00:00Z", "kind": "HostGrowth", "policy": "engines",
-        "target": {"kind": "Deployment", "name": "vllm"},
+        "id": "vllm-0-1a2b3c4d", "pod": "vllm-0", "container": "server", "epoch": "ab:1",
+        "openedAt": "2026-01-01T00:00:00Z", "kind": "HostGrowth", "policyRef": {"name": "engines"},
+        "workloadRef": {"apiGroup": "apps", "kind": "Deployment", "name": "vllm"},
     },
     "status": {"phase": "AwaitingSlot", "waitingReason": "SlotHeld"},
 }  # fmt: skip
@@ -186,9 +187,9 @@ def test_an_incident_of_a_policy_names_workload_and_policy() -> None:
 
 
 def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None:
-    target = {"kind": "LeaderWorkerSet", "name": "llama", "group": "0"}
+    workload = {"kind": "LeaderWorkerSet", "name": "llama"}
     leak = {"segment": "anonymous_other", "bytes": 5 << 30, "pod": "llama-0-1"}
-    spec = {**OF_POLICY["spec"], "target": target, "pod": "llama-0"}
+    spec = {**OF_POLICY["spec"], "workloadRef": workload, "podGroup": "0", "pod": "llama-0"}
     status = {**OF_POLICY["status"], "attribution": leak}
     incident = of_object({**OF_POLICY, "spec": spec, "status": status})
     story = text(incident)

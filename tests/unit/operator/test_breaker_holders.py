@@ -54,7 +54,10 @@ class Server:
                 "apiVersion": "plimsoll.dev/v1alpha1",
                 "kind": "LeakIncident",
                 "metadata": {"name": name, "namespace": f"of-{name}", "uid": f"{name}-leak"},
-                "spec": {"service": name, "openedAt": "2026-01-01T00:00:00Z"},
+                "spec": {
+                    "workloadRef": {"kind": "InferenceService", "name": name},
+                    "openedAt": "2026-01-01T00:00:00Z",
+                },
                 "status": {"phase": phase},
             }
         )

@@ -88,7 +88,10 @@ def incident(name: str, opened: int) -> Object:
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "LeakIncident",
         "metadata": {"name": name, "namespace": "ml", "uid": f"{name}-leak"},
-        "spec": {"service": name, "openedAt": f"2026-01-01T00:00:00.{opened:06d}Z"},
+        "spec": {
+            "workloadRef": {"kind": "InferenceService", "name": name},
+            "openedAt": f"2026-01-01T00:00:00.{opened:06d}Z",
+        },
     }
 
 

@@ -44,8 +44,12 @@ def pod(name: str, revision: str = "new", **container: Any) -> dict[str, Any]:
     }
 
 
+def of(service: str) -> dict[str, str]:
+    return {"kind": "InferenceService", "name": service}
+
+
 def incident(pod: str, opened: str = NOW, phase: str = "Confirmed", **more: Any) -> dict[str, Any]:
-    spec = {"service": "qwen", "pod": pod, "container": "engine", "kind": "HostGrowth"}
+    spec = {"workloadRef": of("qwen"), "pod": pod, "container": "engine", "kind": "HostGrowth"}
     return {
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "LeakIncident",
@@ -223,7 +227,7 @@ def test_the_breaker_leaves_no_more_slots_open_than_the_fleet_may_bear(
     leases = [lease(f"s{n}", holder) for n, holder in enumerate(holders)]
     incidents = [incident(f"p{n}", at(n), "AwaitingSlot") for n in leaking]
     for one, n in zip(incidents, leaking, strict=True):
-        one["spec"]["service"] = f"s{n}"
+        one["spec"]["workloadRef"] = of(f"s{n}")
     found = turns(leases, incidents, limit)
     shut = {one["metadata"]["uid"] for one in found.take}
     freed = {one["metadata"]["uid"] for one in found.give}
@@ -244,7 +248,7 @@ def asking(
     service: str, created: str = NOW, namespace: str = "ml", phase: str = "AwaitingSlot"
 ) -> Any:
     found = incident(f"p-{service}", created, phase)
-    found["metadata"]["namespace"], found["spec"]["service"] = namespace, service
+    found["metadata"]["namespace"], found["spec"]["workloadRef"] = namespace, of(service)
     return found
 
 
@@ -404,8 +408,8 @@ def test_a_group_that_its_restart_recreated_is_cured(
     steps = [{"step": "Drain", "outcome": "Succeeded"}]
     steps += [{"step": "EngineRestart", "outcome": outcome}]
     gone = incident("qwen-0", at(2), timeline=steps)
-    gone["spec"]["target"] = {"kind": "LeaderWorkerSet", "name": "qwen"}
+    gone["spec"]["workloadRef"] = {"kind": "LeaderWorkerSet", "name": "qwen"}
     if group is not None:
-        gone["spec"]["target"]["group"] = group
+        gone["spec"]["podGroup"] = group
     (update,) = examine(item(), [], [gone], NOW).updates
     assert update["status"]["phase"] == end

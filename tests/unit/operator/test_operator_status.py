@@ -203,7 +203,7 @@ def test_the_oldest_ended_incidents_go() -> None:
         {
             "kind": "LeakIncident",
             "metadata": {"name": f"i{n}", "creationTimestamp": f"2026-01-0{n}T00:00:00Z"},
-            "spec": {"pod": f"qwen-x-{n}", "kind": "Stall", "openedAt": NOW, "service": "qwen"},
+            "spec": {"pod": f"qwen-x-{n}", "kind": "Stall", "openedAt": NOW},
             "status": {"phase": "Open" if n == 1 else "Resolved"},
         }
         for n in (3, 1, 2, 4)

@@ -269,7 +269,7 @@ def test_an_incident_counts_only_for_a_supervised_pod() -> None:
     """Any pod with the account of a supervised one may write one in the policy's name."""
 
     def incident(pod: str, phase: str) -> dict[str, Any]:
-        spec = {"service": "vllm", "policy": "engines", "pod": pod}
+        spec = {"policyRef": {"name": "engines"}, "pod": pod}
         return {"kind": "LeakIncident", "spec": spec, "status": {"phase": phase}}
 
     pods = [*seen(1, State.SUPERVISED), *seen(1, State.WAITING)]

@@ -96,7 +96,8 @@ def test_objects_find_their_service() -> None:
     owner = {"kind": "InferenceService", "name": "qwen"}
     assert key_of({"kind": "InferenceService", "metadata": meta | {"name": "qwen"}}) == KEY
     assert key_of({"kind": "Role", "metadata": meta | {"ownerReferences": [owner]}}) == KEY
-    assert key_of({"kind": "LeakIncident", "metadata": meta, "spec": {"service": "qwen"}}) == KEY
+    spec = {"workloadRef": {"kind": "InferenceService", "name": "qwen"}}
+    assert key_of({"kind": "LeakIncident", "metadata": meta, "spec": spec}) == KEY
     assert key_of({"kind": "Role", "metadata": meta}) is None
 
 

@@ -53,8 +53,8 @@ def story() -> Incident:
 
 def test_a_whole_story_is_a_valid_object() -> None:
     incident = story()
-    body = shape.object_of(incident, SERVICE, "qwen-5d9c-x", "engine")
-    status = shape.status_object_of(incident, SERVICE)["status"]
+    body = shape.object_of(incident, "qwen-5d9c-x-7", SERVICE, "qwen-5d9c-x", "engine")
+    status = shape.status_object_of(incident, "qwen-5d9c-x-7", SERVICE, 3)["status"]
     parsed = msgspec.convert(body | {"status": status}, leakincident.LeakIncident)
     assert parsed.spec.opened_at == "2023-11-14T22:13:20Z"
     assert parsed.status is not None
@@ -64,6 +64,41 @@ def test_a_whole_story_is_a_valid_object() -> None:
     assert parsed.status.outcome == "WorkerRestart"
     assert body["metadata"]["ownerReferences"][0]["uid"] == "1234"
     assert "500.0 MiB" in describe(incident) or "500 MiB" in describe(incident)
+
+
+def test_a_story_of_any_length_fits() -> None:
+    """Whatever texts an engine brings, the object is no larger than the schema lets it be."""
+    incident = story()
+    incident.message = "m" * 9_000
+    incident.attribution.evidence = ["e" * 9_000] * 40
+    incident.diagnostics = ["/d" * 900] * 40
+    incident.timeline = [
+        StepRecord(time=float(n), step="Trim", outcome=StepOutcome.FAILED, message=f"{n}" * 900)
+        for n in range(60)
+    ]
+    status = shape.status_of(incident, 1)
+    steps = [one.message or "" for one in status.timeline]
+    assert status.attribution is not None
+    texts = [status.message or "", *status.attribution.evidence, *status.diagnostics, *steps]
+    assert sum(map(len, texts)) <= leakincident.MAX_TEXTS
+    assert all(len(one) <= leakincident.MAX_TEXT for one in texts)
+    assert len(status.timeline) == leakincident.MAX_TIMELINE
+    assert status.timeline[-1].time == "1970-01-01T00:00:59Z", "the newest steps are kept"
+    assert texts[0].endswith("m…"), "a text that was cut shows it"
+
+
+def test_tools_that_know_no_phases_read_conditions() -> None:
+    incident = story()
+    for phase, going_on, well in (
+        (IncidentPhase.OPEN, "True", "False"),
+        (IncidentPhase.RESOLVED, "False", "True"),
+        (IncidentPhase.UNRESOLVED, "False", "False"),
+    ):
+        incident.phase = phase
+        status = shape.status_of(incident)
+        found = {one.type: one.status for one in status.conditions}
+        assert found == {"Reconciling": going_on, "Resolved": well}
+        assert status.observed_generation == 1
 
 
 def test_unknown_values_are_absent() -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.leakincident import MAX_WRITES
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar import background
 from plimsoll_sidecar.clients.kube import KubeClient
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.publisher import Publisher
+from plimsoll_sidecar.record.publisher import NEVER, Publisher, Written, wait_s
 
 DEEP = b'{"metadata":' + b"[" * 100_000
 
@@ -28,13 +29,16 @@ def server() -> Iterator[tuple[str, list[bytes]]]:
     class Handler(BaseHTTPRequestHandler):
         def do_PATCH(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            body = bad.pop() if bad else b'{"metadata": {"uid": "1"}}'
+            body = bad.pop() if bad else b'{"metadata": {"uid": "1"}, "spec": {"id": "pod-0-1"}}'
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         do_POST = do_PATCH
+
+        def do_GET(self) -> None:
+            self.send_error(404)
 
         def log_message(self, *arguments: object) -> None:
             """Quiet."""
@@ -73,3 +77,29 @@ def test_a_token_that_is_no_text_and_answers_that_are_none_end_nothing(
         assert arrived == [("pod-0-1", 1)]
     finally:
         publishing.stop(5.0)
+
+
+def written(revision: int, phase: str = "AwaitingSlot", at: float = 1000.0) -> Written:
+    return Written("pod-0-1", "u", 1, revision, phase, at)
+
+
+def waiting(phase: IncidentPhase = IncidentPhase.AWAITING_SLOT) -> Incident:
+    kind = IncidentKind.HOST_GROWTH
+    return Incident(name="a-1", kind=kind, epoch="a:1", opened_at=1.0, phase=phase)
+
+
+def test_an_incident_that_waits_for_days_keeps_its_last_write_for_the_end() -> None:
+    """The cluster lets a pod write each status only so often."""
+    now, writes = 1000.0, 0
+    while (wait := wait_s(waiting(), written(writes, at=now), now)) != NEVER:
+        now, writes = now + wait, writes + 1
+    assert writes == MAX_WRITES - 1
+    assert now - 1000 > 12 * 3600
+    assert wait_s(waiting(IncidentPhase.RESOLVED), written(writes), 1000.0) == 0.0
+
+
+def test_a_new_phase_does_not_wait_unless_there_were_very_many() -> None:
+    draining = waiting(IncidentPhase.DRAINING)
+    assert wait_s(draining, None, 1000.0) == 0.0
+    assert wait_s(draining, written(50), 1000.0) == 0.0
+    assert wait_s(draining, written(80), 1000.0) > 600

@@ -211,7 +211,12 @@ def asking(pod: str, service: str = "vllm") -> dict[str, Any]:
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "LeakIncident",
         "metadata": {"name": f"{pod}-1", "namespace": "ml", "creationTimestamp": NOW},
-        "spec": {"service": service, "policy": "engines", "pod": pod, "kind": "HostGrowth"},
+        "spec": {
+            "workloadRef": {"kind": "Deployment", "name": service},
+            "policyRef": {"name": "engines"},
+            "pod": pod,
+            "kind": "HostGrowth",
+        },
         "status": {"phase": "AwaitingSlot"},
     }
 
