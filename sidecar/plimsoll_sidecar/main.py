@@ -33,9 +33,7 @@ from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.server import StateServer
-from plimsoll_sidecar.signals.device.amd import AmdExporter
-from plimsoll_sidecar.signals.device.dcgm import Dcgm
-from plimsoll_sidecar.signals.device.exporter_page import Pod
+from plimsoll_sidecar.signals.device.exporters import AmdExporter, Dcgm, Pod
 from plimsoll_sidecar.signals.group import (
     GroupLeader,
     GroupMembers,

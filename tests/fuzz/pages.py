@@ -26,7 +26,7 @@ from plimsoll_sidecar.detect.peers import weighed
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.signals.device.dcgm import Dcgm
+from plimsoll_sidecar.signals.device.exporters import Dcgm
 from plimsoll_sidecar.signals.peers_file import PeersFile
 from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.sampler import Sampler, known_signals
@@ -137,7 +137,7 @@ def _exporter(folder: Path) -> Target:
     def run(data: bytes) -> None:
         page.content = data
         dcgm = Dcgm("http://127.0.0.1:1")
-        dcgm._page._server = page
+        dcgm._server = page
         found = dcgm.memory(UUID)
         if found is not None:
             assert found.used.bit_length() <= 63, found

@@ -11,9 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from plimsoll_api.supervisor_config import EXPORTER_PORT, NODE_IP
-from plimsoll_sidecar.signals.device.amd import AmdExporter
-from plimsoll_sidecar.signals.device.dcgm import SCRAPE_S, Dcgm
-from plimsoll_sidecar.signals.device.exporter_page import Pod, node_url
+from plimsoll_sidecar.signals.device.exporters import SCRAPE_S, AmdExporter, Dcgm, Pod, node_url
 from plimsoll_sidecar.signals.device.nvml import Nvml
 from plimsoll_sidecar.signals.device.sources import DeviceBytes, assigned, reasons
 

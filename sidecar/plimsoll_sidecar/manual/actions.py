@@ -173,9 +173,7 @@ def _sees(
     """One sample says more than any check of mounts and permissions."""
     from plimsoll_api.version import version
     from plimsoll_sidecar.signals.device import nvml
-    from plimsoll_sidecar.signals.device.amd import AmdExporter
-    from plimsoll_sidecar.signals.device.dcgm import Dcgm
-    from plimsoll_sidecar.signals.device.exporter_page import Pod
+    from plimsoll_sidecar.signals.device.exporters import AmdExporter, Dcgm, Pod
     from plimsoll_sidecar.signals.sampler import Sampler
     from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
 

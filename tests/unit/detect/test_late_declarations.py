@@ -13,7 +13,7 @@ from leaklab.series import GIB, MIB, Series, steady, step
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import LedgerLine, Sample
-from plimsoll_sidecar.detect.attribution.ledger import Account
+from plimsoll_sidecar.detect.attribution.ledger import MAX_OWNERS, Account
 from plimsoll_sidecar.detect.detector import Detector
 
 POLICY = MemoryPolicy(host=MemoryBudget(256 * MIB, 3600.0), warmup_s=60.0)
@@ -152,3 +152,15 @@ def test_owners_without_end_take_no_memory_without_end() -> None:
     for number in range(1000):
         account.declared([LedgerLine(f"o{number}", "host", 1, 1)], lambda known: 0)
     assert len(account.owners) <= 64
+
+
+def test_owners_beyond_the_most_that_are_followed_explain_nothing() -> None:
+    """They came in one ledger, and all of them were kept."""
+    account = Account("host")
+    many = [LedgerLine(f"owner-{number}", "host", MIB, MIB) for number in range(5000)]
+    for _ in range(2):
+        assert account.declared(many, lambda known: 1 << 60) == MAX_OWNERS * MIB
+        assert sorted(account.owners) == sorted(one.owner for one in many[:MAX_OWNERS])
+    later = [LedgerLine("later", "host", MIB, MIB)]
+    account.declared([*many[:MAX_OWNERS], *later], lambda known: 1 << 60)
+    assert "later" not in account.owners

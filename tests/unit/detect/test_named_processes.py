@@ -1,6 +1,6 @@
 """What is suspected of an engine that is not ours names its process as that engine does.
 
-Tests ``detect/detector.py``.
+Tests ``detect/detector.py`` and ``detect/attribution/segments.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from leaklab.series import MIB, Series, steady
 from plimsoll_api.admin import Parts
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import RoleRss, Sample
+from plimsoll_sidecar.detect.attribution.segments import MAX_ROLES, Roles
 
 Judge = Callable[..., Any]
 
@@ -59,3 +60,24 @@ def test_a_stall_is_of_the_process_that_makes_the_steps(
 def test_a_frontend_that_answers_nobody_has_its_name(judge: Judge) -> None:
     hung = judge(External(duration=300, unresponsive=lambda t: t >= 100))
     assert hung.first[IncidentKind.STALL][1].process == "APIServer"
+
+
+def test_growth_is_not_blamed_on_a_process_that_has_ended() -> None:
+    roles = Roles(lambda process: process.rss_anon)
+    roles.update([RoleRss("helper", 10), RoleRss("server", 100)], warm=False)
+    roles.update([RoleRss("helper", 900), RoleRss("server", 150)], warm=True)
+    assert roles.largest() == "helper"
+    roles.update([], warm=True)
+    assert roles.largest() == "helper", "a sample that could not be read says nothing"
+    roles.update([RoleRss("server", 160)], warm=True)
+    assert (roles.largest(), roles.sole()) == ("server", "server")
+    assert roles.bases == {"helper": 10, "server": 100}, "it may come back"
+
+
+def test_names_that_never_end_are_not_all_kept() -> None:
+    roles = Roles(lambda process: process.rss_anon)
+    for number in range(10 * MAX_ROLES):
+        roles.update([RoleRss("server", number), RoleRss(f"job-{number}", 1)], warm=True)
+    assert len(roles.bases) <= MAX_ROLES + 1
+    assert roles.bases["server"] == 0
+    assert roles.largest() == "server"

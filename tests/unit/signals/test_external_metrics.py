@@ -1,15 +1,17 @@
 """What is read out of the metrics pages of engines that are not ours.
 
-Tests ``act/adapters/external_profile.py``, ``signals/serving/prometheus_text.py`` and
+Tests ``act/adapters/external_profile.py``, ``signals/metrics_page.py`` and
 ``act/adapters/external_load.py``.
 """
+
+import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, load_of
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
-from plimsoll_sidecar.signals.serving.prometheus_text import reader
+from plimsoll_sidecar.signals.metrics_page import MAX_LINE, summed
 
 VLLM_PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -37,7 +39,7 @@ sglang:generation_tokens_total{model_name="m"} 20.0
 
 
 def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
-    load = load_of(reader(VLLM.names)(VLLM_PAGE), VLLM)
+    load = load_of(summed(VLLM.names)(VLLM_PAGE), VLLM)
     assert load is not None
     assert (load.running, load.waiting, load.kv_usage_ratio) == (5, 4, 0.25)
     assert (load.prompt_tokens_total, load.generation_tokens_total) == (1200, 900)
@@ -46,7 +48,7 @@ def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
 
 
 def test_sglang_tokens_say_nothing_of_progress_without_steps() -> None:
-    read = reader(SGLANG.names)
+    read = summed(SGLANG.names)
     load = load_of(read(SGLANG_PAGE), SGLANG)
     assert load is not None
     assert (load.running, load.waiting, load.kv_usage_ratio) == (1, 0, 0.5)
@@ -66,7 +68,7 @@ sglang:time_to_first_token_seconds_count{model_name="m"} 5.0
 
 def test_sglang_s_steps_are_its_forward_passes() -> None:
     """Answers of less than 50 tokens, unless streamed, leave no latency between two tokens."""
-    load = load_of(reader(SGLANG.names)(SGLANG_PAGE + PASSES % 95), SGLANG)
+    load = load_of(summed(SGLANG.names)(SGLANG_PAGE + PASSES % 95), SGLANG)
     assert load is not None
     assert (load.steps_total, load.generation_tokens_total) == (100, 20)
 
@@ -85,7 +87,7 @@ def test_sglang_s_requests_count_once_while_it_serves() -> None:
 
 
 def test_what_is_no_number_is_unknown_and_labels_may_hold_anything() -> None:
-    read = reader(["a_total", 'a_total{x="y"}'])
+    read = summed(["a_total", 'a_total{x="y"}'])
     assert read(b'a_total{x="} 5"} 1\na_total{x="y",z="\\n"} 2 1700000000\n') == {
         "a_total": 3.0,
         'a_total{x="y"}': 2.0,
@@ -98,7 +100,31 @@ def test_what_is_no_number_is_unknown_and_labels_may_hold_anything() -> None:
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_without_an_error(page: bytes) -> None:
-    assert set(reader(["a"])(page + b"\na 1\n")) <= {"a"}
+    assert set(summed(["a"])(page + b"\na 1\n")) <= {"a"}
+
+
+def test_a_label_of_megabytes_takes_no_memory_and_leaves_its_name_unknown() -> None:
+    """The matcher kept a state for each character: 630 MiB for a label of 4 MiB."""
+    label = b'a\\"' * (1 << 20)
+    page = b'a_total{x="' + label + b'"} 1\nb_total 2\na_total 3\n'
+    read = summed(["a_total", 'a_total{x="y"}', "b_total"])
+    tracemalloc.start()
+    try:
+        assert read(page) == {"b_total": 2.0}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_a_line_is_read_up_to_its_bound_and_one_that_is_malformed_is_unknown() -> None:
+    read = summed(["a", "b"])
+    begin, end = b'a{x="', b'"} 1'
+    longest = begin + b"x" * (MAX_LINE - len(begin + end)) + end
+    assert read(longest + b"\nb 1") == {"a": 1.0, "b": 1.0}
+    assert read(b"b 1\nx" + longest + b"\n" + longest + b"1") == {"b": 1.0}
+    assert read(b'a{x="y 1\nb 1\na 1\n') == {"b": 1.0}
+    assert read(b"a \nb 1") == {"b": 1.0}
 
 
 class Pages:

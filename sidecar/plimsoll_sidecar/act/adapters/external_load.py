@@ -19,7 +19,7 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_sidecar.act.adapters.external_pause import PauseReader
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.serving.prometheus_text import reader
+from plimsoll_sidecar.signals.metrics_page import summed
 
 SCRAPE_S = 2.0
 SILENT_S = 1.0
@@ -43,7 +43,7 @@ class ExternalLoad:
     ) -> None:
         self._server, self._profile, self._clock = server, profile, clock
         self._waiting = waiting
-        self._read = reader(profile.names)
+        self._read = summed(profile.names)
         self._aborts = Aborts(profile)
         self._pause = PauseReader(server, profile.paused, clock)
         self._next = 0.0

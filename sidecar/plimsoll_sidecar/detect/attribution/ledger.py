@@ -56,7 +56,7 @@ class Account:
         ``grown`` says what nothing explains of the growth so far, where so many bytes are declared.
         """
         sizes = bounded(ledger, self.kind)
-        whole = {name for name, (_, bound) in sizes.items() if self._is_whole(name, bound)}
+        whole = self._whole_of(sizes)
         for name in whole:
             size = sizes[name][0]
             self._least[name] = min(size, self._least.get(name, size))
@@ -81,9 +81,18 @@ class Account:
         self._whole = whole
         return total
 
-    def _is_whole(self, name: str, bound: int) -> bool:
-        known = self.owners.get(name)
-        return bound >= known.bound if known is not None else len(self.owners) < MAX_OWNERS
+    def _whole_of(self, sizes: Mapping[str, tuple[int, int]]) -> set[str]:
+        """Return the owners that declare all that they ever did, and new ones while there is room.
+
+        They are new in the order of the ledger.
+        """
+        known = {
+            n
+            for n, (_, bound) in sizes.items()
+            if n in self.owners and bound >= self.owners[n].bound
+        }
+        fresh = [name for name in sizes if name not in self.owners]
+        return known | set(fresh[: max(0, MAX_OWNERS - len(self.owners))])
 
     def _is_fresh(self, name: str, bound: int) -> bool:
         """Whether it is here for the first time, or again, or has another bound."""

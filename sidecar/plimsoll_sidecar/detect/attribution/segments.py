@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from plimsoll_api.assessment import Segment
 from plimsoll_api.trace import Host, RoleRss, Sample
 
+MAX_ROLES = 256
+"""An engine has a dozen at most; whatever names more of them invents names."""
+
 
 def known(value: int | None) -> int | None:
     """Return the value, or None where it cannot be a size."""
@@ -155,29 +158,39 @@ def _put(sizes: dict[Segment, int], segment: Segment, value: int | None) -> None
 
 
 class Roles:
-    """One kind of a process's memory, which ``size`` reads; null is unknown."""
+    """One kind of a process's memory, which ``size`` reads; null is unknown.
+
+    ``known`` says whether any process has been seen with this kind of memory known.
+    """
 
     def __init__(self, size: Callable[[RoleRss], int | None]) -> None:
         self._size = size
         self._bases: dict[str, int] = {}
         self._newest: dict[str, int] = {}
+        self.known = False
 
     def update(self, processes: Iterable[RoleRss], warm: bool) -> None:
-        """Take in one sample. Until the epoch is warm its sizes are the bases."""
+        """Take in one sample. Until the epoch is warm its sizes are the bases.
+
+        A role whose processes have ended has no size any more, and no growth to be blamed for. No
+        process at all is a sample that could not be read.
+        """
         sums: dict[str, int] = {}
+        living: set[str] = set()
         for process in processes:
+            living.add(process.role)
             size = self._size(process)
             if size is not None:
                 sums[process.role] = sums.get(process.role, 0) + size
         for role, size in sums.items():
             if not warm or role not in self._bases:
                 self._bases[role] = size
+        if living:
+            self._newest = {role: size for role, size in self._newest.items() if role in living}
+        if len(self._bases) > MAX_ROLES:
+            self._bases = {role: size for role, size in self._bases.items() if role in living}
         self._newest |= sums
-
-    @property
-    def known(self) -> bool:
-        """Whether any process has been seen with this kind of memory known."""
-        return bool(self._newest)
+        self.known = self.known or bool(sums)
 
     @property
     def bases(self) -> dict[str, int]:

@@ -1,0 +1,198 @@
+"""Device memory from an exporter of the pod's node, for containers without the driver.
+
+Each is a Prometheus page with one sample a device, and labels that say which pod it was given to.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import ClassVar, NamedTuple, Self
+
+from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
+from plimsoll_sidecar.clients.http import EngineError, HttpClient
+from plimsoll_sidecar.signals.device.sources import DeviceBytes
+from plimsoll_sidecar.signals.metrics_page import LARGEST, samples
+
+SCRAPE_S = 10.0
+"""The exporters themselves collect each 30 s by default."""
+ANSWER_S = 2.0
+MAX_ROWS = 4096
+MIB = 1 << 20
+LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*+)"')
+
+
+class Pod(NamedTuple):
+    """Whose devices are looked for; an empty container is any of the pod's."""
+
+    namespace: str
+    name: str
+    container: str = ""
+
+    @classmethod
+    def of_environment(cls, container: str = "") -> Pod | None:
+        """Return the pod that this process runs in; None outside of one."""
+        name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
+        return cls(namespace, name, container) if name and namespace else None
+
+    def owns(self, labels: dict[str, str]) -> bool:
+        """Return whether a row is about this pod.
+
+        Its labels name the pod, the namespace and, if any, the container.
+        """
+        if not self.name or labels.get("pod") != self.name:
+            return False
+        if labels.get("namespace") != self.namespace:
+            return False
+        return not self.container or labels.get("container") in (self.container, None, "")
+
+
+class Row(NamedTuple):
+    """One sample of the page."""
+
+    metric: str
+    labels: dict[str, str]
+    value: float
+
+
+def node_url(port: str | None) -> str | None:
+    """Return the address of the pod's node at ``port``; None where either is unknown."""
+    host = os.environ.get(NODE_IP)
+    if not host or not port:
+        return None
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Exporter:
+    """An exporter at ``url``, which has no path.
+
+    A page that cannot be read leaves all devices unknown, and ``error`` then says why, for people.
+    ``pod`` is the pod whose devices are wanted, None for no pod.
+    """
+
+    PORT: ClassVar[str]
+    """Environment variable with the exporter's port."""
+    METRICS: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self, url: str, clock: Callable[[], float] = time.monotonic, pod: Pod | None = None
+    ) -> None:
+        self._server, self._clock, self._pod = HttpClient(url), clock, pod
+        self._samples = samples(self.METRICS)
+        self._next = 0.0
+        self._rows: list[Row] = []
+        self.error: str | None = None
+
+    @classmethod
+    def of_node(cls, pod: Pod | None = None) -> Self | None:
+        """Return the exporter that the environment names, None if it names none."""
+        url = node_url(os.environ.get(cls.PORT))
+        return cls(url, pod=pod) if url is not None else None
+
+    def rows(self) -> list[Row]:
+        """Return the newest samples, asked for once in :data:`SCRAPE_S`."""
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + SCRAPE_S
+            self._rows, self.error = [], None
+            try:
+                status, page = self._server.call("GET", "/metrics", ANSWER_S)
+            except EngineError as error:
+                self.error = str(error)
+                return self._rows
+            if status != 200:
+                self.error = f"GET /metrics: HTTP {status}"
+                return self._rows
+            self._rows = list(self._parsed(page))
+            if not self._rows:
+                self.error = "its metrics contain no device memory"
+        return self._rows
+
+    def _parsed(self, page: bytes) -> Iterator[Row]:
+        for number, (metric, labels, value) in enumerate(self._samples(page)):
+            if number >= MAX_ROWS:
+                return
+            if labels is not None and math.isfinite(value) and 0 <= value < LARGEST:
+                yield Row(metric, dict(LABEL.findall(labels.decode(errors="replace"))), value)
+
+    def values(self, uuid: str) -> dict[str, float]:
+        """Return the device's metrics by name.
+
+        A device that several pods share has a row for each of them, of the whole.
+        """
+        found: dict[str, float] = {}
+        for row in self.rows():
+            if self.device(row.labels) == uuid:
+                found[row.metric] = max(row.value, found.get(row.metric, 0.0))
+        return found
+
+    def assigned(self) -> list[str]:
+        """Return the devices that the page says are the pod's; empty where it names no pods."""
+        if self._pod is None:
+            return []
+        mine = [row.labels for row in self.rows() if self._pod.owns(row.labels)]
+        return sorted({name for labels in mine if (name := self.device(labels))})
+
+    @staticmethod
+    def device(labels: dict[str, str]) -> str:
+        """Return the name of a row's device, in the words that ``memory`` takes."""
+        raise NotImplementedError
+
+
+class Dcgm(Exporter):
+    """The DCGM exporter: MiB by UUID; a slice of a device in MIG mode by the UUID of the whole.
+
+    The slice is told by the id of its GPU instance. With its Kubernetes mapping on the page also
+    says which pod each device was given to.
+    """
+
+    PORT = EXPORTER_PORT
+    METRICS = USED, FREE, RESERVED = tuple(
+        f"DCGM_FI_DEV_FB_{name}" for name in ("USED", "FREE", "RESERVED")
+    )
+
+    def memory(self, uuid: str) -> DeviceBytes | None:
+        """Return used and total bytes; None where the page does not have both for the device."""
+        # Without the compute instance: memory is the GPU instance's.
+        found = self.values("/".join(uuid.split("/")[:2]))
+        used, free = found.get(self.USED), found.get(self.FREE)
+        if used is None or free is None:
+            return None
+        whole = used + free + found.get(self.RESERVED, 0.0)
+        return DeviceBytes(used=int(used * MIB), total=int(whole * MIB))
+
+    @staticmethod
+    def device(labels: dict[str, str]) -> str:
+        """``GPU-…``, or ``MIG-GPU-…/GI`` for a slice."""
+        uuid, part = labels.get("UUID", ""), labels.get("GPU_I_ID", "")
+        return f"MIG-{uuid}/{part}" if part else uuid
+
+
+class AmdExporter(Exporter):
+    """AMD's device-metrics-exporter: MiB by the device's number on its node.
+
+    It may be told to put a prefix before its names. The labels ``pod``, ``namespace`` and
+    ``container`` cannot be turned off, so that they say which devices are the pod's.
+    """
+
+    PORT = AMD_EXPORTER_PORT
+    PREFIX = "amd_"
+    USED, TOTAL = "gpu_used_vram", "gpu_total_vram"
+    METRICS = USED, TOTAL, PREFIX + USED, PREFIX + TOTAL
+
+    def memory(self, uuid: str) -> DeviceBytes | None:
+        """Return used and total bytes; None where the page does not have both for the device."""
+        found = {n.removeprefix(self.PREFIX): value for n, value in self.values(uuid).items()}
+        used, total = found.get(self.USED), found.get(self.TOTAL)
+        if used is None or total is None:
+            return None
+        return DeviceBytes(used=int(used * MIB), total=int(total * MIB))
+
+    @staticmethod
+    def device(labels: dict[str, str]) -> str:
+        """``AMD-`` and the number."""
+        number = labels.get("gpu_id", "")
+        return f"AMD-{number}" if number else ""
