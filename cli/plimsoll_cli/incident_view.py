@@ -91,5 +91,8 @@ def is_of(incident: IncidentView, name: str) -> bool:
 
 
 def seconds(text: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time; None of none."""
-    return None if text is None else unix_seconds(text)
+    """Unix seconds of an RFC 3339 time; None of none, or of one that is no time."""
+    try:
+        return None if text is None else unix_seconds(text)
+    except (ValueError, OverflowError):
+        return None

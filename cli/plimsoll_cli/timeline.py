@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from rich.text import Text
 
 from plimsoll_api.incident_record import IncidentRecord, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentPhase
+from plimsoll_api.times import clock_time
 from plimsoll_api.units import format_bytes
 
 SHOWN_STEPS = 8
@@ -22,11 +21,6 @@ OUTCOME_STYLE = {
     StepOutcome.REFUSED: "red",
     StepOutcome.BEGUN: "yellow",
 }
-
-
-def clock(at: float) -> str:
-    """Unix seconds as the local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def bytes_change(step: StepRecord) -> str:
@@ -62,7 +56,7 @@ def incident_lines(incident: IncidentRecord, width: int, plain: bool = False) ->
     phase = Text(incident.phase.value, style=PHASE_STYLE.get(incident.phase, "bold yellow"))
     ending = f" ({incident.reason.value})" if incident.reason else ""
     head = Text.assemble(
-        f"{clock(incident.opened_at)} ", (incident.name, "bold"), " ", phase, ending, ": ",
+        f"{clock_time(incident.opened_at)} ", (incident.name, "bold"), " ", phase, ending, ": ",
         headline(incident),
     )  # fmt: skip
     lines = [head, *(step_line(step) for step in incident.timeline[-SHOWN_STEPS:])]
@@ -80,5 +74,5 @@ def step_line(step: StepRecord) -> Text:
     change, message = bytes_change(step), step.message.replace("\n", " ")
     rest = "  ".join(part for part in (change, message) if part)
     return Text.assemble(
-        f"  {clock(step.time)} ", f"{step.step} ", outcome, "  " if rest else "", rest
+        f"  {clock_time(step.time)} ", f"{step.step} ", outcome, "  " if rest else "", rest
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 LAST_TIME = 253_402_300_799.0
 """The end of the year 9999 in Unix seconds: the last that RFC 3339 can write."""
+NO_TIME = "--:--:--"
 
 
 def rfc3339(at: float) -> str:
@@ -24,6 +26,14 @@ def unix_seconds(text: str) -> float:
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone: write for example 2026-01-31T12:00:00Z")
     return moment.timestamp()
+
+
+def clock_time(at: float | None) -> str:
+    """Return Unix seconds as ``HH:MM:SS`` in local time; ``--:--:--`` for what no clock shows."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at)) if at is not None else NO_TIME
+    except (ValueError, OverflowError, OSError):
+        return NO_TIME
 
 
 def _moment(at: float) -> datetime:

@@ -214,7 +214,8 @@ _encoder = msgspec.json.Encoder()
 def open_for_writing(path: Path) -> IO[bytes]:
     """Open a trace for writing, compressed if its name ends in ``.gz``."""
     if path.name.endswith(".gz"):
-        return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=6))
+        # Without a time: gzip's ends in 2106, and a later clock is an error.
+        return cast("IO[bytes]", gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
     return path.open("wb")
 
 

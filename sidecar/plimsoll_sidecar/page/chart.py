@@ -7,12 +7,12 @@ only them, against the whole budget.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 from plimsoll_api.assessment import Segment
+from plimsoll_api.times import clock_time
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.page.history import HistoryPoint
 
@@ -159,7 +159,7 @@ def _grid(box: _Box) -> list[str]:
         made.append(label)
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         at = box.begin + share * (box.end - box.begin)
-        clock = time.strftime("%H:%M:%S", time.localtime(at))
+        clock = clock_time(at)
         made.append(f'<text x="{box.x(at)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{clock}</text>')
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -12,6 +11,7 @@ from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.supervision import Action
+from plimsoll_api.times import clock_time
 from plimsoll_api.units import format_bytes
 
 PRESENT = {
@@ -87,7 +87,7 @@ def _incident(one: IncidentRecord) -> str:
     ended = f" ({one.reason.value})" if one.reason else ""
     back = "" if one.returned_bytes is None else f", {format_bytes(one.returned_bytes)} came back"
     steps = [
-        f"<tr><td>{clock(step.time)}</td><td>{escape(step.step)}</td><td>{step.outcome.value}</td>"
+        f"<tr><td>{clock_time(step.time)}</td><td>{escape(step.step)}</td><td>{step.outcome.value}</td>"
         f"<td class=n>{_size(step.before_bytes)}</td><td class=n>{_size(step.after_bytes)}</td>"
         f"<td>{escape(step.message)}</td></tr>"
         for step in one.timeline
@@ -96,7 +96,7 @@ def _incident(one: IncidentRecord) -> str:
     evidence = "".join(f"<li>{escape(text)}</li>" for text in seen.evidence)
     return (
         f"<details{'' if one.ended else ' open'}><summary><span class='p p-{one.phase.value}'>"
-        f"{one.phase.value}{ended}</span> {clock(one.opened_at)} {escape(what)}{grew}{back}"
+        f"{one.phase.value}{ended}</span> {clock_time(one.opened_at)} {escape(what)}{grew}{back}"
         f"</summary><p><code>{escape(one.name)}</code></p><ul>{evidence}</ul>"
         f"{_table('Steps', head, steps) if steps else ''}</details>"
     )
@@ -124,11 +124,6 @@ def ledger(entries: Sequence[LedgerEntry]) -> str:
         for entry in entries
     ]
     return _table("Ledger", ("owner", "kind", "process", ">holds", ">at most"), rows)
-
-
-def clock(at: float) -> str:
-    """Return the time of day of ``at`` (seconds since 1970), in the supervisor's time zone."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _left(state: BudgetState | None) -> str:

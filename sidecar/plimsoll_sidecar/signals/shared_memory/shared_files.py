@@ -178,7 +178,7 @@ def _file(path: str, found: os.stat_result) -> SharedFile:
         path=path,
         id=(found.st_dev, found.st_ino),
         bytes=found.st_blocks * BLOCK,
-        written_at=max(found.st_mtime, found.st_ctime),
+        written_at=found.st_ctime,  # anyone may set the other to any year
         uid=found.st_uid,
         private=not found.st_mode & PRIVATE,
     )
