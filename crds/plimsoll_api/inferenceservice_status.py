@@ -150,6 +150,10 @@ class InferenceServiceStatus(ResourceModel):
     suspect_revision: SuspectRevision | None = Field(
         default=None, description="Set if most replicas of the current revision have the same leak."
     )
+    drained: int | None = Field(
+        default=None,
+        description="Number of replicas that a person took out of service. Absent if unknown.",
+    )
     restarts: int | None = Field(
         default=None,
         description="Number of successful restarts by supervisors, counted over the "

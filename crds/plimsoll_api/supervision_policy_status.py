@@ -101,6 +101,11 @@ class SupervisionPolicyStatus(ResourceModel):
     memory: MemoryStatus | None = Field(
         default=None, description="Memory of the worst supervised pod."
     )
+    drained: int | None = Field(
+        default=None,
+        description="Number of supervised pods that a person took out of service. Absent if "
+        "unknown.",
+    )
     workload_count: int | None = Field(
         default=None, description="Number of workloads that own selected pods."
     )

@@ -22,6 +22,7 @@ from tests.lab.kube import Kube, eventually
 from tests.lab.lab import ExistingCluster, Lab
 from tests.lab.operator import Operator
 from tests.node.streams import Streams
+from tests.node.supervised import LISTED_S
 
 SERVICE = "leaky"
 READY_S = 180
@@ -78,6 +79,10 @@ def test_a_person_trims_restarts_drains_and_resumes(
     drained = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s", "--force")
     assert drained.exit_code == 0, drained.exception or drained.output
     eventually(lambda: not ready(kube), "the drained pod is out of service")
+    found = checks(kube)
+    assert found[f"service {SERVICE} drained"]["ok"] is False
+    assert "out of service: a person drained it" in found[pod]["text"]
+    eventually(lambda: "Drained(1)" in plimsoll(kube, "top").stdout, "top shows it", LISTED_S)
     resumed = plimsoll(kube, "resume", pod, "--yes")
     assert resumed.exit_code == 0, resumed.exception or resumed.output
     eventually(lambda: ready(kube), "the pod is back in service")

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+from collections import defaultdict
 from collections.abc import Iterator
 
 from plimsoll_api.action_answer import ActionAnswer
-from plimsoll_api.names import API_GROUP, CRD_VERSION, POLICY_LABEL, SERVICE_LABEL
+from plimsoll_api.names import (
+    API_GROUP,
+    CRD_VERSION,
+    POLICY_LABEL,
+    SERVICE_LABEL,
+    UNREADY_DRAIN,
+    UNREADY_MANUAL,
+    UNREADY_RESTART,
+)
 from plimsoll_api.names import INCIDENT_PLURAL as INCIDENTS
 from plimsoll_api.names import POLICY_PLURAL as POLICIES
 from plimsoll_api.names import SERVICE_PLURAL as SERVICES
 from plimsoll_api.units import format_bytes
+from plimsoll_api.workloads import membership
 from plimsoll_cli.cluster import checks
 from plimsoll_cli.cluster.checks import Check
 from plimsoll_cli.cluster.client import Cluster, Object
@@ -31,6 +41,11 @@ NEEDED = (
 KSERVE = "serving.kserve.io"
 OPERATOR_LABEL = "app.kubernetes.io/name=plimsoll"
 """Of the chart's Deployment and of its pods."""
+UNREADY = {
+    UNREADY_MANUAL: "a person drained it",
+    UNREADY_DRAIN: "an incident drains it",
+    UNREADY_RESTART: "its engine restarts",
+}
 MAX_TRIALS = 8
 """Policies for which the webhook is tried."""
 
@@ -171,10 +186,11 @@ def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
 
 
 def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Check what each supervisor sees of its engine."""
+    """Check what each supervisor sees of its engine, and that not all pods are drained."""
     from plimsoll_cli.actions import status
     from plimsoll_cli.cluster.actions import in_supervisor
 
+    drained: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for pod in labelled(cluster):
         labels = pod["metadata"]["labels"]
         wanted = (service, labels.get(SERVICE_LABEL)), (policy, labels.get(POLICY_LABEL))
@@ -195,8 +211,28 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
         if seen.epoch is None:
             yield Check(name, False, f"the supervisor cannot see its engine: {seen.message}")
         else:
-            yield Check(name, bool(seen.host_memory), _sight(seen))
+            yield Check(name, bool(seen.host_memory), out_of_service(name, seen) + _sight(seen))
             yield from shared_memory(name, seen)
+        owner = membership(pod["metadata"]).workload or name
+        named = f"service {labels[SERVICE_LABEL]}" if SERVICE_LABEL in labels else str(owner)
+        drained[pod["metadata"]["namespace"], named].append(UNREADY_MANUAL in seen.out_of_service)
+    for (_, named), pods in sorted(drained.items()):
+        if all(pods):
+            text = f"a person took every pod ({len(pods)}) out of service: plimsoll resume POD"
+            yield Check(f"{named} drained", False, text)
+
+
+def out_of_service(pod: str, seen: ActionAnswer) -> str:
+    """Say for what the supervisor keeps its pod unready; empty if it does not."""
+    if not seen.out_of_service:
+        return ""
+    reasons = ", ".join(
+        f"{UNREADY[reason]} (at most {left_s / 60:.0f} min more)"
+        for reason, left_s in seen.out_of_service.items()
+        if reason in UNREADY
+    )
+    back = f"; plimsoll resume {pod} ends it" if UNREADY_MANUAL in seen.out_of_service else ""
+    return f"out of service: {reasons}{back}; "
 
 
 def _sight(seen: ActionAnswer) -> str:

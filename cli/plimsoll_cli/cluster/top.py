@@ -37,6 +37,8 @@ MIN_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 80, "KIND":
 class Row:
     """One service or policy. Percent of the worst pod's budget; None is unknown.
 
+    ``drained`` counts the pods that a person took out of service.
+
     ``ready`` and ``replicas`` are the pods of a service that are ready, and those that it should
     have. Of a policy they are the pods that it supervises, and those that it selects.
     """
@@ -54,6 +56,7 @@ class Row:
     incidents: int
     state: str
     url: str
+    drained: int | None = None
 
     @property
     def key(self) -> str:
@@ -88,8 +91,9 @@ def row_of(item: Object) -> Row:
         worst=str(memory.get("replica", "")),
         restarts=int(status.get("restarts") or 0),
         incidents=int(status.get("openIncidents") or 0),
-        state=_state(status.get("conditions") or []),
+        state=_drained(status) or _state(status.get("conditions") or []),
         url=str(status.get("url", "")),
+        drained=status.get("drained"),
     )
 
 
@@ -109,14 +113,21 @@ def row_of_policy(item: Object) -> Row:
         worst=str(memory.get("replica", "")),
         restarts=None,
         incidents=int(status.get("openIncidents") or 0),
-        state=_state_of_policy(status.get("conditions") or []),
+        state=_drained(status) or _state_of_policy(status.get("conditions") or []),
         url="",
+        drained=status.get("drained"),
     )
 
 
 def worst_first(rows: Iterable[Row]) -> list[Row]:
     """Sort by open incidents, then by the share of the budget that is spent."""
     return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
+
+
+def _drained(status: Object) -> str:
+    """Say how many pods a person took out of service; empty where none is known to be."""
+    count = int(status.get("drained") or 0)
+    return f"Drained({count})" if count else ""
 
 
 def _state(conditions: list[Object]) -> str:

@@ -94,6 +94,9 @@ def _header(screen: Screen, plain: bool) -> Text:
     if view is not None:
         left = f"restarts left {view.restarts_left}"
         pieces.append(Text(left, style="red" if view.restart_budget_exhausted else ""))
+    if view is not None and view.out_of_service:
+        out = f"out of service: {', '.join(sorted(view.out_of_service))}"
+        pieces.append(Text(out, style="yellow"))
     if status is not None and status.injections:
         pieces.append(Text(f"injected: {', '.join(status.injections)}", style="magenta"))
     if screen.note:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import Segment
+from plimsoll_api.names import UNREADY_MANUAL
 from plimsoll_api.peers import MAX_AGE_S, MAX_GROWTH_BYTES, MAX_REQUESTS, Grown
 
 STEP = 5
@@ -45,7 +46,8 @@ class Figures:
     """One replica by its supervisor's metrics. None is unknown. Ratios are of the growth budget.
 
     ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory. A memory's
-    growth is None until all of it is known.
+    growth is None until all of it is known. ``drained`` says whether a person took the replica out
+    of service.
     """
 
     host: float | None = None
@@ -54,10 +56,12 @@ class Figures:
     slow: tuple[Slow, ...] | None = None
     host_growth: Grown | None = None
     device_growth: Grown | None = None
+    drained: bool | None = None
 
 
 _SAMPLE = re.compile(
     rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining"
+    rb"|plimsoll_supervisor_out_of_service"
     rb"|plimsoll_memory_slow_leak(?:_bytes_per_second|_limit_seconds)?"
     rb"|plimsoll_memory_unexplained_bytes|plimsoll_memory_baseline_(?:age_seconds|requests))"
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
@@ -80,6 +84,8 @@ _GROWN = {
 
 _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
+_MANUAL = re.compile(rb'(?:^|,)\s{0,8}reason="%b"' % UNREADY_MANUAL.encode())
+
 _KIND = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
@@ -92,9 +98,12 @@ def parse(page: bytes) -> Figures:
     slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
     grown: dict[bytes, dict[bytes, float | None]] = {}
     left: float | None = None
+    manual: float | None = None
     for name, labels, text in _SAMPLE.findall(page):
         if name == b"plimsoll_restart_budget_remaining":
             left = _number(text, MAX_RESTARTS)
+        elif name == b"plimsoll_supervisor_out_of_service":
+            manual = _number(text, 1.0) if _MANUAL.search(labels) else manual
         elif not (kind := _KIND.search(labels)):
             continue
         elif name in _GROWN:
@@ -106,8 +115,15 @@ def parse(page: bytes) -> Figures:
         else:
             ratios[kind[1]] = _number(text, MAX_RATIO)
     whole = int(left) if left is not None and left.is_integer() else None
-    growths = (_grown(grown.get(kind, {})) for kind in (b"host", b"device"))
-    return Figures(ratios.get(b"host"), ratios.get(b"device"), whole, _slow(slow), *growths)
+    return Figures(
+        host=ratios.get(b"host"),
+        device=ratios.get(b"device"),
+        restarts_left=whole,
+        slow=_slow(slow),
+        host_growth=_grown(grown.get(b"host", {})),
+        device_growth=_grown(grown.get(b"device", {})),
+        drained=None if manual is None else bool(manual),
+    )
 
 
 def _grown(seen: Mapping[bytes, float | None]) -> Grown | None:
@@ -148,6 +164,12 @@ def _number(text: bytes, most: float) -> float | None:
 def percent(ratio: float) -> int:
     """Percent in steps of :data:`STEP`, rounded down, so that 100 means spent."""
     return int(ratio * 100 / STEP + 1e-9) * STEP
+
+
+def drained(figures: Mapping[str, Figures]) -> int | None:
+    """Count the replicas that a person took out of service; None if no supervisor says so."""
+    known = [one.drained for one in figures.values() if one.drained is not None]
+    return sum(known) if known else None
 
 
 def memory(figures: Mapping[str, Figures]) -> dict[str, object]:

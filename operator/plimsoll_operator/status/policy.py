@@ -13,7 +13,7 @@ from plimsoll_api.supervision_policy_status import (
     PolicyCondition,
 )
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.fleet.figures import Figures, memory, percent
+from plimsoll_operator.fleet.figures import Figures, percent
 from plimsoll_operator.fleet.pods import clean
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.suspects import suspects
@@ -30,7 +30,7 @@ from plimsoll_operator.status.conditions import (
     same_leak,
     slow_leak,
 )
-from plimsoll_operator.status.service import merged
+from plimsoll_operator.status.service import merged, reported
 
 
 def status(
@@ -74,8 +74,7 @@ def status(
     if figures is not None or "conditions" not in before:
         verdicts.append(slow_leak(PolicyCondition.SLOW_LEAK, figures or {}))
     after["conditions"] = merged(before, verdicts, generation, now)
-    shown = before.get("memory") if figures is None else memory(figures)
-    return after | ({"memory": shown} if shown else {})
+    return after | reported(before, figures)
 
 
 def _counts(pods: Sequence[SelectedPod]) -> Object:

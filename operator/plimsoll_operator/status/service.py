@@ -10,7 +10,7 @@ from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
-from plimsoll_operator.fleet.figures import Figures, memory
+from plimsoll_operator.fleet.figures import Figures, drained, memory
 from plimsoll_operator.fleet.revisions import advanced
 from plimsoll_operator.fleet.suspects import suspect_status
 from plimsoll_operator.kinds import Object
@@ -83,8 +83,15 @@ def status(
         after["url"] = url(service)
     elif "url" in before:
         after["url"] = before["url"]
-    shown = before.get("memory") if figures is None else memory(figures)
-    return after | ({"memory": shown} if shown else {})
+    return after | reported(before, figures)
+
+
+def reported(before: Object, figures: Mapping[str, Figures] | None) -> Object:
+    """``memory`` and ``drained``, as the supervisors say; without figures what was known."""
+    if figures is None:
+        return {key: before[key] for key in ("memory", "drained") if key in before}
+    found: Object = {"memory": memory(figures), "drained": drained(figures)}
+    return {key: value for key, value in found.items() if value not in (None, {})}
 
 
 def _revisions(

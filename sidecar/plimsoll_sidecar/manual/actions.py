@@ -77,6 +77,7 @@ def ask(
         capabilities=[one.value for one in status.capabilities],
     )
     if arguments.what == "status":
+        answer.out_of_service = readiness.holding(str(arguments.state_dir))
         return _sees(engine, answer, config.memory.shared_device, config.engine.container)
     expected = status.epoch if arguments.expected_epoch == CURRENT else arguments.expected_epoch
     if expected != status.epoch:

@@ -304,6 +304,17 @@ def test_top_names_a_slow_leak_of_what_is_ready() -> None:
     assert state(row_of_policy, Ready="True", SlowLeak="True") == "SlowLeak"
 
 
+def test_top_shows_what_a_person_drained() -> None:
+    ready = {"type": "Ready", "status": "True", "reason": "ReplicasReady"}
+    for drained, state in ((2, "Drained(2)"), (0, "Ready"), (None, "Ready")):
+        status = {"conditions": [ready], "drained": drained}
+        row = row_of({**SERVICE, "status": status})
+        assert (row.state, row.drained) == (state, drained)
+    assert row_of_policy({**POLICY, "status": {**POLICY["status"], "drained": 1}}).state == (
+        "Drained(1)"
+    )
+
+
 def test_top_shows_policies_beside_services_of_the_same_name() -> None:
     service, policy = row_of(SERVICE), row_of_policy(POLICY)
     assert worst_first([service, policy]) == [policy, service]

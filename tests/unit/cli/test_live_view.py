@@ -101,6 +101,11 @@ def draw(shown: Screen, width: int, plain: bool = False) -> str:
     return console.export_text()
 
 
+def test_a_replica_that_is_out_of_service_says_so() -> None:
+    assert "out of service" not in draw(screen(), 120)
+    assert "out of service: manual" in draw(screen(out_of_service={"manual": 1.7e9}), 120)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_frame_fits_and_says_what_matters(width: int) -> None:
     text = draw(screen(), width)

@@ -13,8 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.peers import Grown, Peer, decode, encode
-from plimsoll_operator.fleet.figures import MAX_RATIO, MAX_RESTARTS, Figures, memory, parse
+from plimsoll_operator.fleet.figures import (
+    MAX_RATIO,
+    MAX_RESTARTS,
+    Figures,
+    drained,
+    memory,
+    parse,
+)
 from plimsoll_operator.scraper import MAX_BYTES, address_of
+from plimsoll_operator.status.service import reported
 
 RATIO = b'plimsoll_memory_budget_consumed_ratio{kind="host"} '
 LEFT = b"plimsoll_restart_budget_remaining "
@@ -49,6 +57,29 @@ PAGES = st.one_of(
     st.binary(max_size=2000),
     st.text(max_size=500).map(lambda text: text.encode("utf-16")),
 )
+
+
+@pytest.mark.parametrize(
+    ("page", "is_drained"),
+    [
+        (b'plimsoll_supervisor_out_of_service{reason="manual"} 1.0', True),
+        (b'plimsoll_supervisor_out_of_service{reason="manual"} 0.0', False),
+        (b'plimsoll_supervisor_out_of_service{reason="restart"} 1.0', None),
+        (b'plimsoll_supervisor_out_of_service{reason="manual"} 7', None),
+        (b"", None),
+    ],
+)
+def test_what_a_person_drained_is_known_or_not(page: bytes, is_drained: bool | None) -> None:
+    assert parse(page).drained is is_drained
+
+
+def test_drained_replicas_are_counted_among_those_that_are_known() -> None:
+    some = {"a": Figures(drained=True), "b": Figures(drained=False), "c": Figures()}
+    assert drained(some) == 1
+    assert drained({"c": Figures()}) is None
+    before = {"drained": 2, "memory": {"replica": "a"}}
+    assert reported(before, None) == before
+    assert reported(before, some) == {"drained": 1}
 
 
 @given(PAGES)

@@ -14,7 +14,7 @@ import pytest
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_cli.cluster import checks
 from plimsoll_cli.cluster.checks import Check, of_status
-from plimsoll_cli.cluster.doctor import shared_memory
+from plimsoll_cli.cluster.doctor import out_of_service, shared_memory
 from plimsoll_operator.admission.certificate import make
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -36,6 +36,16 @@ def test_shared_memory_that_is_known_or_not_watched() -> None:
         Check("qwen-0 /dev/shm", True, "2.0 MiB that no process holds")
     ]
     assert list(shared_memory("qwen-0", ActionAnswer())) == [], "the pod has no volume there"
+
+
+def test_why_a_pod_is_out_of_service() -> None:
+    assert out_of_service("a", ActionAnswer()) == ""
+    text = out_of_service("a", ActionAnswer(out_of_service={"manual": 840.0}))
+    assert text == (
+        "out of service: a person drained it (at most 14 min more); plimsoll resume a ends it; "
+    )
+    text = out_of_service("a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0}))
+    assert text == "out of service: its engine restarts (at most 1 min more); "
 
 
 @pytest.mark.parametrize(
