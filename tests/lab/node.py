@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -71,18 +72,7 @@ class Node:
         self._daemon("containerd", ["containerd", f"--config={self.home / 'containerd.toml'}"])
         self._until("containerd", lambda: self._ctr("version").returncode == 0)
         self.load(pause_image(self.home, binaries))
-        self._daemon(
-            "kubelet",
-            [
-                *binaries.command("kubelet"),
-                f"--config={self.home / 'kubelet.json'}",
-                f"--kubeconfig={self.home / 'kubelet.kubeconfig'}",
-                f"--hostname-override={NAME}",
-                f"--node-ip={self.slot.node_ip}",
-                f"--root-dir={self.home / 'kubelet'}",
-                f"--cert-dir={self.home / 'kubelet' / 'pki'}",
-            ],
-        )
+        self._start_kubelet()
         self._daemon(
             "kube-proxy",
             [*binaries.command("kube-proxy"), f"--config={self.home / 'kube-proxy.json'}"],
@@ -96,10 +86,39 @@ class Node:
         if done.returncode:
             raise LabError(f"ctr images import {archive.name}: {done.stderr.strip()}")
 
+    def reboot(self, pod_uid: str) -> None:
+        """End the kubelet, a pod's containers and its sandbox at once, as a reboot does.
+
+        Then the kubelet starts again. Returns before it has looked at its pods.
+        """
+        outer = self.plane.processes.running["kubelet"]
+        # nsenter waits for the kubelet, and would leave it behind.
+        for inner in Path(f"/proc/{outer}/task/{outer}/children").read_text().split():
+            os.kill(int(inner), signal.SIGKILL)
+        self.plane.processes.stop("kubelet")
+        wanted = f'labels."io.kubernetes.pod.uid"=={pod_uid}'
+        for one in self._ctr("-n", "k8s.io", "containers", "ls", "-q", wanted).stdout.split():
+            self._ctr("-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", one)
+        self._start_kubelet()
+
     def stop(self) -> None:
         """Everything of the node ends with its namespaces, running pods too."""
         self.sandbox.stop()
         self.plane.processes.stop("kube-proxy", "kubelet", "containerd")
+
+    def _start_kubelet(self) -> None:
+        self._daemon(
+            "kubelet",
+            [
+                *self.plane.binaries.command("kubelet"),
+                f"--config={self.home / 'kubelet.json'}",
+                f"--kubeconfig={self.home / 'kubelet.kubeconfig'}",
+                f"--hostname-override={NAME}",
+                f"--node-ip={self.slot.node_ip}",
+                f"--root-dir={self.home / 'kubelet'}",
+                f"--cert-dir={self.home / 'kubelet' / 'pki'}",
+            ],
+        )
 
     def _daemon(self, name: str, argv: list[str]) -> None:
         self.plane.processes.start(name, self.sandbox.enter(argv))

@@ -1,0 +1,85 @@
+"""Supervision is never worth a pod: what must not keep an engine's pod from starting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.lab.kube import Kube, eventually
+from tests.lab.lab import Lab
+from tests.lab.operator import Operator
+from tests.node import supervised_engines
+from tests.node.supervised import LISTED_S, POLICY, injects, policy, ready_since, supervised
+
+Start = Callable[..., Operator]
+LABELS = {"app": "llm"}
+START_S = 180
+
+
+def pod(node: Lab, name: str, **more: Any) -> dict[str, Any]:
+    """An engine's pod that the policy selects."""
+    metadata = {"name": name, "labels": LABELS}
+    spec = supervised_engines.standin(node).pod_spec | more
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def injected(kube: Kube, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The pod as the webhook makes it now, which is not created."""
+    text = json.dumps(wanted)
+    made = json.loads(kube("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=text))
+    assert supervised(made)
+    labels = made["metadata"]["labels"]
+    return {**made, "metadata": {"name": made["metadata"]["name"], "labels": labels}, "status": {}}
+
+
+def serves(kube: Kube, name: str) -> bool:
+    """Whether the pod is ready and its supervisor says that it has no configuration."""
+    found = kube.get("pod", name)
+    if found is None or not ready_since(found):
+        return False
+    address = found["status"]["podIP"]
+    try:
+        state = httpx.get(f"http://{address}:9464/state", timeout=5).json()
+    except httpx.HTTPError:
+        return False
+    error = str(state.get("config_error"))
+    return state.get("mode") == "Observe" and error.startswith("no configuration")
+
+
+def test_pods_of_a_deleted_policy_start_and_serve(
+    node: Lab, kube: Kube, operator: Start, webhook: tuple[str, ...], tmp_path: Path
+) -> None:
+    """One was there and its node reboots; one is created while the policy is deleted."""
+    engine = supervised_engines.standin(node)
+    engine.prepare(kube, tmp_path)
+    operator(*webhook)
+    kube.apply(policy(LABELS, engine.memory))
+    first, second = pod(node, "first"), pod(node, "second")
+    eventually(lambda: injects(kube, first), "new pods are injected", LISTED_S)
+    kube.apply(first)
+    kube("wait", "pod/first", "--for=condition=Ready", f"--timeout={START_S}s")
+    before = kube.get("pod", "first") or {}
+    assert supervised(before)
+    admitted = injected(kube, second)
+
+    kube.delete("plsp", POLICY)
+    config_map = f"{POLICY}.policy"
+    eventually(lambda: kube.get("configmap", config_map) is None, "its ConfigMap is gone", LISTED_S)
+    kube.create(admitted)
+    eventually(partial(serves, kube, "second"), "the pod that came late serves", START_S)
+
+    assert node.node is not None
+    since = ready_since(before)
+    node.node.reboot(before["metadata"]["uid"])
+
+    def again() -> bool:
+        found = kube.get("pod", "first") or {}
+        return ready_since(found) not in ("", since) and serves(kube, "first")
+
+    eventually(again, "the pod serves after a reboot of its node", START_S)
+    assert (kube.get("pod", "first") or {})["metadata"]["uid"] == before["metadata"]["uid"]
