@@ -12,6 +12,8 @@ from plimsoll_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from plimsoll_api.memory_policy import MemoryBudget
+    from plimsoll_api.resources import Resources
+    from plimsoll_api.serving import SecretName, SupervisorSettings
     from plimsoll_api.supervision import Mode
     from plimsoll_operator.injection.options import Options
 
@@ -89,6 +91,26 @@ def inject(
         int | None,
         typer.Option(min=0, metavar="UID", help="User ID of the engine, if runAsUser is not set."),
     ] = None,
+    supervisor_requests: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=AMOUNT,…",
+            help="Resource requests of the supervisor, for example cpu=20m,memory=96Mi.",
+        ),
+    ] = None,
+    supervisor_limits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=AMOUNT,…",
+            help="Resource limits of the supervisor, for example cpu=200m,memory=256Mi.",
+        ),
+    ] = None,
+    image_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Secret with credentials for the supervisor's image. Repeatable."
+        ),
+    ] = None,
     dcgm_exporter_port: Annotated[
         int | None,
         typer.Option(
@@ -153,8 +175,13 @@ def inject(
     options = replace(
         options,
         run_as_user=run_as_user,
-        dcgm_exporter_port=dcgm_exporter_port,
-        amd_exporter_port=amd_exporter_port,
+        supervisor=_supervisor(
+            options.supervisor,
+            resources=_resources(supervisor_requests, supervisor_limits),
+            image_pull_secrets=_secrets(image_pull_secret),
+            dcgm_exporter_port=dcgm_exporter_port,
+            amd_exporter_port=amd_exporter_port,
+        ),
         unrecognized=everything,
         group_restarts=allow_group_restarts,
     )
@@ -165,6 +192,43 @@ def inject(
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(text, nl=False)
+
+
+def _supervisor(policy: SupervisorSettings, **given: Any) -> SupervisorSettings:
+    """Return what the policy says of the supervisor, with what the command line says over it."""
+    return policy.model_copy(update={key: one for key, one in given.items() if one})
+
+
+def _resources(requests: str | None, limits: str | None) -> Resources | None:
+    """Return the supervisor's resources, written as kubectl takes them; None for the default."""
+    from pydantic import ValidationError
+
+    from plimsoll_api.resources import Resources
+
+    if requests is None and limits is None:
+        return None
+    flags = {"requests": requests or "", "limits": limits or ""}
+    given = {
+        field: dict(one.partition("=")[::2] for one in text.split(",") if one)
+        for field, text in flags.items()
+    }
+    try:
+        return Resources.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = first["loc"][0] if first["loc"] else "requests"
+        raise UsageError(f"--supervisor-{field}: {first['msg']}") from None
+
+
+def _secrets(names: list[str] | None) -> list[SecretName]:
+    from pydantic import ValidationError
+
+    from plimsoll_api.serving import SecretName
+
+    try:
+        return [SecretName(name=one) for one in names or ()]
+    except ValidationError as error:
+        raise UsageError(f"--image-pull-secret: {error.errors()[0]['msg']}") from None
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -184,6 +248,7 @@ def _of_policy(file: Path, image: str) -> Options:
         exclude=f"spec.selector in {file}",
         host_budget=f"spec.memory.host.growthBudget in {file}",
         probe=f"spec.probe in {file}",
+        resources=f"spec.supervisor.resources in {file}",
         selector=f"spec.selector in {file}",
     )
     # Without a namespace the policy is for whatever namespace both are applied in.

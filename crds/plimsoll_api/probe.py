@@ -16,8 +16,12 @@ PYTHONPATH = "PYTHONPATH"
 Image = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
-class Probe(msgspec.Struct, frozen=True):
-    """Whether pods get the probe, and from which image."""
+class InjectedProbe(msgspec.Struct, frozen=True):
+    """Whether pods get the probe.
+
+    Its image is not a field of a policy: it runs in other people's pods, so the operator's
+    administrator chooses it.
+    """
 
     enabled: Annotated[
         bool,
@@ -28,6 +32,11 @@ class Probe(msgspec.Struct, frozen=True):
             "itself. Defaults to false."
         ),
     ] = False
+
+
+class Probe(InjectedProbe, frozen=True):
+    """Whether the pods of a service get the probe, and from which image."""
+
     image: Annotated[
         Image | None,
         written(

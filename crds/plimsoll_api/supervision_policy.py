@@ -1,6 +1,6 @@
 """SupervisionPolicy, spec side: which pods that something else makes get a supervisor.
 
-Memory, supervision and probe are the types of an InferenceService: a policy means the same there.
+Memory, supervision and supervisor are the types of an InferenceService: a policy means the same.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from plimsoll_api.inferenceservice import ObjectMeta
 from plimsoll_api.label_selector import SELECTOR_RULES, LabelSelector
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import API_VERSION, METRICS_PORT, POLICY_KIND, PROBE_PORT
-from plimsoll_api.probe import Probe
+from plimsoll_api.probe import InjectedProbe
 from plimsoll_api.schema import FromStruct, ResourceModel
+from plimsoll_api.serving import SupervisorSettings
 from plimsoll_api.supervision import Supervision
 from plimsoll_api.supervision_policy_status import SupervisionPolicyStatus
 
@@ -97,8 +98,13 @@ class SupervisionPolicySpec(ResourceModel):
         default_factory=Supervision,
         description="How the supervisor responds to memory leaks and stalls.",
     )
-    probe: Annotated[Probe, FromStruct(Probe)] = Field(
-        default_factory=Probe, description="Probe inside the engine."
+    probe: Annotated[InjectedProbe, FromStruct(InjectedProbe)] = Field(
+        default_factory=InjectedProbe, description="Probe inside the engine."
+    )
+    supervisor: SupervisorSettings = Field(
+        default_factory=SupervisorSettings,
+        description="Container of the supervisor. Its image is the operator's "
+        "`--supervisor-image`.",
     )
     rollout: PolicyRollout = Field(
         default=PolicyRollout.ON_DELETE,

@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 
+from pydantic import ValidationError
+
+from plimsoll_api.resources import Resources
+from plimsoll_api.serving import SUPERVISOR_RESOURCES
 from plimsoll_operator.render import Images
 
 DEFAULT_IMAGES = Images(
@@ -155,6 +159,8 @@ def parse(
             flags.engine_image or DEFAULT_IMAGES.engine,
             flags.supervisor_image or DEFAULT_IMAGES.supervisor,
             flags.probe_image or None,
+            tuple(flags.supervisor_pull_secret),
+            _resources(parser, "--supervisor-resources", flags.supervisor_resources),
         ),
         http_port=flags.http_port,
         workers=flags.workers,
@@ -195,6 +201,19 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         default=env.get("PLIMSOLL_PROBE_IMAGE"),
         metavar="IMAGE",
         help="holds the code of spec.probe; default: the supervisor's image",
+    )
+    add(
+        "--supervisor-pull-secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Secret with credentials for the supervisor's image, in the namespace of each pod; "
+        "repeatable",
+    )
+    add(
+        "--supervisor-resources",
+        metavar="JSON",
+        help="default limits and requests of supervisors, as in a container's resources",
     )
     add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
     add(
@@ -296,6 +315,17 @@ def _clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Clocks:
     if problem := clocks.problem():
         parser.error(f"--clock: {problem}")
     return clocks
+
+
+def _resources(parser: argparse.ArgumentParser, flag: str, text: str | None) -> Resources:
+    if not text:
+        return SUPERVISOR_RESOURCES
+    try:
+        return Resources.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        parser.error(f"{flag}: {at}: {first['msg']}" if at else f"{flag}: {first['msg']}")
 
 
 def _webhook(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Webhook | None:

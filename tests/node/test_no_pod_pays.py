@@ -83,3 +83,34 @@ def test_pods_of_a_deleted_policy_start_and_serve(
 
     eventually(again, "the pod serves after a reboot of its node", START_S)
     assert (kube.get("pod", "first") or {})["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+def test_a_guaranteed_pod_stays_guaranteed_and_a_quota_admits_it(
+    node: Lab, kube: Kube, operator: Start, webhook: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A quota that counts limits rejects a pod of which one container has none."""
+    engine = supervised_engines.standin(node)
+    engine.prepare(kube, tmp_path)
+    hard = {f"{kind}.{name}": "64" for kind in ("limits", "requests") for name in ("cpu", "memory")}
+    hard |= {name: "64Gi" for name in hard if name.endswith("memory")}
+    metadata = {"name": "all"}
+    kube.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata,
+                "spec": {"hard": hard}})  # fmt: skip
+    operator(*webhook)
+    kube.apply(policy(LABELS, engine.memory))
+    kube.patch("plsp", POLICY, {"spec": {"probe": {"enabled": True}}})
+    wanted = pod(node, "chat")
+    amounts = {"cpu": "500m", "memory": "512Mi"}
+    wanted["spec"]["containers"][0] |= {"resources": {"limits": amounts, "requests": amounts}}
+    eventually(lambda: probed(kube, wanted), "new pods get the probe", LISTED_S)
+    kube.create(wanted)
+    kube("wait", "pod/chat", "--for=condition=Ready", f"--timeout={START_S}s")
+    found = kube.get("pod", "chat") or {}
+    assert supervised(found)
+    assert found["status"]["qosClass"] == "Guaranteed"
+
+
+def probed(kube: Kube, wanted: dict[str, Any]) -> bool:
+    made = kube("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(wanted))
+    containers = json.loads(made)["spec"].get("initContainers", ())
+    return [one["name"] for one in containers] == ["plimsoll-probe", "supervisor"]

@@ -158,11 +158,14 @@ def _supervised(
         memory_limit_bytes=memory_limit(engine) or None,
         shared_device=shares_device(engine),
     )
-    # Only what is added stands in the configuration, but port names must not repeat the service's.
+    # Only what is added stands in the configuration, but port names must not repeat the service's,
+    # and the supervisor's resources depend on the engine's.
     container = next(one for one in pod["containers"] if one.get("name") == engine.container)
-    added: Object = {"containers": [{"name": engine.container, "ports": container["ports"]}]}
+    kept = {key: container[key] for key in ("ports", "resources") if key in container}
+    added: Object = {"containers": [{"name": engine.container, **kept}]}
     add_supervisor(added, engine, options, names.supervisor(name), (pod_engine(found),))
-    del added["containers"][0]["ports"]
+    for key in kept:
+        del added["containers"][0][key]
     return engine, {"labels": {SERVICE_LABEL: name[:MAX_LABEL].rstrip("-.")}, "template": added}
 
 

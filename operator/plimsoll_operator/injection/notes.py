@@ -9,6 +9,7 @@ from plimsoll_api.names import METRICS_PORT, PROBE_PORT
 from plimsoll_api.supervision import Action
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.options import Options
+from plimsoll_operator.render.containers import beside, guaranteed
 
 Object = dict[str, Any]
 
@@ -25,6 +26,12 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
         )
     if engine.limit is None:
         found.append("the engine has no memory limit: time to exhaustion is the budget's")
+    own = options.supervisor.resources
+    if own is not None and guaranteed(beside(pod)) and not guaranteed([{"resources": vars(own)}]):
+        found.append(
+            "the pod is no longer of the QoS class Guaranteed: the supervisor's requests and"
+            f" limits differ or lack CPU or memory: omit {options.fields.resources} to keep it"
+        )
     if not known:
         found.append(
             "the type of the engine is unknown: Plimsoll can watch and restart it, but not trim it"

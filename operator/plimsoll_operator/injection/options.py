@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from plimsoll_api.engines import EngineType
 from plimsoll_api.label_selector import LabelSelector
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.resources import Resources
+from plimsoll_api.serving import SUPERVISOR_RESOURCES, SupervisorSettings
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
 
@@ -25,6 +27,7 @@ class Fields:
     host_budget: str = "--host-budget"
     run_as_user: str = "--run-as-user"
     probe: str = "--probe"
+    resources: str = "--supervisor-requests and --supervisor-limits"
     selector: str = "--selector"
 
 
@@ -34,8 +37,8 @@ class Options:
 
     ``selector`` chooses pods by their labels, and ``namespace`` workloads that name another one
     are left out; None is all. ``named_is_custom`` says whether a
-    container counts as a custom engine because it is named. ``fields`` says how messages name the
-    options.
+    container counts as a custom engine because it is named. ``resources`` and ``pull_secrets`` are
+    those of a ``supervisor`` that sets none. ``fields`` says how messages name the options.
     """
 
     image: str
@@ -45,8 +48,9 @@ class Options:
     selector: LabelSelector | None = None
     namespace: str | None = None
     run_as_user: int | None = None
-    dcgm_exporter_port: int | None = None
-    amd_exporter_port: int | None = None
+    supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
+    resources: Resources = SUPERVISOR_RESOURCES
+    pull_secrets: tuple[str, ...] = ()
     probe: bool = False
     probe_image: str | None = None
     token: bool = False
@@ -80,7 +84,7 @@ def of_policy(
         selector=spec.selector,
         namespace=namespace,
         probe=spec.probe.enabled,
-        probe_image=spec.probe.image,
+        supervisor=spec.supervisor,
         named_is_custom=False,
         fields=fields,
     )

@@ -161,7 +161,12 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
     spec = pod["spec"]
     options = of_policy(policy, images.supervisor, FIELDS)
     options = replace(
-        options, token=True, probe_image=options.probe_image or images.probe, selector=None
+        options,
+        token=True,
+        probe_image=images.probe,
+        resources=images.resources,
+        pull_secrets=images.pull_secrets,
+        selector=None,
     )
     group = _group(pod, policy.metadata.name)
     engine = _engine(pod, group, options)

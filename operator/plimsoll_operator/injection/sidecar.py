@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from plimsoll_api.serving import SupervisorContainer
 from plimsoll_operator.injection.checks import CONFIG, PREFIX, TOKEN, VOLUMES
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import containers_of, engine_of, engines_of, mark
 from plimsoll_operator.render import names
-from plimsoll_operator.render.pod import supervisor_container, token_sources
+from plimsoll_operator.render.containers import beside
+from plimsoll_operator.render.pod import add_pull_secrets, supervisor_container, token_sources
 from plimsoll_operator.render.probe import add_probe, remove_probe
 
 Object = dict[str, Any]
@@ -48,13 +48,8 @@ def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: 
 
 
 def _container(pod: Object, engine: EngineContainer, options: Options) -> Object:
-    made = supervisor_container(
-        SupervisorContainer(
-            dcgm_exporter_port=options.dcgm_exporter_port,
-            amd_exporter_port=options.amd_exporter_port,
-        ),
-        options.image,
-    )
+    others = beside(pod | {"containers": containers_of(pod)})
+    made = supervisor_container(options.supervisor, options.image, options.resources, others)
     # It publishes nothing without a resource of ours, and then it needs no token of an account.
     unwanted = ("shm",) if options.token else ("token", "shm")
     mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in unwanted]
@@ -87,6 +82,7 @@ def _container(pod: Object, engine: EngineContainer, options: Options) -> Object
 
 def _add(pod: Object, container: Object, config_map: str, options: Options) -> None:
     pod["shareProcessNamespace"] = True
+    add_pull_secrets(pod, options.supervisor, options.pull_secrets)
     others = [c for c in pod.get("initContainers") or [] if c.get("name") != names.SUPERVISOR]
     # Last of all: it is up before the engine, and downloads are not its concern.
     pod["initContainers"] = [*others, container]

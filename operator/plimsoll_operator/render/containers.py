@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll_api.resources import Resources
+from plimsoll_api.serving import SUPERVISOR_RESOURCES
+from plimsoll_api.units import quantity
+from plimsoll_operator.render import names
+
+Object = dict[str, Any]
 
 PROBE_PERIOD_S = 2
 
@@ -15,11 +21,17 @@ LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 
 @dataclass(frozen=True)
 class Images:
-    """Images for services that name none. Without one for the probe, the supervisor's has it."""
+    """Images for services and policies that name none, and what goes with them.
+
+    Without one for the probe, the supervisor's has it. ``pull_secrets`` names Secrets in the
+    namespace of each pod, and ``resources`` are the supervisor's.
+    """
 
     engine: str
     supervisor: str
     probe: str | None = None
+    pull_secrets: tuple[str, ...] = ()
+    resources: Resources = SUPERVISOR_RESOURCES
 
 
 def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
@@ -46,3 +58,69 @@ def restricted() -> dict[str, Any]:
 def resources(wanted: Resources) -> dict[str, Any]:
     """Limits and requests."""
     return wanted.model_dump(by_alias=True)
+
+
+QOS_RESOURCES = ("cpu", "memory")
+COUNTED = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
+"""What a ResourceQuota may count of each container, and what one of ours gets of it where all
+others have a limit. The supervisor's volumes hold at most 320 MiB, and its log the rest."""
+RESERVED = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
+"""The same for requests."""
+
+
+def fitted(wanted: Resources, others: Iterable[Object]) -> Object:
+    """Return limits and requests for a container of ours, beside ``others`` of the same pod.
+
+    A ResourceQuota that counts a resource rejects a pod if one container lacks it, so ours has
+    what every other one has. A limit on ephemeral storage counts for the whole pod. The pod keeps
+    the class Guaranteed by requests that equal the limits.
+    """
+    others = list(others)
+    each = [_resources(one) for one in others]
+    limits, requests = dict(wanted.limits), dict(wanted.requests)
+    for name in COUNTED:
+        if each and all(name in one["limits"] for one in each):
+            limits.setdefault(name, max(COUNTED[name], requests.get(name, "0"), key=quantity))
+        if each and all(name in one["limits"] or name in one["requests"] for one in each):
+            requests.setdefault(name, limits[name] if name in wanted.limits else RESERVED[name])
+    if guaranteed(others):
+        requests |= {name: limits[name] for name in QOS_RESOURCES}
+    return {"limits": limits, "requests": requests}
+
+
+def beside(pod: Object) -> list[Object]:
+    """Return the containers of ``pod``, a pod spec, that an injection did not add."""
+    listed = [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+    return [one for one in listed if one.get("name") not in (names.SUPERVISOR, names.PROBE)]
+
+
+def _resources(container: Object) -> dict[str, Object]:
+    """Return the container's limits and requests; in a manifest, anything may stand there."""
+    found = container.get("resources")
+    held = found if isinstance(found, dict) else {}
+    return {
+        key: part if isinstance(part := held.get(key), dict) else {}
+        for key in ("limits", "requests")
+    }
+
+
+def guaranteed(containers: Iterable[Object]) -> bool:
+    """Whether a pod of these containers has the QoS class Guaranteed.
+
+    Kubernetes adds a container's missing request from its limit, and compares the sums of all
+    containers: no request is above its limit, so equal sums are equal containers.
+    """
+    found = [_resources(one) for one in containers]
+    return bool(found) and all(map(_bounded, found))
+
+
+def _bounded(found: dict[str, Object]) -> bool:
+    try:
+        limits = {name: quantity(str(found["limits"].get(name, 0))) for name in QOS_RESOURCES}
+        requests = {
+            name: quantity(str(found["requests"].get(name, found["limits"].get(name, 0))))
+            for name in QOS_RESOURCES
+        }
+    except ValueError:
+        return False
+    return all(limits.values()) and limits == requests

@@ -11,6 +11,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
+PROBE = "plimsoll-probe"
 
 
 def selector(service: str) -> dict[str, str]:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import METRICS_PORT, PROBE_PORT, REVISION_LABEL, SUPERVISOR_MODULE
-from plimsoll_api.serving import SupervisorContainer
+from plimsoll_api.resources import Resources
+from plimsoll_api.serving import SupervisorSettings
 from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
 from plimsoll_operator.render import api_keys, model, names, paths
-from plimsoll_operator.render.containers import LAST_WORDS, Images, probe, resources, restricted
+from plimsoll_operator.render.containers import (
+    LAST_WORDS,
+    Images,
+    fitted,
+    probe,
+    resources,
+    restricted,
+)
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.engine_container import engine_container
 from plimsoll_operator.render.merge import merge_template
@@ -66,14 +75,20 @@ def rendered_template(service: InferenceService, images: Images) -> dict[str, An
 
 def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
     """Containers and volumes of the pod."""
-    engine = engine_container(service, images)
-    supervisor = supervisor_container(service.spec.supervisor, images.supervisor)
+    engine, wanted = engine_container(service, images), service.spec.supervisor
+    supervisor = supervisor_container(
+        wanted, wanted.image or images.supervisor, images.resources, [engine]
+    )
+    downloads = model.download(service, images)
+    for one in downloads:
+        one["resources"] = fitted(Resources.model_validate(one["resources"]), [engine])
     pod = {
         # Downloads come first: the supervisor's clock would run during them.
-        "initContainers": [*model.download(service, images), supervisor],
+        "initContainers": [*downloads, supervisor],
         "containers": [engine],
         "volumes": _volumes(service),
     }
+    add_pull_secrets(pod, wanted, images.pull_secrets)
     if service.spec.probe.enabled:
         add_probe(pod, engine, supervisor, service.spec.probe.image or images.probe)
     return pod
@@ -91,11 +106,34 @@ def grace_period(service: InferenceService) -> int:
     return math.ceil(service.spec.supervision.drain.deadline_s) + STOP_S
 
 
-def supervisor_container(supervisor: SupervisorContainer, image: str) -> dict[str, Any]:
-    """Build the native sidecar for ``initContainers``; ``image`` is its default."""
+def add_pull_secrets(
+    pod: dict[str, Any], supervisor: SupervisorSettings, default: Sequence[str]
+) -> None:
+    """Add to ``pod`` what the supervisor's image needs: its own secrets, else the ``default``.
+
+    The kubelet goes on without a Secret that does not exist.
+    """
+    wanted = [one.name for one in supervisor.image_pull_secrets] or default
+    held = [one for one in pod.get("imagePullSecrets") or () if one.get("name") not in wanted]
+    if wanted:
+        pod["imagePullSecrets"] = [*held, *({"name": name} for name in wanted)]
+
+
+def supervisor_container(
+    supervisor: SupervisorSettings,
+    image: str,
+    default: Resources,
+    others: Iterable[dict[str, Any]],
+) -> dict[str, Any]:
+    """Build the native sidecar for ``initContainers``.
+
+    Its resources are the ``default``, fitted to the ``others`` of the pod, unless ``supervisor``
+    sets them.
+    """
+    own = supervisor.resources
     return {
         "name": names.SUPERVISOR,
-        "image": supervisor.image or image,
+        "image": image,
         "command": ["python", "-m", SUPERVISOR_MODULE, *supervisor_args(SUPERVISED)],
         # A restartable init container starts before the engine and ends after it.
         "restartPolicy": "Always",
@@ -108,7 +146,7 @@ def supervisor_container(supervisor: SupervisorContainer, image: str) -> dict[st
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
             {"name": "probe", "containerPort": PROBE_PORT, "protocol": "TCP"},
         ],
-        "resources": resources(supervisor.resources),
+        "resources": fitted(default, others) if own is None else resources(own),
         # The engine starts when this one has succeeded: then the admin token is there.
         "startupProbe": probe("/live", PROBE_PORT) | {"periodSeconds": 1, "failureThreshold": 60},
         # Unready while it drains an engine; a crash of the supervisor behind the launcher is not.
@@ -128,7 +166,7 @@ def supervisor_container(supervisor: SupervisorContainer, image: str) -> dict[st
     }
 
 
-def _exporters(supervisor: SupervisorContainer) -> list[dict[str, Any]]:
+def _exporters(supervisor: SupervisorSettings) -> list[dict[str, Any]]:
     ports = {
         EXPORTER_PORT: supervisor.dcgm_exporter_port,
         AMD_EXPORTER_PORT: supervisor.amd_exporter_port,

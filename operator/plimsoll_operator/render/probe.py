@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll_api.resources import Resources
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
-from plimsoll_operator.render.containers import LAST_WORDS
+from plimsoll_operator.render import names
+from plimsoll_operator.render.containers import LAST_WORDS, beside, fitted
 
 Object = dict[str, Any]
 
-NAME = "plimsoll-probe"
+NAME = names.PROBE
 """Of the init container, and of the volume that holds the code."""
 SOCKETS = "plimsoll-probe-run"
 CODE_DIR = "/opt/plimsoll-probe"
@@ -23,10 +25,9 @@ VOLUMES: tuple[Object, ...] = (
     {"name": NAME, "emptyDir": {"sizeLimit": "4Mi"}},
     {"name": SOCKETS, "emptyDir": {"sizeLimit": "1Mi"}},
 )
-RESOURCES = {
-    "requests": {"cpu": "50m", "memory": "64Mi"},
-    "limits": {"cpu": "500m", "memory": "128Mi"},
-}
+RESOURCES = Resources(
+    requests={"cpu": "50m", "memory": "64Mi"}, limits={"cpu": "500m", "memory": "128Mi"}
+)
 
 
 def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None = None) -> None:
@@ -51,7 +52,7 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
         "name": NAME,
         "image": image or supervisor["image"],
         "command": ["python", "-m", "plimsoll_probe.install", CODE_DIR],
-        "resources": RESOURCES,
+        "resources": fitted(RESOURCES, beside(pod)),
         **LAST_WORDS,
         "securityContext": supervisor["securityContext"],
         "volumeMounts": [{"name": NAME, "mountPath": CODE_DIR}],
@@ -63,11 +64,11 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
 
 def remove_probe(pod: Object, engines: list[Object]) -> None:
     """Remove what :func:`add_probe` added to ``pod`` and to any of its ``engines``."""
-    names = {NAME, SOCKETS}
+    own = {NAME, SOCKETS}
     _drop(pod, "initContainers", {NAME})
-    _drop(pod, "volumes", names)
+    _drop(pod, "volumes", own)
     for engine in engines:
-        _drop(engine, "volumeMounts", names)
+        _drop(engine, "volumeMounts", own)
         _drop(engine, "env", {PROBE_DIR_ENV})
         for entry in list(engine.get("env") or []):
             folders = _folders(str(entry.get("value") or ""))
@@ -77,10 +78,10 @@ def remove_probe(pod: Object, engines: list[Object]) -> None:
                     _drop(engine, "env", {PATH})
 
 
-def _drop(owner: Object, key: str, names: set[str]) -> None:
+def _drop(owner: Object, key: str, dropped: set[str]) -> None:
     """Named items of a list; a list that becomes empty by it goes."""
     listed = owner.get(key) or []
-    kept = [one for one in listed if one.get("name") not in names]
+    kept = [one for one in listed if one.get("name") not in dropped]
     if len(kept) == len(listed):
         return
     if kept:

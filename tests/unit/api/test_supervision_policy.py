@@ -50,9 +50,14 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
         return found
 
     ours, theirs = spec_of(generate.supervision_policy()), spec_of(generate.inference_service())
-    for name in ("memory", "supervision", "probe"):
+    for name in ("memory", "supervision", "probe", "supervisor"):
         same = {key: value for key, value in ours[name].items() if key != "description"}
-        assert same == {key: value for key, value in theirs[name].items() if key != "description"}
+        other = {key: value for key, value in theirs[name].items() if key != "description"}
+        if name in ("probe", "supervisor"):
+            # Whoever may create a policy must not choose what runs in other people's pods.
+            assert "image" not in same["properties"]
+            other["properties"] = {k: v for k, v in other["properties"].items() if k != "image"}
+        assert same == other
     shared = {
         "memory": {"host": {"growthBudget": "2Gi", "window": "12h"}},
         "supervision": {"mode": "Recover", "restartBudget": {"count": 1}},
@@ -72,6 +77,8 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ({"probe": {"enabled": True, "image": "stranger:1"}}, "image"),
+        ({"supervisor": {"image": "stranger:1"}}, "image"),
         ({"selector": {}}, "selector must not be empty"),
         ({"selector": {"matchLabels": {}}}, "selector must not be empty"),
         ({"selector": {"matchExpressions": []}}, "selector must not be empty"),

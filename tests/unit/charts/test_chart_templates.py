@@ -113,6 +113,20 @@ def test_an_image_of_the_probe_reaches_the_operator(helm: str, image: str | None
     assert parse(container["args"], environ={}).images.probe == image
 
 
+def test_what_supervisors_get_by_default_reaches_the_operator(helm: str) -> None:
+    from plimsoll_operator.config import parse
+
+    amounts = {"limits": {"cpu": "1", "memory": "512Mi"}, "requests": {"cpu": "100m"}}
+    supervisor = {"imagePullSecrets": [{"name": "hub"}, {"name": "own"}], "resources": amounts}
+    items = rendered(helm, values={"supervisor": supervisor})
+    container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    images = parse(container["args"], environ={}).images
+    assert images.pull_secrets == ("hub", "own")
+    assert images.resources.model_dump() == amounts
+    plain = of(rendered(helm), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert not any("--supervisor-" in one for one in plain["args"] if "image" not in one)
+
+
 def test_named_namespaces_get_roles_and_nothing_wider(helm: str) -> None:
     items = rendered(helm, values={"namespaces": ["a", "b"], "rbac": {"aggregate": False}})
     assert not kinds(items) & {"ClusterRole", "ClusterRoleBinding"}

@@ -11,6 +11,7 @@ import yaml
 
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
+from plimsoll_api.serving import SupervisorSettings
 from plimsoll_api.supervision_policy import SelectedEngine
 from plimsoll_api.supervisor_config import CONTAINER_ENV, SupervisorConfig
 from plimsoll_cli.errors import UsageError
@@ -99,7 +100,9 @@ def test_a_slice_of_a_device_is_shared_and_the_nodes_exporter_is_asked() -> None
     assert not config_of(done(document)).memory.shared_device
     limits = pod_of(document)["containers"][0]["resources"]["limits"]
     limits["nvidia.com/gpu.shared"] = limits.pop("nvidia.com/gpu", "1")
-    made = done(document, Options(OPTIONS.image, dcgm_exporter_port=9400))
+    made = done(
+        document, Options(OPTIONS.image, supervisor=SupervisorSettings(dcgm_exporter_port=9400))
+    )
     assert config_of(made).memory.shared_device
     (sidecar,) = pod_of(made.document)["initContainers"]
     assert {"name": "DCGM_EXPORTER_PORT", "value": "9400"} in sidecar["env"]

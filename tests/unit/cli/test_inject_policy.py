@@ -100,6 +100,46 @@ def test_a_policy_says_what_flags_would(tmp_path: Path) -> None:
     assert "replicas take no restart slots" in done.stderr
 
 
+def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
+    full = {"limits": {"cpu": "12", "memory": "48Gi"}}
+    document = deployment(imagePullSecrets=[{"name": "hub"}])
+    document["spec"]["template"]["spec"]["containers"][0]["resources"] = full
+    text = yaml.safe_dump(document)
+
+    def pod_of(result: Result) -> Object:
+        found: Object = objects(result)[1]["spec"]["template"]["spec"]
+        return found
+
+    plain = plimsoll("-f", "-", *FLAG, stdin=text)
+    assert pod_of(plain)["initContainers"][-1]["resources"] == {
+        "limits": {"cpu": "200m", "memory": "256Mi"},
+        "requests": {"cpu": "200m", "memory": "256Mi"},
+    }
+    assert "Guaranteed" not in plain.stderr
+    own = ("--supervisor-requests=cpu=20m,memory=64Mi", "--supervisor-limits=memory=128Mi")
+    done = plimsoll("-f", "-", *FLAG, *own, "--image-pull-secret=team", stdin=text)
+    pod = pod_of(done)
+    assert pod["initContainers"][-1]["resources"] == {
+        "limits": {"memory": "128Mi"},
+        "requests": {"cpu": "20m", "memory": "64Mi"},
+    }
+    assert pod["imagePullSecrets"] == [{"name": "hub"}, {"name": "team"}]
+    assert "no longer of the QoS class Guaranteed" in done.stderr
+    settings = {"imagePullSecrets": [{"name": "policy"}], "dcgmExporterPort": 9400}
+    file = write(tmp_path / "policy.yaml", policy(supervisor=settings))
+    pod = pod_of(plimsoll("-f", "-", "--policy", file, *FLAG, stdin=text))
+    assert pod["imagePullSecrets"] == [{"name": "hub"}, {"name": "policy"}]
+    assert {"name": "DCGM_EXPORTER_PORT", "value": "9400"} in pod["initContainers"][-1]["env"]
+    for flag, said in (
+        ("--supervisor-requests=cpu=lots", "--supervisor-requests: "),
+        ("--supervisor-limits=memory", "--supervisor-limits: "),
+        ("--image-pull-secret=A_B", "--image-pull-secret: "),
+    ):
+        wrong = plimsoll("-f", "-", *FLAG, flag, stdin=text)
+        assert isinstance(wrong.exception, UsageError)
+        assert str(wrong.exception).startswith(said)
+
+
 def test_the_webhook_adds_the_same_supervisor() -> None:
     """But for what differs by purpose: the token, the configuration and the pod's own engine."""
     document = deployment(securityContext={"runAsUser": 1000})

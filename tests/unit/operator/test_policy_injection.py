@@ -104,6 +104,19 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
     ("refused", "spec", "reason"),
     [
         (pod(hostPID=True), {}, "spec.hostPID: true"),
+        (
+            pod(vllm(lifecycle={"preStop": {"exec": {"command": ["sh", "-c", "kill -TERM 1"]}}})),
+            {},
+            "spec.containers[engine].lifecycle.preStop.exec.command names process 1",
+        ),
+        (
+            pod(
+                vllm(),
+                {"name": "log", "livenessProbe": {"exec": {"command": ["cat", "/proc/1/stat"]}}},
+            ),
+            {},
+            "spec.containers[log].livenessProbe.exec.command names process 1",
+        ),
         (pod({"name": "web", "image": "nginx"}), {}, "no container runs vLLM or SGLang"),
         (pod({"name": "web", "image": "nginx"}), {"engine": {"container": "web"}}, "type: custom"),
         (pod(vllm(args=["--port=9464"])), {}, "needs ports 9464 and 9465"),
