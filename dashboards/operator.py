@@ -54,6 +54,9 @@ def operator() -> Dashboard:
         .with_panel(lines("Pods of policies", COUNT, "Selected pods, by state.",
                           ("sum by (state) (max by (supervisionpolicy, state)"
                            " (plimsoll_operator_policy_pods))", "{{state}}")))
+        .with_panel(lines("Drained pods", COUNT, "Kept out of service by a person.",
+                          ("sum(max by (inferenceservice, supervisionpolicy)"
+                           " (plimsoll_operator_drained_pods)) or vector(0)", "drained")))
         .with_panel(lines("Missed events", COUNT, "Changes that no watch event reported.",
                           ("sum by (kind) (plimsoll_operator_watch_missed_total) or vector(0)",
                            "missed {{kind}}"),

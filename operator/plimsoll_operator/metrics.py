@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from plimsoll_operator.controllers.circuit_breaker import Breaker
 from plimsoll_operator.fleet.selected_pods import State
-from plimsoll_operator.kinds import Key
+from plimsoll_operator.kinds import POLICY, Key
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.queue import WorkQueue
@@ -172,6 +172,16 @@ class OperatorCollector(Collector):
             for state, count in states.items():
                 selected.add_metric((f"{key.namespace}/{key.name}", state.value), count)
         yield selected
+        drained = GaugeMetricFamily(
+            f"{METRIC_PREFIX}drained_pods",
+            "Pods that a person keeps out of service with `plimsoll drain`, of each"
+            " InferenceService and SupervisionPolicy whose supervisors were asked.",
+            labels=("inferenceservice", "supervisionpolicy"),
+        )
+        for key, count in sorted(self._scraper.drained().items()):
+            name, policy = f"{key.namespace}/{key.name}", key.kind == POLICY.kind
+            drained.add_metric(("", name) if policy else (name, ""), count)
+        yield drained
         yield _counter("reconciles", "Reconciles, including failed ones.", self._queue.handled)
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
         yield _counter("watch_events", "Events from all watches.", self._watches.events)

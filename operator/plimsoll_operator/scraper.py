@@ -21,7 +21,7 @@ import aiohttp
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.config import CLOCKS
-from plimsoll_operator.fleet.figures import Figures, drained, memory, parse
+from plimsoll_operator.fleet.figures import Figures, drained, drained_pods, memory, parse
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.status.conditions import slow_leak
@@ -71,6 +71,11 @@ class Scraper:
         found = self._published.get(key)
         return found[1] if found else None
 
+    def drained(self) -> dict[Key, int]:
+        """Count the pods that a person keeps out of service, where their supervisors say so."""
+        counts = {key: drained(found) for key, (_, found) in self._published.items()}
+        return {key: count for key, count in counts.items() if count is not None}
+
     def latest(self, key: Key) -> dict[str, Figures]:
         """Figures by pod name, of the pods that answered in the last round."""
         return self._latest.get(key, {})
@@ -91,7 +96,8 @@ class Scraper:
         known = self._published.get(key)
         if known and _shown(known[1]) == _shown(fresh):
             return
-        if known and memory(known[1]) and now - known[0] < self._publish_s:
+        early = known and memory(known[1]) and now - known[0] < self._publish_s
+        if known and early and _drained_alike(known[1], fresh):
             return
         self._published[key] = (now, fresh)
         self._changed(key)
@@ -187,7 +193,15 @@ def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
     slow = slow_leak(ConditionType.SLOW_LEAK, figures)
-    return memory(figures), spent, known, slow.status, slow.message, drained(figures)
+    return memory(figures), spent, known, slow.status, slow.message, drained_pods(figures)
+
+
+def _drained_alike(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool:
+    """Whether nobody was drained or resumed, by the pods that answered."""
+    return all(
+        one.drained is None or one.drained == bool(pod in known and known[pod].drained)
+        for pod, one in fresh.items()
+    )
 
 
 def address_of(pod: Object) -> str | None:

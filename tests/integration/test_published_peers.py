@@ -15,6 +15,7 @@ from plimsoll_api.peers import PEERS_FILE, Grown
 from plimsoll_api.supervision import Mode
 from plimsoll_operator.fleet.figures import Figures
 from plimsoll_operator.fleet.peers import Summaries, replicas_of_service
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
@@ -62,7 +63,7 @@ def published(figures: Figures, own: Grown) -> str:
     known."""
     flat = replace(own, bytes=0, age_s=own.age_s + 9, requests=own.requests * 9 + 900)
     others = {"external-1": Figures(host_growth=flat), "external-2": Figures(0.1)}
-    pods = replicas_of_service(PODS)
+    pods = replicas_of_service(map(PodView.of, PODS))
     return Summaries(time.monotonic).text(
         Key("ml", "external"), pods, INCIDENTS, {"external-0": figures} | others
     )

@@ -24,8 +24,7 @@ from plimsoll_api.workloads import membership
 from plimsoll_cli.cluster.client import AbsentError, Cluster, Object
 from plimsoll_cli.cluster.supervised import CORE, of_policy, over, supervised
 from plimsoll_cli.errors import RunError
-from plimsoll_operator.fleet.pods import statuses
-from plimsoll_operator.status.causes import Cause, cause, creating
+from plimsoll_operator.fleet.pods import Cause, PodView
 
 MAX_NAMED = 4
 """Workloads that one line names."""
@@ -100,7 +99,8 @@ def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     What does not pass by itself comes first.
     """
     meta, spec, events = pod["metadata"], pod["spec"], list[Object]()
-    if creating(pod):
+    view = PodView.of(pod)
+    if view.creating:
         query = {"fieldSelector": f"involvedObject.name={meta['name']}"}
         with contextlib.suppress(RunError):  # who may not read Events still sees the containers
             events = list(cluster.listed(CORE, "events", str(meta["namespace"]), **query))
@@ -110,9 +110,9 @@ def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     found = []
     for one in [*sidecars, *spec["containers"]]:
-        why = cause(pod, one["name"], events, now)
+        why = view.cause(one["name"], events, now)
         if why is not None:
-            named = f"{one['name']}: " if statuses(pod) else ""  # else it is about the whole pod
+            named = f"{one['name']}: " if view.containers else ""  # else it is about the whole pod
             found.append(Cause(why.reason, f"{named}{why.message}", why.blocking))
     return min(found, key=lambda one: not one.blocking, default=None)
 

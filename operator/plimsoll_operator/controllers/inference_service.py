@@ -18,6 +18,7 @@ from plimsoll_operator.controllers.writes import (
     write_status,
 )
 from plimsoll_operator.fleet.peers import Summaries, replicas_of_service
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import (
     BY_KIND,
     INCIDENT,
@@ -89,13 +90,14 @@ class Controller:
         error: Exception | None = None
         plan: Plan | None = None
         again: list[float | None] = []
+        raw = self._store.of(key, {"Pod"})
+        pods = [one for one in map(PodView.of, raw) if not (one.leaving or one.over)]
         try:
             service = parse(item)
-            plan = await self._carry_out(key, item, service)
+            plan = await self._carry_out(key, item, service, pods)
             again.append(self._peers.next_s(key))
-            pods, incidents = self._store.of(key, {"Pod"}), self._incidents(key)
-            now, clocks = self._clock(), self._config.clocks
-            look = attend(self._api, self._store, key, item, pods, incidents, now, clocks=clocks)
+            incidents, now, clocks = self._incidents(key), self._clock(), self._config.clocks
+            look = attend(self._api, self._store, key, item, raw, incidents, now, clocks=clocks)
             again.append(await look)
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.judge(key, problem)
@@ -103,15 +105,17 @@ class Controller:
             self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [refused(failure)])
-        again.append(await self._report(key, item, service, failure, plan))
+        again.append(await self._report(key, item, service, pods, failure, plan))
         if due := [one for one in again if one is not None]:
             self._later(key, min(due))
         if error:
             raise error
 
-    async def _carry_out(self, key: Key, item: Object, service: InferenceService) -> Plan:
+    async def _carry_out(
+        self, key: Key, item: Object, service: InferenceService, pods: list[PodView]
+    ) -> Plan:
         owned = {ref(item): item for item in self._store.of(key, _OWNED)}
-        pods, incidents = self._pods(key), self._incidents(key)
+        incidents = self._incidents(key)
         plan = reconcile(
             service,
             owned,
@@ -142,6 +146,7 @@ class Controller:
         key: Key,
         item: Object,
         service: InferenceService | None,
+        pods: list[PodView],
         failure: Failure | None,
         plan: Plan | None,
     ) -> float | None:
@@ -150,7 +155,7 @@ class Controller:
         Returns the seconds after which it may change although nothing happens; None for never.
         """
         item = self._store.service(key) or item
-        pods, now = self._pods(key), self._clock()
+        now = self._clock()
         events, again = await pod_events(self._api, key.namespace, pods, now, self._config.clocks)
         wanted = status(
             item,
@@ -171,15 +176,6 @@ class Controller:
         if await write_status(self._api, self._store, SERVICE, item, wanted):
             await self._recorder.write(item, finished(item.get("status") or {}, wanted))
         return again
-
-    def _pods(self, key: Key) -> list[Object]:
-        """Return the service's pods that are not terminating."""
-        return [
-            item
-            for item in self._store.of(key, {"Pod"})
-            if not item["metadata"].get("deletionTimestamp")
-            and (item.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-        ]
 
     def _incidents(self, key: Key) -> list[Object]:
         return self._store.of(key, {INCIDENT.kind})

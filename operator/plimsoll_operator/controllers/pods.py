@@ -7,14 +7,14 @@ Events of pods that tell nothing themselves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.fleet.pod_incidents import examine
+from plimsoll_operator.fleet.pods import CREATING_S, PodView, again_s
 from plimsoll_operator.kinds import INCIDENT, Key, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
-from plimsoll_operator.status.causes import CREATING_S, again_s, creating_s
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ async def attend(
 
 
 async def pod_events(
-    api: Api, namespace: str, pods: list[Object], now: str, clocks: Clocks = CLOCKS
+    api: Api, namespace: str, pods: Sequence[PodView], now: str, clocks: Clocks = CLOCKS
 ) -> tuple[dict[str, list[Object]], float | None]:
     """Read the Events of some pods whose containers are not created, by the pod's name.
 
@@ -58,16 +58,15 @@ async def pod_events(
     again = [due] if (due := again_s(pods, now)) is not None else []
     found: dict[str, list[Object]] = {}
     for pod in pods:
-        age = creating_s(pod, now)
+        age = pod.creating_s(now)
         if age is None or age < CREATING_S or len(found) == MAX_PODS:
             continue
         again.append(clocks.creating_again)
-        meta = pod["metadata"]
         try:
-            found[meta["name"]] = await api.events_of(namespace, meta["uid"])
+            found[pod.name] = await api.events_of(namespace, pod.uid)
         except ApiError as error:
             if not error.lasting:
                 raise
-            log.warning("events of %s/%s: %s", namespace, meta["name"], error)
-            found[meta["name"]] = []
+            log.warning("events of %s/%s: %s", namespace, pod.name, error)
+            found[pod.name] = []
     return found, min(again, default=None)

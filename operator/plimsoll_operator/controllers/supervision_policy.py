@@ -17,7 +17,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.inference_service import now
-from plimsoll_operator.controllers.pods import attend
+from plimsoll_operator.controllers.pods import attend, pod_events
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.writes import (
     NameConflict,
@@ -125,12 +125,12 @@ class PolicyController:
             again = self._list_s(len(pods))
             plan = await self._carry_out(key, item, policy, pods)
             failure = plan.failure
-            due = await attend(
+            look = await attend(
                 self._api, self._store, key, item, _brief(pods), self._incidents(key),
                 self._clock(), {one.name for one in pods if one.member.workload is None},
                 self._config.clocks,
             )  # fmt: skip
-            again = min(again, due) if due is not None else again
+            again = min(again, look) if look is not None else again
             said = await self._restart(key, item, policy, plan)
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.judge(key, problem)
@@ -138,11 +138,11 @@ class PolicyController:
             self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [refused(failure)])
-        await self._report(key, item, pods, failure, said)
+        due = await self._report(key, item, pods, failure, said)
         if error:
             raise error
         if pods is not None:
-            self._later(key, again)
+            self._later(key, again if due is None else min(again, due))
 
     async def _pods(self, key: Key, policy: SupervisionPolicy) -> tuple[SelectedPod, ...]:
         """List the selected pods; reuse the last list if it is recent and for the same policies."""
@@ -209,17 +209,24 @@ class PolicyController:
         pods: tuple[SelectedPod, ...] | None,
         failure: Failure | None,
         said: dict[WorkloadRef | None, str],
-    ) -> None:
-        """Write the status where it changed."""
+    ) -> float | None:
+        """Write the status where it changed.
+
+        Returns the seconds after which it may change although nothing happens; None for never.
+        """
         item = self._store.get(key, Ref(POLICY.kind, key.name)) or item
-        figures = self._scraper.published(key)
-        wanted = status(item, pods, self._incidents(key), figures, failure, self._clock(), said)
+        figures, now = self._scraper.published(key), self._clock()
+        views = [one.view for one in pods or () if one.view]
+        events, again = await pod_events(self._api, key.namespace, views, now, self._config.clocks)
+        incidents = self._incidents(key)
+        wanted = status(item, pods, incidents, figures, failure, now, said, events)
         shown = of_workloads(wanted)
         self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
         if wanted == item.get("status"):
-            return
+            return again
         if await write_status(self._api, self._store, POLICY, item, wanted):
             await self._recorder.write(item, suspected(item.get("status") or {}, wanted))
+        return again
 
     def _incidents(self, key: Key) -> list[Object]:
         return self._store.of(key, {INCIDENT.kind})

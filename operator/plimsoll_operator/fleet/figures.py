@@ -172,6 +172,11 @@ def drained(figures: Mapping[str, Figures]) -> int | None:
     return sum(known) if known else None
 
 
+def drained_pods(figures: Mapping[str, Figures]) -> list[str]:
+    """Name the replicas that a person took out of service."""
+    return sorted(pod for pod, one in figures.items() if one.drained)
+
+
 def memory(figures: Mapping[str, Figures]) -> dict[str, object]:
     """``status.memory`` of the worst replica, by pod name; empty where nothing is known."""
     found: dict[str, object] = {}

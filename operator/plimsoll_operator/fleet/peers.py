@@ -16,8 +16,8 @@ from plimsoll_api.incidents import ENDED
 from plimsoll_api.peers import MAX_PEERS, Peer, encode
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.suspects import revision_of
 from plimsoll_operator.kinds import Key, Object
 
 GROWTHS = ("HostGrowth", "DeviceGrowth")
@@ -33,11 +33,9 @@ def growing(incidents: Iterable[Object]) -> set[str]:
     }
 
 
-def replicas_of_service(pods: Iterable[Object]) -> list[Peer]:
+def replicas_of_service(pods: Iterable[PodView]) -> list[Peer]:
     """Return the pods of an InferenceService whose revision is known; their growth is not yet."""
-    return [
-        Peer(pod["metadata"]["name"], revision) for pod in pods if (revision := revision_of(pod))
-    ]
+    return [Peer(pod.name, pod.revision) for pod in pods if pod.revision]
 
 
 def summary(peers: Sequence[Peer], suspected: Collection[str]) -> str:

@@ -1,9 +1,8 @@
-"""What a pod says of its containers: their last ends, and words that may stand in a status.
+"""What one pod says of itself, read once for all who ask: its containers, and why one cannot start.
 
-Containers that end again and again show in what the kubelet remembers of their last run.
-
-The verdict must not change while such a container alternates between running and waiting: it
-follows from counts and times in the pod's status, and from nothing that the operator remembers.
+Containers that end again and again show in what the kubelet remembers of their last run. A verdict
+must not change while such a container alternates between running and waiting: it follows from
+counts and times in the pod's status, and from nothing that the operator remembers.
 
 Words of the kubelet, of a log or of a manifest come from a pod: they are cleaned and bounded.
 """
@@ -12,106 +11,268 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from plimsoll_api.names import REVISION_LABEL
 from plimsoll_api.times import unix_seconds
 from plimsoll_operator.kinds import Object
 
 BACKOFF_RESET_S = 600.0
 """The kubelet forgets the crashes of a container that has run this long."""
-
 SETTLE_S = 30.0
 """The least that a container must run to count as recovered; else twice its last run."""
-
 PLANNED_EXIT_CODES = (0, 143)
 """Exit codes of a container that was told to end, as a planned restart does."""
-
-
+CREATING_S = 10.0
+"""A pod whose containers are not created after this has Events worth reading."""
+RECENT_S = 180.0
+"""The kubelet tries a volume again after two minutes at most."""
+EVENT_REASONS = frozenset(
+    {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
+)
+"""Reasons of Events that say why no container is created."""
+OVER = ("Succeeded", "Failed")
 MAX_TEXT = 400
 MAX_LINES = 3
+
+_CREATING = frozenset({"ContainerCreating", "PodInitializing"})
+_PULL = frozenset({"ErrImagePull", "ImagePullBackOff"})
+_PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*": ErrImagePull: ')
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
+
+Events = Mapping[str, Sequence[Object]]
+"""Events of pods that wait for a volume or a sandbox, by the pod's name."""
 
 
-def crash_looping(pod: Object, container: Object, now: str) -> bool:
-    """Whether ``container`` ended at least twice and is not over it yet: see :func:`unsettled`."""
-    state = container.get("state") or {}
-    ended = "terminated" in state or _backs_off(state)
-    return container.get("restartCount", 0) + ended >= 2 and unsettled(pod, container, now)
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a container is not ready. ``blocking``: it will not become ready just by waiting."""
+
+    reason: str
+    message: str
+    blocking: bool = True
 
 
-def unsettled(pod: Object, container: Object, now: str) -> bool:
-    """Return whether the last end of ``container`` still counts.
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container's status. Texts are empty where there is none; times are RFC 3339.
 
-    It does if the run before it was short, and the present one has not outlived it. ``now`` is RFC
-    3339, empty if no time has passed.
+    ``state`` is ``waiting``, ``running`` or ``terminated``; ``reason`` and ``text`` are of a
+    waiting one. ``end`` is how its last run ended (``terminated`` of Kubernetes), and ``startup_s``
+    what its startup probe allows.
     """
-    state = container.get("state") or {}
-    if not last_end(container):
-        return False
-    if "waiting" in state:
-        return _backs_off(state)
-    settled = settled_s(pod, container)
-    if settled is None:
-        return False
-    running = (state.get("running") or {}).get("startedAt")
-    return not (running and now) or seconds(running, now) < settled
+
+    name: str
+    ready: bool
+    started: bool
+    restarts: int
+    state: str
+    reason: str
+    text: str
+    running_since: str
+    end: Object
+    startup_s: float
+
+    @property
+    def backs_off(self) -> bool:
+        """Whether the kubelet waits before it starts the container again."""
+        return self.reason == "CrashLoopBackOff"
+
+    @property
+    def killed(self) -> bool:
+        """Whether its last end was a kill for memory."""
+        return self.end.get("reason") == "OOMKilled"
+
+    @property
+    def done(self) -> bool:
+        """Whether it ended for good, without an error."""
+        return self.state == "terminated" and self.end.get("exitCode") == 0
+
+    @property
+    def creating(self) -> bool:
+        """Whether it was never created."""
+        return self.reason in _CREATING and not self.restarts and not self.end
+
+    @property
+    def settled_s(self) -> float | None:
+        """How many seconds a new run must last to count as recovered.
+
+        None if the last one was so long that its end stands for itself.
+        """
+        if not (self.end.get("startedAt") and self.end.get("finishedAt")):
+            return SETTLE_S
+        ran = seconds(self.end["startedAt"], self.end["finishedAt"])
+        longest = BACKOFF_RESET_S
+        if self.end.get("exitCode") not in PLANNED_EXIT_CODES:
+            # An engine that takes long to load may end each time before it was ever ready.
+            longest = max(longest, 2 * self.startup_s)
+        return None if ran >= longest else min(longest, max(2 * ran, SETTLE_S))
+
+    def unsettled(self, now: str) -> bool:
+        """Return whether its last end still counts.
+
+        It does if the run before it was short, and the present one has not outlived it. ``now`` is
+        RFC 3339, empty if no time has passed.
+        """
+        if not self.end:
+            return False
+        if self.state == "waiting":
+            return self.backs_off
+        if self.settled_s is None:
+            return False
+        running = self.running_since
+        return not (running and now) or seconds(running, now) < self.settled_s
+
+    def looping(self, now: str) -> bool:
+        """Whether it ended at least twice and is not over it yet."""
+        ended = self.state == "terminated" or self.backs_off
+        return self.restarts + ended >= 2 and self.unsettled(now)
+
+    def cause(self, now: str) -> Cause:
+        """Why it is not ready, by its own status."""
+        if self.state == "terminated" or self.unsettled(now):
+            return self._ended()
+        if self.state == "waiting":
+            reason, text = _word(self.reason or "Waiting"), clean(self.text)
+            if reason in _PULL:  # it alternates between the two
+                reason, text = "ImagePullBackOff", _PULL_PREFIX.sub("", text)
+            message = f"{reason} ({text})" if text else reason
+            return Cause(reason, message, blocking=reason not in _CREATING)
+        return Cause("NotReady", "running, not ready", blocking=False)
+
+    def _ended(self) -> Cause:
+        """How the last run ended, in words that stay the same from one restart to the next."""
+        text = last_lines(str(self.end.get("message") or ""))
+        how = "OOMKilled" if self.killed else f"exit code {self.end.get('exitCode')}"
+        reason = "OOMKilled" if self.killed else "ContainerExited"
+        return Cause(reason, f"ended: {how}{f' ({text})' if text else ''}")
 
 
-def _backs_off(state: Object) -> bool:
-    return (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff"
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod. ``placed`` is when it got a node, and ``unscheduled`` why it has none."""
 
+    name: str
+    uid: str
+    created: str
+    revision: str
+    leaving: bool
+    over: bool
+    placed: str
+    unscheduled: Cause | None
+    inits: tuple[Container, ...]
+    mains: tuple[Container, ...]
 
-def settled_s(pod: Object, container: Object) -> float | None:
-    """Return how many seconds a new run must last to count as recovered.
+    @classmethod
+    def of(cls, pod: Object) -> PodView:
+        """Read a pod as the API server has it."""
+        meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+        placed, unscheduled = "", None
+        for one in status.get("conditions") or ():
+            if one["type"] == "PodScheduled":
+                placed = str(one.get("lastTransitionTime") or "")
+                if one["status"] == "False":
+                    reason = _word(one.get("reason") or "Unschedulable")
+                    unscheduled = Cause(reason, clean(str(one.get("message") or reason)))
+        probes = {
+            one["name"]: one.get("startupProbe") or {}
+            for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+        }
+        return cls(
+            name=str(meta["name"]),
+            uid=str(meta.get("uid") or ""),
+            created=str(meta.get("creationTimestamp") or ""),
+            revision=str((meta.get("labels") or {}).get(REVISION_LABEL, "")),
+            leaving=bool(meta.get("deletionTimestamp")),
+            over=status.get("phase") in OVER,
+            placed=placed,
+            unscheduled=unscheduled,
+            inits=_containers(status.get("initContainerStatuses"), probes),
+            mains=_containers(status.get("containerStatuses"), probes),
+        )
 
-    None if the last one was so long that its end stands for itself.
-    """
-    last = last_end(container)
-    if not (last.get("startedAt") and last.get("finishedAt")):
-        return SETTLE_S
-    ran = seconds(last["startedAt"], last["finishedAt"])
-    longest = BACKOFF_RESET_S
-    if last.get("exitCode") not in PLANNED_EXIT_CODES:
-        # An engine that takes long to load may end each time before it was ever ready.
-        longest = max(longest, 2 * _startup_s(pod, container["name"]))
-    return None if ran >= longest else min(longest, max(2 * ran, SETTLE_S))
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        """All of them, init containers last."""
+        return self.mains + self.inits
 
+    @property
+    def ready(self) -> bool:
+        """Whether every container of it is ready, or has done its work."""
+        return bool(self.containers) and all(one.ready or one.done for one in self.containers)
 
-def _startup_s(pod: Object, name: str) -> float:
-    spec = pod.get("spec") or {}
-    for one in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
-        if one["name"] == name and (probe := one.get("startupProbe")):
-            return float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
-    return 0.0
+    @property
+    def creating(self) -> bool:
+        """Whether it has a node and none of its containers was created yet."""
+        return bool(self.containers) and all(one.creating for one in self.containers)
 
+    def creating_s(self, now: str) -> float | None:
+        """Seconds since it was given a node, while it is :attr:`creating`; else None."""
+        return seconds(self.placed or self.created or now, now) if self.creating else None
 
-def any_killed(pod: Object) -> bool:
-    """Whether the last end of a container of ``pod`` was a kill for memory."""
-    return any(last_end(one).get("reason") == "OOMKilled" for one in statuses(pod))
+    def cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
+        """Why its container ``name`` is not ready, None where it is.
 
+        ``events`` are those of the pod: nothing else reports a volume that cannot be mounted.
+        """
+        found = next((one for one in self.containers if one.name == name), None)
+        if found is None:
+            return self.unscheduled or Cause("NotStarted", "not started", blocking=False)
+        if found.ready:
+            return None
+        if self.creating:
+            return _unmounted(events) or found.cause(now)
+        if found.reason in _CREATING and (before := self._unfinished(name)):
+            inner = before.cause(now)
+            return Cause(inner.reason, f"{before.name}: {inner.message}", inner.blocking)
+        return found.cause(now)
 
-def any_looping(pod: Object, now: str) -> bool:
-    """Whether a container of ``pod`` is :func:`crash_looping`."""
-    return any(crash_looping(pod, one, now) for one in statuses(pod))
-
-
-def last_end(container: Object) -> Object:
-    """How the last run of ``container`` ended (``state.terminated``), empty where none did."""
-    for state in (container.get("state"), container.get("lastState")):
-        if ended := (state or {}).get("terminated"):
-            found: Object = ended
+    def trouble(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
+        """Why the pod will not become ready just by waiting; None where nothing says so."""
+        if self.unscheduled:
+            return self.unscheduled
+        if self.creating and (found := _unmounted(events)):
             return found
-    return {}
+        for one in (*self.inits, *self.mains):
+            if not (one.ready or one.done) and (found := one.cause(now)).blocking:
+                return Cause(found.reason, f"{clean(one.name, 63)}: {found.message}")
+        return None
+
+    def _unfinished(self, name: str) -> Container | None:
+        """Find the init container that ``name`` waits for."""
+        for one in self.inits:
+            if one.name == name:
+                return None
+            if not (one.done or one.ready or one.started):
+                return one
+        return None
 
 
-def statuses(pod: Object) -> list[Object]:
-    """Status of every container of ``pod``, init containers included."""
-    status = pod.get("status") or {}
-    return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+def not_ready(
+    pods: Iterable[PodView], name: str, events: Events, now: str
+) -> list[tuple[str, Cause]]:
+    """Pods whose container ``name`` is not ready, with the cause; those that block come first."""
+    found = [
+        (pod.name, why)
+        for pod in sorted(pods, key=lambda one: one.name)
+        if (why := pod.cause(name, events.get(pod.name, ()), now))
+    ]
+    return sorted(found, key=lambda one: not one[1].blocking)
 
 
-def seconds(since: str, until: str) -> float:
-    """Between two times as the API writes them."""
-    return unix_seconds(until) - unix_seconds(since)
+def again_s(pods: Iterable[PodView], now: str) -> float | None:
+    """Seconds until a verdict of this module changes although no pod does."""
+    due = []
+    for pod in pods:
+        age = pod.creating_s(now)
+        if age is not None and age < CREATING_S:
+            due.append(CREATING_S - age)
+        for one in pod.containers:
+            if one.running_since and one.settled_s is not None and one.unsettled(now):
+                due.append(one.settled_s - seconds(one.running_since, now))
+    return max(1.0, min(due)) if due else None
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
@@ -127,7 +288,68 @@ def last_lines(text: str, limit: int = MAX_TEXT) -> str:
     return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
 
 
+def seconds(since: str, until: str) -> float:
+    """Between two times as the API writes them."""
+    return unix_seconds(until) - unix_seconds(since)
+
+
+def _containers(
+    statuses: Sequence[Object] | None, probes: Mapping[str, Object]
+) -> tuple[Container, ...]:
+    return tuple(_container(one, probes.get(one["name"], {})) for one in statuses or ())
+
+
+def _container(status: Object, probe: Object) -> Container:
+    state = status.get("state") or {}
+    waiting = state.get("waiting") or {}
+    return Container(
+        name=str(status["name"]),
+        ready=bool(status.get("ready")),
+        started=bool(status.get("started")),
+        restarts=int(status.get("restartCount") or 0),
+        state=next((one for one in ("terminated", "waiting", "running") if one in state), ""),
+        reason=str(waiting.get("reason") or ""),
+        text=str(waiting.get("message") or "")[: 8 * MAX_TEXT],
+        running_since=str((state.get("running") or {}).get("startedAt") or ""),
+        end=next(_ends(status), {}),
+        startup_s=float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
+        if probe
+        else 0.0,
+    )
+
+
+def _ends(status: Object) -> Iterator[Object]:
+    for state in (status.get("state"), status.get("lastState")):
+        if ended := (state or {}).get("terminated"):
+            yield ended
+
+
+def _unmounted(events: Sequence[Object]) -> Cause | None:
+    """Return what the kubelet last said about the pod's volumes or its sandbox.
+
+    It repeats itself in several wordings: of the recent ones the first by the alphabet counts, so
+    that a status does not change with each try.
+    """
+    relevant = [one for one in events if one.get("reason") in EVENT_REASONS and one.get("message")]
+    if not relevant:
+        return None
+    newest = max(_at(one) for one in relevant)
+    recent = [one for one in relevant if not newest or seconds(_at(one), newest) <= RECENT_S]
+    reason, text = min((str(one["reason"]), clean(str(one["message"]))) for one in recent)
+    return Cause(reason, f"{reason} ({text})")
+
+
+def _at(event: Object) -> str:
+    found = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
+    return str(found or event["metadata"].get("creationTimestamp") or "")
+
+
 def _printable(text: str) -> str:
     """One line without control, format (bidirectional overrides) and unassigned characters."""
     kept = (" " if unicodedata.category(one)[0] in "CZ" else one for one in text)
     return " ".join("".join(kept).split())
+
+
+def _word(reason: object) -> str:
+    text = str(reason)
+    return text if _WORD.fullmatch(text) else "ContainersNotReady"

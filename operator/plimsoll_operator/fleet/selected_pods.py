@@ -16,13 +16,11 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import Membership, membership
-from plimsoll_operator.fleet.pods import clean
+from plimsoll_operator.fleet.pods import OVER, PodView, clean
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.kinds import InvalidSpec, Object, read
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, SUPERVISOR
-
-OVER = ("Succeeded", "Failed")
 
 
 class State(Enum):
@@ -41,7 +39,7 @@ class SelectedPod:
     ``others`` names the other policies that select it, oldest first; ``mine`` says whether this
     policy is older than they are. ``holds`` says whether the policy's supervisor in it may hold a
     restart slot: also while it ends. ``created`` is RFC 3339: a StatefulSet gives the next pod the
-    same name.
+    same name. ``view`` is there while a container of a supervised pod is not ready.
     """
 
     name: str
@@ -53,6 +51,7 @@ class SelectedPod:
     member: Membership = field(default_factory=Membership)
     holds: bool = False
     created: str = ""
+    view: PodView | None = None
 
 
 def examine(
@@ -76,6 +75,7 @@ def examine(
     labels = meta.get("labels") or {}
     over = (pod.get("status") or {}).get("phase") in OVER
     holds = not over and labels.get(POLICY_LABEL) == name and _has_supervisor(pod)
+    view = PodView.of(pod) if state is State.SUPERVISED else None
     return SelectedPod(
         name=meta["name"],
         account=account,
@@ -86,6 +86,7 @@ def examine(
         member=membership(meta),
         holds=holds and state in (State.SUPERVISED, State.LEAVING),
         created=str(meta.get("creationTimestamp") or ""),
+        view=None if view is None or view.ready else view,
     )
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from plimsoll_api.names import REVISION_LABEL
 from plimsoll_api.workloads import WorkloadRef
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Object
@@ -51,9 +51,9 @@ class ReplicaPod(NamedTuple):
     created: str = ""
 
 
-def of_pods(pods: Iterable[Object]) -> list[ReplicaPod]:
+def of_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
     """Return the pods of an InferenceService as evidence."""
-    return [ReplicaPod(name := pod["metadata"]["name"], revision_of(pod), name) for pod in pods]
+    return [ReplicaPod(pod.name, pod.revision, pod.name) for pod in pods]
 
 
 def find(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Suspect | None:
@@ -98,11 +98,6 @@ def suspect_status(
         "action": action,
         "changed": changed,
     }
-
-
-def revision_of(pod: Object) -> str:
-    """Return the revision that ``pod`` was made from, empty if it does not say."""
-    return str((pod["metadata"].get("labels") or {}).get(REVISION_LABEL, ""))
 
 
 def changes(before: Any, after: Any, path: str = "") -> list[str]:

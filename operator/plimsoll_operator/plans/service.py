@@ -5,7 +5,7 @@ Pure: no cluster, no clock. The same observation always gives the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import Course
 from plimsoll_operator.fleet.suspects import Suspect, changes, find, of_pods
 from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
@@ -57,7 +58,7 @@ def parse(item: Object) -> InferenceService:
 def reconcile(
     service: InferenceService,
     owned: Mapping[Ref, Object],
-    pods: list[Object],
+    pods: Sequence[PodView],
     incidents: list[Object],
     images: Images,
     kept_incidents: int,
@@ -78,7 +79,7 @@ def reconcile(
     running = _running(service, owned)
     course = revisions.course(service, before, update, suspect, templates, running)
     instead = None if course.revision == update else (course.revision, templates[course.revision])
-    present = {pod["metadata"]["name"] for pod in pods}
+    present = {pod.name for pod in pods}
     held = held_slots(owned.values(), present)
     pinned = templates.get(update)
     try:

@@ -28,13 +28,12 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.figures import Figures, Slow
-from plimsoll_operator.fleet.pods import any_killed, any_looping
+from plimsoll_operator.fleet.pods import Cause, Events, PodView, not_ready
 from plimsoll_operator.fleet.revisions import Course
 from plimsoll_operator.fleet.suspects import Suspect
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render import names
-from plimsoll_operator.status.causes import Cause, not_ready
 
 MAX_MESSAGE = 1024
 MAX_SLOW = 8
@@ -66,13 +65,15 @@ def failed(failure: Failure) -> list[Verdict]:
 
 
 def rollout(
-    deployment: Object | None, wanted: int, may_miss: int, engines: Verdict | None = None
-) -> list[Verdict]:
+    deployment: Object | None, wanted: int, may_miss: int, engines: Verdict | None = None,
+    drained: Sequence[str] = (),
+) -> list[Verdict]:  # fmt: skip
     """``Ready``, ``Progressing`` and ``Stalled`` by the Deployment's status.
 
     As a Deployment's ``Available``, ``Ready`` counts replicas of all revisions: it stays True
     through a roll-out that keeps enough of them. Where they are too few, it names the first cause
-    that ``engines``, the verdict on ``EngineReady``, has.
+    that ``engines``, the verdict on ``EngineReady``, has. ``drained`` names the pods that a person
+    keeps out of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
     seen = (deployment or {}).get("status") or {}
@@ -80,7 +81,11 @@ def rollout(
     current = bool(deployment) and seen.get("observedGeneration", 0) >= generation
     ready, updated = seen.get("readyReplicas", 0), seen.get("updatedReplicas", 0)
     rolled_out = current and updated == wanted == seen.get("replicas", 0)
-    count = f"{ready} of {wanted} replicas are ready{_trouble(seen)}"[:MAX_MESSAGE]
+    refused = _refused(seen)
+    count = f"{ready} of {wanted} replicas are ready"
+    count += f"; {refused.message}" if refused else ""
+    count += f"; drained by a person: {', '.join(drained)}" if drained else ""
+    count = count[:MAX_MESSAGE]
     late = current and any(
         one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded"
         for one in seen.get("conditions") or ()
@@ -91,8 +96,10 @@ def rollout(
     elif ready >= max(1, wanted - may_miss):
         verdict = Verdict(Type.READY, True, "ReplicasReady", count)
     else:
-        reason = trouble.reason if trouble and trouble.reason != NOT_READY else missing
+        blocked = trouble.reason if trouble and trouble.reason != NOT_READY else ""
+        reason = refused.reason if refused else blocked
         text = f"{count}; {trouble.message}" if trouble else count
+        reason = reason or ("ReplicasDrained" if drained else missing)
         verdict = Verdict(Type.READY, False, reason, text[:MAX_MESSAGE])
     done = rolled_out and ready == wanted
     return [
@@ -124,12 +131,12 @@ def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict(Type.RECONCILING, True, seen[-1].reason, seen[-1].message)
 
 
-def _trouble(status: Object) -> str:
+def _refused(status: Object) -> Cause | None:
     """Why pods cannot be made: quota, pod security, a template that the server refuses."""
     for one in status.get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
-            return f"; {one.get('message', '')}"
-    return ""
+            return Cause(str(one.get("reason") or "FailedCreate"), str(one.get("message", "")))
+    return None
 
 
 def completeness(service: InferenceService, missing: Sequence[str]) -> list[Verdict]:
@@ -152,9 +159,7 @@ def completeness(service: InferenceService, missing: Sequence[str]) -> list[Verd
     ]
 
 
-def containers(
-    pods: list[Object], events: Mapping[str, Sequence[Object]], now: str
-) -> list[Verdict]:
+def containers(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
     """``EngineReady`` and ``SupervisorReady`` by the containers of the pods.
 
     ``events`` are those of pods that wait for a volume or a sandbox, by the pod's name.
@@ -163,7 +168,7 @@ def containers(
     return [_container(type_, pods, not_ready(pods, name, events, now)) for type_, name in found]
 
 
-def _container(type_: Type, pods: list[Object], causes: list[tuple[str, Cause]]) -> Verdict:
+def _container(type_: Type, pods: Sequence[PodView], causes: list[tuple[str, Cause]]) -> Verdict:
     if not pods:
         return Verdict(type_, None, "NoReplicas", "there are no pods")
     if not causes:
@@ -174,10 +179,10 @@ def _container(type_: Type, pods: list[Object], causes: list[tuple[str, Cause]])
     return Verdict(type_, False, reason, text[:MAX_MESSAGE])
 
 
-def ends(pods: list[Object], now: str) -> list[Verdict]:
+def ends(pods: Sequence[PodView], now: str) -> list[Verdict]:
     """``OOMKilled`` and ``CrashLooping`` by what containers last ended with."""
-    killed = sorted(one["metadata"]["name"] for one in pods if any_killed(one))
-    looping = sorted(one["metadata"]["name"] for one in pods if any_looping(one, now))
+    killed = sorted(pod.name for pod in pods if any(one.killed for one in pod.containers))
+    looping = sorted(pod.name for pod in pods if any(one.looping(now) for one in pod.containers))
     return [
         Verdict(
             Type.OOM_KILLED,

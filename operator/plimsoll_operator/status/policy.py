@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.supervision_policy_status import (
@@ -13,8 +14,8 @@ from plimsoll_api.supervision_policy_status import (
     PolicyCondition,
 )
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.fleet.figures import Figures, percent
-from plimsoll_operator.fleet.pods import clean
+from plimsoll_operator.fleet.figures import Figures, drained_pods, percent
+from plimsoll_operator.fleet.pods import Cause, Events, clean
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.suspects import suspects
 from plimsoll_operator.fleet.workloads import Workload, grouped, of_workloads
@@ -41,12 +42,14 @@ def status(
     failure: Failure | None,
     now: str,
     said: Mapping[WorkloadRef | None, str] | None = None,
+    events: Events = MappingProxyType({}),
 ) -> Object:
     """Compute the status that ``item`` should have.
 
     ``pods`` is None if the spec is invalid: what the last status says of pods stays. ``figures`` is
     None until the supervisors were asked for the first time. ``now`` is RFC 3339. ``said`` is what
-    waiting pods of a workload wait for, if they are to be recreated.
+    waiting pods of a workload wait for, if they are to be recreated. ``events`` are those of pods
+    whose containers are not created, by the pod's name.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -62,7 +65,8 @@ def status(
         going_on = _open(pods, incidents)
         after |= _counts(pods) | {"openIncidents": going_on.total()}
         after |= _workloads(before, pods, incidents, going_on, figures, said or {})
-    verdicts = [_ready(after, failure, said or {})]
+    troubles = _troubles(pods or (), events, now)
+    verdicts = [_ready(after, failure, said or {}, troubles, drained_pods(figures or {}))]
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
     elif not before.get("conditions"):
@@ -187,7 +191,11 @@ def _suspicion(workloads: Sequence[Object]) -> Verdict:
 
 
 def _ready(
-    counts: Object, failure: Failure | None, said: Mapping[WorkloadRef | None, str]
+    counts: Object,
+    failure: Failure | None,
+    said: Mapping[WorkloadRef | None, str],
+    troubles: Sequence[tuple[str, Cause]],
+    out: Sequence[str],
 ) -> Verdict:
     kind = PolicyCondition.READY
     if failure is not None:
@@ -201,10 +209,26 @@ def _ready(
         text += f"; restart them yourself: {named(yours)}" if yours else ""
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
+    text += f"; drained by a person: {named(out)}" if out else ""
+    if troubles:
+        pod, first = troubles[0]
+        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+        text = f"{text}; {pod}{more}: {first.message}"[:MAX_MESSAGE]
     if not counts["supervised"]:
         return Verdict(kind, False, "NoPodSupervised", text)
+    if troubles and len(troubles) == counts["supervised"]:
+        return Verdict(kind, False, troubles[0][1].reason, text)
     complete = counts["supervised"] == counts["selected"]
     return Verdict(kind, True, "Supervised" if complete else "PartlySupervised", text)
+
+
+def _troubles(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tuple[str, Cause]]:
+    """Supervised pods that will not become ready just by waiting, with the cause."""
+    return [
+        (one.name, why)
+        for one in sorted(pods, key=lambda one: one.name)
+        if one.view and (why := one.view.trouble(events.get(one.name, ()), now))
+    ]
 
 
 def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:

@@ -10,7 +10,8 @@ from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
-from plimsoll_operator.fleet.figures import Figures, drained, memory
+from plimsoll_operator.fleet.figures import Figures, drained, drained_pods, memory
+from plimsoll_operator.fleet.pods import Events, PodView
 from plimsoll_operator.fleet.revisions import advanced
 from plimsoll_operator.fleet.suspects import suspect_status
 from plimsoll_operator.kinds import Object
@@ -28,14 +29,14 @@ def status(
     item: Object,
     service: InferenceService | None,
     deployment: Object | None,
-    pods: list[Object],
+    pods: Sequence[PodView],
     incidents: list[Object],
     figures: Mapping[str, Figures] | None,
     failure: Failure | None,
     now: str,
     missing: Sequence[str] = (),
     plan: Plan | None = None,
-    events: Mapping[str, Sequence[Object]] = MappingProxyType({}),
+    events: Events = MappingProxyType({}),
 ) -> Object:
     """Compute the status that ``item`` should have.
 
@@ -53,6 +54,7 @@ def status(
             _wanted(service, deployment),
             service.spec.supervision.max_unavailable,
             verdicts[0],
+            drained_pods(figures or {}),
         )
         verdicts += conditions.completeness(service, missing)
     if plan is not None:

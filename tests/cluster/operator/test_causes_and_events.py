@@ -176,7 +176,9 @@ def test_why_a_container_cannot_start_stands_in_the_condition(
 
     def unschedulable() -> bool:
         found = kubectl.condition("tiny", "EngineReady")
-        return found.get("reason") == "Unschedulable" and "nodes" in found["message"]
+        ready = kubectl.condition("tiny", "Ready")  # the column REASON
+        known = "nodes" in found.get("message", "") and "nodes" in ready["message"]
+        return known and found["reason"] == ready["reason"] == "Unschedulable"
 
     eventually(unschedulable)
     (pod,) = kubectl.list("pods", SELECTOR)

@@ -100,7 +100,9 @@ def test_the_whole_life_of_a_policy(
     found = eventually(lambda: counted(kubectl, (3, 1, 1, 1)), LISTED_S)
     assert found["refusals"] == [{"pod": "nginx", "reason": "no container runs vLLM or SGLang"}]
     told = {one["type"]: one for one in found["conditions"]}
-    assert (told["Ready"]["status"], told["Ready"]["reason"]) == ("True", "PartlySupervised")
+    # The only pod with a supervisor has no node.
+    assert (told["Ready"]["status"], told["Ready"]["reason"]) == ("False", "Unschedulable")
+    assert "1 of 3 selected pods are supervised" in told["Ready"]["message"]
     assert told["Conflicting"]["status"] == "False"
     made = [
         ("ConfigMap", "engines.policy"),
@@ -118,7 +120,7 @@ def test_the_whole_life_of_a_policy(
     assert row[0].split()[:6] == [
         "NAME", "SELECTED", "SUPERVISED", "WAITING", "REFUSED", "REASON",
     ]  # fmt: skip
-    assert row[1].split()[:6] == ["engines", "3", "1", "1", "1", "PartlySupervised"]
+    assert row[1].split()[:6] == ["engines", "3", "1", "1", "1", "Unschedulable"]
 
     # Nothing is written while nothing changes, and an edit by somebody else is put back.
     writes, version = operator.metric("plimsoll_operator_writes"), resource_version(kubectl)

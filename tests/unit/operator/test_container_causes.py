@@ -1,6 +1,6 @@
 """Why a container is not ready, and whether it ends again and again: by what kubelets write.
 
-Tests ``status/causes.py`` and ``fleet/pods.py``.
+Tests ``fleet/pods.py``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.controllers.pods import pod_events
 from plimsoll_operator.fleet.pods import (
     BACKOFF_RESET_S,
     MAX_TEXT,
     SETTLE_S,
-    any_looping,
+    PodView,
+    again_s,
     clean,
     last_lines,
 )
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.status import conditions
-from plimsoll_operator.status.causes import again_s, cause
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -61,6 +62,10 @@ def pod(
             "initContainerStatuses": [*(inits or (well,))] if engine else [],
         },
     }
+
+
+def any_looping(one: dict[str, Any], now: str) -> bool:
+    return any(part.looping(now) for part in PodView.of(one).containers)
 
 
 PULL = 'failed to resolve "registry.example/engine:9": not found'
@@ -133,7 +138,7 @@ CREATING = waiting("PodInitializing")
     ],
 )
 def test_the_cause_stands_in_the_condition(found: Any, reason: str, said: str) -> None:
-    verdict = conditions.containers([found], {}, at(60))[0]
+    verdict = conditions.containers([PodView.of(found)], {}, at(60))[0]
     assert (verdict.type, verdict.status, verdict.reason) == ("EngineReady", False, reason)
     assert said in verdict.message
     assert verdict.message.startswith("qwen-1: ")
@@ -141,7 +146,7 @@ def test_the_cause_stands_in_the_condition(found: Any, reason: str, said: str) -
 
 def test_a_container_that_only_starts_blocks_nothing() -> None:
     running = pod(container(state={"running": {"startedAt": at(0)}}))
-    verdict = conditions.containers([running], {}, at(9))[0]
+    verdict = conditions.containers([PodView.of(running)], {}, at(9))[0]
     assert (verdict.reason, verdict.message) == ("ContainersNotReady", "qwen-1: running, not ready")
 
 
@@ -149,9 +154,50 @@ def test_what_blocks_comes_before_what_only_starts() -> None:
     starts = pod(container(state={"running": {"startedAt": at(0)}}))
     blocked = pod(container(state=waiting("CreateContainerConfigError", "no secret")))
     blocked["metadata"] = {"name": "qwen-2"}
-    verdict = conditions.containers([starts, blocked], {}, at(9))[0]
+    verdict = conditions.containers([PodView.of(starts), PodView.of(blocked)], {}, at(9))[0]
     assert verdict.reason == "CreateContainerConfigError"
     assert verdict.message.startswith("qwen-2")
+
+
+def deployment(ready: int, of: int = 1, **condition: str) -> dict[str, Any]:
+    counts = {"readyReplicas": ready, "updatedReplicas": of, "replicas": of}
+    refused = {"type": "ReplicaFailure", "status": "True"} | condition
+    return {"status": counts | {"conditions": [refused] if condition else []}}
+
+
+IMAGE = conditions.Verdict(
+    ConditionType.ENGINE_READY, False, "ImagePullBackOff", "qwen-1: ImagePullBackOff (not found)"
+)
+STARTS = conditions.Verdict(
+    ConditionType.ENGINE_READY, False, conditions.NOT_READY, "qwen-1: running, not ready"
+)
+
+
+@pytest.mark.parametrize(
+    ("seen", "trouble", "drained", "said"),
+    [
+        (deployment(1), None, [], ("ReplicasReady", "1 of 1 replicas are ready")),
+        (deployment(0), STARTS, [], ("ReplicasNotReady", STARTS.message)),
+        (deployment(0), IMAGE, [], ("ImagePullBackOff", IMAGE.message)),
+        (deployment(0, of=0), IMAGE, [], ("ImagePullBackOff", IMAGE.message)),
+        (deployment(1, of=2), IMAGE, [], ("ReplicasReady", "1 of 2 replicas are ready")),
+        (
+            deployment(0, of=0, reason="FailedCreate", message="exceeded quota"),
+            None, [], ("FailedCreate", "0 of 1 replicas are ready; exceeded quota"),
+        ),
+        (deployment(0), STARTS, ["qwen-1"], ("ReplicasDrained", "drained by a person: qwen-1")),
+        (deployment(0), IMAGE, ["qwen-1"], ("ImagePullBackOff", "drained by a person: qwen-1")),
+        (deployment(1), None, ["qwen-2"], ("ReplicasReady", "drained by a person: qwen-2")),
+    ],
+)  # fmt: skip
+def test_ready_carries_the_first_cause(
+    seen: dict[str, Any], trouble: Any, drained: list[str], said: tuple[str, str]
+) -> None:
+    """It is what ``kubectl get`` shows in the column REASON."""
+    wanted = max(1, seen["status"]["replicas"])
+    ready = conditions.rollout(seen, wanted, 1 if wanted > 1 else 0, trouble, drained)[0]
+    assert ready.reason == said[0]
+    assert said[1] in ready.message
 
 
 def event(reason: str, message: str, last: float = 100) -> dict[str, Any]:
@@ -163,17 +209,17 @@ TIMED_OUT = "Unable to attach or mount volumes: unmounted volumes=[keys]: timed 
 
 
 def test_a_volume_that_cannot_be_mounted_shows_in_its_events() -> None:
-    stuck = pod(container(state=CREATING), container("supervisor", state=CREATING))
+    stuck = PodView.of(pod(container(state=CREATING), container("supervisor", state=CREATING)))
     assert again_s([stuck], at(4)) == 6.0, "the kubelet gets some seconds first"
     assert again_s([stuck], at(40)) is None
     old = event("FailedMount", "AAA was solved long ago", last=-1000)
     said = [event("FailedMount", TIMED_OUT), event("FailedMount", MOUNT, 90), old]
-    found = cause(stuck, "engine", said)
+    found = stuck.cause("engine", said)
     assert found is not None
     assert (found.reason, found.message) == ("FailedMount", f"FailedMount ({MOUNT})")
-    assert cause(stuck, "engine", said[::-1]) == found, "in whatever order they come"
+    assert stuck.cause("engine", said[::-1]) == found, "in whatever order they come"
     foreign = [event("Unhealthy", "x"), event("FailedMount", "")]
-    assert cause(stuck, "engine", foreign) == cause(stuck, "engine")
+    assert stuck.cause("engine", foreign) == stuck.cause("engine")
 
 
 def crashing(run_s: float, pause_s: float, times: int) -> list[tuple[float, dict[str, Any]]]:
@@ -210,9 +256,9 @@ def test_a_container_that_outlives_its_last_run_has_recovered() -> None:
         restartCount=5,
     )
     assert any_looping(pod(back), at(100 + SETTLE_S - 1))
-    assert again_s([pod(back)], at(100 + SETTLE_S - 7)) == 7.0, "somebody looks then"
+    assert again_s([PodView.of(pod(back))], at(100 + SETTLE_S - 7)) == 7.0, "somebody looks then"
     assert not any_looping(pod(back), at(100 + SETTLE_S))
-    assert again_s([pod(back)], at(100 + SETTLE_S)) is None
+    assert again_s([PodView.of(pod(back))], at(100 + SETTLE_S)) is None
 
 
 def test_an_end_after_a_long_run_stands_for_itself() -> None:
@@ -261,7 +307,7 @@ def test_events_that_cannot_be_read_are_not_taken_for_none(status: int, lasting:
         async def events_of(self, namespace: str, uid: str) -> list[dict[str, Any]]:
             raise ApiError(status, "Refused", "events is refused")
 
-    stuck = pod(container(state=CREATING), container("supervisor", state=CREATING))
+    stuck = PodView.of(pod(container(state=CREATING), container("supervisor", state=CREATING)))
     reading = pod_events(cast("Api", Refusing()), "ns", [stuck], at(60))
     if lasting:
         assert asyncio.run(reading)[0] == {"qwen-1": []}

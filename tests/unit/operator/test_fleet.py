@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pod_incidents import examine
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.slots import HOLDER, turns
 from plimsoll_operator.fleet.suspects import changes, find, of_pods
 from plimsoll_operator.kinds import ref
@@ -60,6 +61,7 @@ def incident(pod: str, opened: str = NOW, phase: str = "Confirmed", **more: Any)
 
 
 PODS = [pod(f"qwen-aaa-{n}") for n in range(4)]
+VIEWS = [PodView.of(one) for one in PODS]
 
 
 def at(minute: int) -> str:
@@ -68,13 +70,13 @@ def at(minute: int) -> str:
 
 def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
     leaks = [incident(f"qwen-aaa-{n}", at(n)) for n in range(4)]
-    assert find("new", of_pods(PODS), leaks[:2]) is None, "half is not most"
-    found = find("new", of_pods(PODS), leaks[:3])
+    assert find("new", of_pods(VIEWS), leaks[:2]) is None, "half is not most"
+    found = find("new", of_pods(VIEWS), leaks[:3])
     assert found is not None
     assert (found.leaking, found.replicas, found.since) == (3, 4, at(2))
     assert found.leak == "HostGrowth in python_objects"
-    assert find("old", of_pods(PODS), leaks) is None
-    assert find("new", of_pods(PODS[:1]), leaks[:1]) is None, "one replica's leak is an incident"
+    assert find("old", of_pods(VIEWS), leaks) is None
+    assert find("new", of_pods(VIEWS[:1]), leaks[:1]) is None, "one replica's leak is an incident"
 
 
 @pytest.mark.parametrize(
@@ -84,14 +86,14 @@ def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
 def test_what_is_not_the_same_confirmed_leak_does_not_count(change: dict[str, Any]) -> None:
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     leaks[1]["status"] |= change
-    assert find("new", of_pods(PODS), leaks) is None
+    assert find("new", of_pods(VIEWS), leaks) is None
 
 
 def test_a_replica_that_was_replaced_counts_with_its_revision() -> None:
     leaks = [incident("qwen-aaa-gone"), incident("qwen-aaa-0"), incident("qwen-aaa-1")]
-    assert find("new", of_pods(PODS), leaks) is not None
+    assert find("new", of_pods(VIEWS), leaks) is not None
     again = [incident("qwen-aaa-0")] * 3
-    assert find("new", of_pods(PODS), again) is None, "one replica three times is one"
+    assert find("new", of_pods(VIEWS), again) is None, "one replica three times is one"
 
 
 def service(**rollout: Any) -> Any:
@@ -99,7 +101,7 @@ def service(**rollout: Any) -> Any:
 
 
 def test_a_roll_out_under_way_is_held_and_a_finished_one_reported() -> None:
-    suspect = find("new", of_pods(PODS), [incident(f"qwen-aaa-{n}") for n in range(3)])
+    suspect = find("new", of_pods(VIEWS), [incident(f"qwen-aaa-{n}") for n in range(3)])
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new", "previous": "old"}}
     known = {"old", "new"}
@@ -128,7 +130,7 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
         for spec in (old, new)
         for one in reconcile(parse(spec), {}, [], [], IMAGES, 10).desired
     }
-    pods = [pod(f"qwen-aaa-{n}", hashes[1]) for n in range(3)]
+    pods = [PodView.of(pod(f"qwen-aaa-{n}", hashes[1])) for n in range(3)]
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     new["status"] = {"revisions": {"update": hashes[1], "current": hashes[0]}}
     plan = reconcile(parse(new), owned, pods, leaks, IMAGES, 10, new["status"])

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from plimsoll_api.names import POD_HASH, REVISION_LABEL
 from plimsoll_operator.fleet import revisions
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Object, Ref, ref
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images, names
@@ -79,7 +80,7 @@ class Fleet:
     def turn(self, told: bool = True) -> str:
         """One reconcile; returns its action. Not ``told``: the operator ends before the status."""
         service = parse(self.item)
-        pods = self.pods() if self.owned else []
+        pods = [PodView.of(one) for one in self.pods()] if self.owned else []
         plan = reconcile(service, self.owned, pods, self.incidents(), IMAGES, 99, self.status)
         for one in plan.desired:
             self.owned[ref(one)] = one

@@ -12,6 +12,7 @@ import pytest
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.fleet.figures import Figures, memory, percent
 from plimsoll_operator.fleet.figures import parse as parse_figures
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import InvalidSpec, Key, ref
 from plimsoll_operator.plans.service import Failure, parse, reconcile
 from plimsoll_operator.render import Images
@@ -192,7 +193,7 @@ def test_what_is_not_wanted_goes_unless_it_is_somebody_elses_or_held() -> None:
     owned[names["qwen-restart-1"]]["spec"] = {"holderIdentity": "gone"}
     foreign = {"kind": "Lease", "metadata": {"name": "other", "ownerReferences": []}}
     owned[ref(foreign)] = foreign
-    pods = [{"metadata": {"name": "pod-1"}}]
+    pods = [PodView.of({"metadata": {"name": "pod-1"}})]
     fewer = parse(item(supervision={"maxUnavailable": 1}))
     surplus = reconcile(fewer, owned, pods, [], IMAGES, 10).surplus
     assert [one["metadata"]["name"] for one in surplus] == ["qwen-restart-1"]

@@ -23,6 +23,7 @@ from plimsoll_operator.fleet.peers import (
     replicas_of_service,
     summary,
 )
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.plans.policy_objects import render as render_policy
@@ -46,7 +47,7 @@ def incident(name: str, phase: str = "Open", kind: str = "HostGrowth") -> dict[s
     return {"spec": {"pod": name, "kind": kind}, "status": {"phase": phase}}
 
 
-PODS = replicas_of_service([pod(name) for name in NAMES])
+PODS = replicas_of_service([PodView.of(pod(name)) for name in NAMES])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,9 @@ def test_a_summary_has_each_replica_that_says_what_it_grew_by() -> None:
 
 
 def test_pods_of_unknown_revision_are_nobodys_peers() -> None:
-    assert replicas_of_service([pod("a"), pod("b", "")]) == [Peer("a", "64d8")]
+    assert replicas_of_service([PodView.of(pod("a")), PodView.of(pod("b", ""))]) == [
+        Peer("a", "64d8")
+    ]
 
 
 def test_one_replica_has_nobody_to_be_compared_with() -> None:

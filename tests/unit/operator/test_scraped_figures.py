@@ -21,7 +21,9 @@ from plimsoll_operator.fleet.figures import (
     memory,
     parse,
 )
-from plimsoll_operator.scraper import MAX_BYTES, address_of
+from plimsoll_operator.kinds import Key
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.scraper import MAX_BYTES, Scraper, address_of
 from plimsoll_operator.status.service import reported
 
 RATIO = b'plimsoll_memory_budget_consumed_ratio{kind="host"} '
@@ -103,6 +105,20 @@ def test_figures_of_any_page_fit_a_status(page: bytes) -> None:
 )
 def test_a_value_that_no_supervisor_writes_is_unknown(value: bytes) -> None:
     assert parse(RATIO + value + b"\n" + LEFT + value) == Figures()
+
+
+def test_a_drain_is_published_at_once() -> None:
+    """Figures that move with every sample wait for their minute; what a person did does not."""
+    changed: list[Key] = []
+    scraper = Scraper(Store(), changed.append, clock=lambda: 0.0)
+    key = Key("ml", "qwen")
+    for figures in (Figures(0.1), Figures(0.2), Figures(0.3, drained=True), Figures(0.4)):
+        scraper.publish(key, {"qwen-0": figures})
+    assert (len(changed), scraper.drained()) == (2, {key: 1})
+    scraper.publish(key, {})
+    assert (len(changed), scraper.drained()) == (2, {key: 1}), "no answer is no resume"
+    scraper.publish(key, {"qwen-0": Figures(0.5, drained=False)})
+    assert (len(changed), scraper.drained()) == (3, {key: 0})
 
 
 def test_half_a_restart_is_unknown_and_the_last_sample_counts() -> None:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.names import SERVICE_RESTARTS
+from plimsoll_api.names import POLICY_LABEL, SERVICE_RESTARTS
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.config import DEFAULT_IMAGES
+from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine
 from plimsoll_operator.kinds import Object, Ref, read, ref
 from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, reconcile
 from plimsoll_operator.status.policy import status
@@ -150,3 +152,77 @@ def test_a_policy_is_ready_only_where_a_supervisor_runs(
     found = status(ITEM, pods, [], None, None, NOW)
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == said
+
+
+def supervised(name: str, *containers: dict[str, Any], **status_: Any) -> SelectedPod:
+    """A pod with a supervisor whose server's container is as told."""
+    item = {
+        "metadata": {"name": name, "uid": name, "labels": {POLICY_LABEL: "engines"}},
+        "spec": {"initContainers": [{"name": "supervisor"}], "containers": [{"name": "server"}]},
+        "status": {"containerStatuses": list(containers)} | status_,
+    }
+    return examine(item, POLICY, ["engines"], DEFAULT_IMAGES)
+
+
+def server(ready: bool = False, **waiting: str) -> dict[str, Any]:
+    state = {"waiting": waiting} if waiting else {"running": {}}
+    return {"name": "server", "ready": ready, "restartCount": 0, "state": state}
+
+
+PULL = server(reason="ErrImagePull", message="not found")
+NO_CLAIM = {
+    "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+    "message": 'persistentvolumeclaim "models" not found',
+}  # fmt: skip
+NO_CONFIG = {
+    "metadata": {}, "reason": "FailedMount", "message": 'configmap "c" not found',
+    "lastTimestamp": NOW,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pods", "events", "said"),
+    [
+        ([supervised("a", server(ready=True))], {}, ("True", "Supervised", "")),
+        ([supervised("a", server())], {}, ("True", "Supervised", "")),
+        (
+            [supervised("a", PULL)], {},
+            ("False", "ImagePullBackOff", "a: server: ImagePullBackOff (not found)"),
+        ),
+        (
+            [supervised("a", PULL), supervised("b", server(ready=True))], {},
+            ("True", "Supervised", "a: server: ImagePullBackOff (not found)"),
+        ),
+        (
+            [supervised("a", conditions=[NO_CLAIM])], {},
+            ("False", "Unschedulable", 'a: persistentvolumeclaim "models" not found'),
+        ),
+        (
+            [supervised("a", server(reason="ContainerCreating"))], {"a": [NO_CONFIG]},
+            ("False", "FailedMount", 'a: FailedMount (configmap "c" not found)'),
+        ),
+        (
+            [supervised("a", PULL), supervised("b", PULL)], {},
+            ("False", "ImagePullBackOff", "a (and 1 more): server: ImagePullBackOff"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_policys_ready_carries_the_first_cause_of_its_pods(
+    pods: list[SelectedPod], events: dict[str, Any], said: tuple[str, str, str]
+) -> None:
+    found = status(ITEM, pods, [], None, None, NOW, events=events)
+    (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == said[:2]
+    assert said[2] in ready["message"]
+
+
+def test_drained_pods_are_counted_and_named() -> None:
+    pods = [pod("a"), pod("b")]
+    figures = {"a": Figures(drained=True), "b": Figures(drained=False)}
+    found = status(ITEM, pods, [], figures, None, NOW)
+    assert found["drained"] == 1
+    assert "drained by a person: a" in found["conditions"][1]["message"]
+    unknown = status(ITEM, pods, [], {"a": Figures()}, None, NOW)
+    assert "drained" not in unknown, "unknown is not none"
+    kept = status(ITEM | {"status": found}, pods, [], None, None, NOW)
+    assert kept["drained"] == 1
