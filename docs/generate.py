@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.tools import crds, entrypoints, injections, metrics, scale, sensitivity
+from docs.tools import crds, entrypoints, figures, injections, metrics, scale, sensitivity
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -22,6 +22,7 @@ def pages() -> dict[str, str]:
         "scale.md": scale.page(),
         "engine.md": entrypoints.page(),
         "detection.md": sensitivity.page(),
+        "../README.md": figures.page(),
     }
 
 

@@ -51,7 +51,7 @@ class ScaleMetric(ResourceModel):
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
         description="Name of the metric in the custom metrics API, for example "
-        "`plimsoll_engine_requests_waiting`."
+        "`plimsoll_engine_num_requests_waiting`."
     )
     average_value: PositiveQuantity = Field(
         description="Target value of the metric, averaged over the pods. Must be more than 0.",

@@ -12,12 +12,15 @@ from typing import Any
 import typer
 
 from docs.tools.blocks import ROOT, blocks
+from plimsoll_api.names import API_GROUP, SERVICE_KIND
 from plimsoll_cli.main import app
 
 KNOWN = frozenset(
     {"kubectl", "helm", "promtool", "pytest", "docker", "apt-get", "cat", "echo", "."}
 )
 """Programs that are not ours; kubectl and helm are run by tests where they are marked."""
+AMBIGUOUS = re.compile(rf"\b{SERVICE_KIND}s?\b(?!\.{re.escape(API_GROUP)})", re.IGNORECASE)
+"""The kind's name without its group, which KServe's kind has too. One command takes either."""
 
 
 def wrong(path: Path) -> Iterator[str]:
@@ -66,6 +69,8 @@ def _problem(words: Sequence[str]) -> str | None:
     if program.startswith("python") and rest[:1] == ["-m"]:
         found = _module(rest[1]) if len(rest) > 1 else False
         return None if found else f"there is no module {rest[1:2]}"
+    if program == "kubectl" and (kind := AMBIGUOUS.search(" ".join(rest))):
+        return f"{kind[0]} may be KServe's kind: write plinf, or the name with .{API_GROUP}"
     if program in ("kubectl", "helm"):
         return _files(rest)
     return None if program in KNOWN else f"{program} is not known here"

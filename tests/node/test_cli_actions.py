@@ -72,7 +72,7 @@ def test_a_person_trims_restarts_drains_and_resumes(
     assert after.rpartition(":")[0] == before.rpartition(":")[0], "the same engine"
     assert int(after.rpartition(":")[2]) == int(before.rpartition(":")[2]) + 1, "a new worker"
 
-    unasked = plimsoll(kube, "drain", pod)
+    unasked = plimsoll(kube, "drain", pod, "--force")
     assert "No terminal to confirm on: add --yes" in str(unasked.exception)
     refused = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s")
     assert "the last ready pod of Service" in str(refused.exception)

@@ -5,12 +5,15 @@ Tests ``docs/check.py``.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from docs import check
 from docs.tools import blocks, commands, executed, links, manifests
+from plimsoll_cli.cluster.doctor import LEAST_MINOR
 
 
 @pytest.mark.parametrize("name", ["links", "commands", "commands that a test runs", "manifests"])
@@ -31,11 +34,53 @@ def test_documents_are_right(name: str) -> None:
         ("python -m docs.check", None),
         ("python -m docs.absent", "there is no module ['docs.absent']"),
         ("kubectl apply -f examples/absent.yaml", "examples/absent.yaml: there is no such file"),
+        ("kubectl get plinf,plinc -A", None),
+        ("kubectl get inferenceservices.plimsoll.dev", None),
+        (
+            "kubectl get inferenceservices,plinc",
+            "inferenceservices may be KServe's kind: write plinf, or the name with .plimsoll.dev",
+        ),
         ("frobnicate", "frobnicate is not known here"),
     ],
 )
 def test_commands_are_parsed(line: str, problem: str | None) -> None:
     assert commands.problem_of(line) == problem
+
+
+def test_all_pages_name_the_version_of_kubernetes_that_doctor_asks_for() -> None:
+    least = f"1.{LEAST_MINOR}"
+    chart = yaml.safe_load((blocks.ROOT / "charts" / "plimsoll" / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={least}.0-0"
+    found = {
+        str(path.relative_to(blocks.ROOT)): set(
+            re.findall(r"Kubernetes (1\.\d+) or later", path.read_text())
+        )
+        for path in blocks.documents()
+    }
+    wanted = {"README.md", "docs/quickstart.md", "docs/adopt.md"}
+    assert wanted <= {name for name in found if found[name]}
+    assert all(versions <= {least} for versions in found.values()), found
+
+
+PROGRAMS = ("cli", "operator", "sidecar", "crds", "charts", "dashboards")
+
+
+def test_no_command_in_a_text_of_the_programs_may_mean_the_kind_of_kserve() -> None:
+    """Chart notes, alerts, descriptions of fields, help and messages."""
+    files = [
+        path
+        for folder in PROGRAMS
+        for path in (blocks.ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".txt", ".tpl", ".md", ".json")
+    ]
+    assert len(files) > 300
+    wrong = [
+        f"{path.relative_to(blocks.ROOT)}: {command}"
+        for path in files
+        for command in re.findall(r"kubectl [a-z]+ [^\n`\"']*", path.read_text())
+        if commands.AMBIGUOUS.search(command)
+    ]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,11 @@ Tests ``docs/generate.py``.
 
 from __future__ import annotations
 
+import re
+
 from docs import generate
 from docs.tools import metrics
+from docs.tools.blocks import ROOT
 
 UNBOUNDED = {"request", "request_id", "pid", "incident", "epoch", "operation_id", "trace_id"}
 
@@ -27,3 +30,14 @@ def test_every_metric_is_described_and_named_by_the_rules() -> None:
 
 def test_what_is_compared_exists() -> None:
     assert set(metrics.SAME_AS) <= {family.name for family in metrics.every()}
+
+
+def test_metrics_that_descriptions_of_fields_name_exist() -> None:
+    known = {family.name for family in metrics.every()}
+    named = {
+        name
+        for path in sorted((ROOT / "crds").glob("*.yaml"))
+        for name in re.findall(r"`(plimsoll_\w+)`", path.read_text())
+    }
+    assert named, "autoscaling by a metric names one"
+    assert named <= known

@@ -1,4 +1,7 @@
-"""The tables of docs/scale.md come from results, and say so where there are none."""
+"""The tables of docs/scale.md and of the README come from results.
+
+Tests ``docs/tools/scale.py`` and ``docs/tools/figures.py``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.tools import scale
+from docs.tools import figures, scale
 
 ROW = {
     "services_count": 1000,
@@ -41,3 +44,28 @@ def test_each_size_has_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_writing_the_page_twice_changes_nothing() -> None:
     assert scale.page() == scale.page()
     assert scale.page().count("<!-- figures: ") == 3
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    found = json.loads((figures.RESULTS / "operator.json").read_text())["figures"]
+    text = figures.PAGE.read_text()
+    assert f"| {found['rss_mib']:.0f} ({found['rss_5000_mib']:.0f}) MiB; " in text
+    assert text.count("<!-- figures -->") == 1
+    assert figures.page() == text
+
+
+@pytest.mark.parametrize(
+    ("form", "text"), [("", "1048576"), (",", "1,048,576"), ("MiB", "1"), (".1f", "1048576.0")]
+)
+def test_how_a_figure_is_written(form: str, text: str) -> None:
+    assert format(figures.Figure(1 << 20), form) == text
+
+
+def test_a_figure_that_was_not_measured_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in {row.replace("_", "-") for row in ("demo", "demo_h200")}:
+        (tmp_path / f"{name}.json").write_text(json.dumps({"figures": {}}))
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    with pytest.raises(AttributeError, match="pause_p50_s"):
+        figures.table()

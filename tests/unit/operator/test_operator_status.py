@@ -5,9 +5,15 @@ Tests ``status/service.py``.
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.fleet.figures import Figures, memory, percent
@@ -21,6 +27,7 @@ from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.conditions import NOT_READY, Verdict, rollout
 from plimsoll_operator.status.service import status
 
+ARGOCD = Path(__file__).parents[3] / "examples" / "argocd" / "health.yaml"
 IMAGES = Images("engine:1", "supervisor:1")
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
 
@@ -108,16 +115,16 @@ def kstatus(service: dict[str, Any], found: dict[str, Any]) -> str:
     return "Current" if conditions["Ready"] == "True" else "InProgress"
 
 
-@pytest.mark.parametrize(
-    ("found", "ready", "said"),
-    [
-        (deployment(3, 3, 3), "True", "Current"),
-        (deployment(3, 1, 4), "True", "InProgress"),
-        (deployment(2, 3, 3), "True", "InProgress"),
-        (deployment(2, 1, 3, LATE), "True", "Failed"),
-        (None, "False", "InProgress"),
-    ],
-)
+ROLLOUTS = [
+    (deployment(3, 3, 3), "True", "Current"),
+    (deployment(3, 1, 4), "True", "InProgress"),
+    (deployment(2, 3, 3), "True", "InProgress"),
+    (deployment(2, 1, 3, LATE), "True", "Failed"),
+    (None, "False", "InProgress"),
+]
+
+
+@pytest.mark.parametrize(("found", "ready", "said"), ROLLOUTS)
 def test_tools_wait_for_the_end_of_a_roll_out_that_serves(
     found: Any, ready: str, said: str
 ) -> None:
@@ -129,6 +136,59 @@ def test_tools_wait_for_the_end_of_a_roll_out_that_serves(
     assert after["desiredReplicas"] == 3
     progressing = conditions["Progressing"]
     assert conditions["Reconciling"]["status"] == progressing["status"]
+
+
+def argocd(service: dict[str, Any], after: dict[str, Any]) -> str:
+    """The health that Argo CD's check has, as its interpreter runs it: ``obj`` is the object."""
+    lua = shutil.which("lua5.4")
+    if lua is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("lua5.4 is missing: apt-get install lua5.4", pytrace=False)
+        pytest.skip("lua5.4 is missing: apt-get install lua5.4")
+    checks = yaml.safe_load(ARGOCD.read_text())["data"]
+    check = checks[f"resource.customizations.health.plimsoll.dev_{service['kind']}"]
+    program = f"local obj = {table(service | {'status': after})}\n"
+    program += f"local function check()\n{check}\nend\nlocal health = check()\n"
+    program += "print(health.status)\nprint(health.message)\n"
+    done = subprocess.run([lua, "-"], input=program, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 0, done.stderr
+    word, message = done.stdout.splitlines()
+    assert message, "a person reads why"
+    return word
+
+
+def table(value: Any) -> str:
+    """``value``, which JSON could hold, as Lua writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"[{json.dumps(k)}] = {table(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "{" + ", ".join(map(table, value)) + "}"
+    return "nil" if value is None else json.dumps(value)
+
+
+@pytest.mark.parametrize(("found", "ready", "said"), ROLLOUTS)
+def test_argo_cd_waits_as_kstatus_does(found: Any, ready: str, said: str) -> None:
+    service = item(replicas=3)
+    after = status(service, parse(service), found, [], [], {}, None, NOW)
+    words = {"Current": "Healthy", "InProgress": "Progressing", "Failed": "Degraded"}
+    assert argocd(service, after) == words[said]
+    service["metadata"]["generation"] += 1
+    assert argocd(service, after) == "Progressing", "the status is of the spec before"
+
+
+@pytest.mark.parametrize(
+    ("ready", "word"),
+    [
+        ({"status": "True", "reason": "Supervised"}, "Healthy"),
+        ({"status": "False", "reason": "NoPodSupervised"}, "Suspended"),
+        ({"status": "False", "reason": "NameConflict"}, "Degraded"),
+    ],
+)
+def test_argo_cd_sees_a_policy(ready: dict[str, str], word: str) -> None:
+    policy = {"kind": "SupervisionPolicy", "metadata": {"generation": 1}}
+    after = {"observedGeneration": 1, "conditions": [ready | {"type": "Ready", "message": "m"}]}
+    assert argocd(policy, after) == word
+    assert argocd(policy, {}) == "Progressing"
 
 
 def build(service: dict[str, Any], figures: Any, failure: Any = None, now: str = NOW) -> Any:

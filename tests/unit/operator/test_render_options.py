@@ -82,7 +82,7 @@ def test_replicas_are_the_autoscalers_once_there_is_one() -> None:
 
 
 def test_a_metric_of_the_pods_may_scale() -> None:
-    metric = {"name": "plimsoll_engine_requests_waiting", "averageValue": 4}
+    metric = {"name": "plimsoll_engine_num_requests_waiting", "averageValue": 4}
     made = objects(autoscaling={"maxReplicas": 3, "target": {"metric": metric}})
     spec = made["HorizontalPodAutoscaler", "qwen"]["spec"]
     assert spec["metrics"][0]["pods"]["target"] == {"type": "AverageValue", "averageValue": "4"}
